@@ -1,0 +1,1 @@
+"""Turn facts into tidy tables and verdicts."""

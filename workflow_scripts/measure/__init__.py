@@ -1,0 +1,1 @@
+"""Run one engine on one cell and write raw evidence; no statistics are computed here."""

@@ -1,0 +1,1 @@
+"""Turn raw evidence into typed facts, each with where it was read."""

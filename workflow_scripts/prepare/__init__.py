@@ -1,0 +1,1 @@
+"""Everything a cell needs before a device is held: models, workloads, device facts, predictions."""

@@ -1,0 +1,1 @@
+"""Draw figures and the page from tables; nothing is computed here."""
