@@ -1,0 +1,53 @@
+"""What a cell is, in full: everything that decides what is measured, so that a change of it repeats the cell."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from workflow_scripts.catalog import Model, load_models
+from workflow_scripts.files import sha256_of
+from workflow_scripts.grid import Cell
+from workflow_scripts.protocol import PROTOCOL_VERSION
+from workflow_scripts.study import Study
+
+
+def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
+    """Every model that the study names, as it is loaded there, as plain JSON values."""
+    names = {name for sweep in study.sweeps for name in sweep.model}
+    return {name: _resolved(model, study) for name, model in load_models().items() if name in names}
+
+
+def _resolved(model: Model, study: Study) -> dict[str, Any]:
+    override = study.models.get(model.name)
+    return {
+        "name": model.name,
+        "hub_repo": model.hub_repo,
+        "revision": model.revision,
+        "dtype": model.dtype,
+        "load_format": (override.load_format if override else None) or model.load_format,
+        "config_sha256": sha256_of(model.config),
+    }
+
+
+def cell_definition(study: Study, cell: Cell, models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The cell with its names resolved, as plain JSON values; `models` are the study's resolved ones.
+
+    A time limit is no part of it: giving a cell more time does not change what it measures.
+    """
+    workload = study.workloads[cell.workload]
+    return {
+        "gpu": cell.gpu,
+        "engine": cell.engine,
+        "model": models[cell.model],
+        "workload": {"name": cell.workload, **workload.model_dump(mode="json")},
+        "num_prompts": workload.prompts_for(cell.knobs.max_concurrency),
+        "knobs": cell.knobs.set_values(),
+        "repeats": study.repeats,
+        "protocol": PROTOCOL_VERSION,
+    }
+
+
+def definition_sha256(definition: dict[str, Any]) -> str:
+    """SHA-256 of a definition's canonical JSON."""
+    return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,66 @@
+"""Files that are written whole or not at all, and the two record formats of the pipeline."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` beside `path` and rename it into place, so that a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        # mkstemp makes files private; results are shared like any other file.
+        Path(beside).chmod(0o666 & ~_umask())
+        Path(beside).replace(path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Write one JSON record, indented for people, whole or not at all."""
+    write_text(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write JSON Lines, one record a line, whole or not at all."""
+    write_text(path, "".join(json.dumps(r, separators=(",", ":"), allow_nan=False) + "\n" for r in records))
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON record."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Read JSON Lines; an empty line is passed over."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.strip():
+                yield json.loads(line)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

@@ -1,0 +1,106 @@
+"""The grid: a study expanded into cells."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from workflow_scripts.catalog import CatalogError, load_gpus, load_models
+from workflow_scripts.knobs import ENGINES, Knobs
+from workflow_scripts.study import Study, StudyError, Sweep
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid: the unit that is run, fails, is rerun and reported.
+
+    `gpu`, `engine`, `model` and `workload` are names of catalogue or study entries; `sweeps` names every sweep of
+    the study that holds this cell.
+    """
+
+    gpu: str
+    engine: str
+    model: str
+    workload: str
+    knobs: Knobs
+    sweeps: tuple[str, ...]
+
+    @cached_property
+    def id(self) -> str:
+        """Path of the cell below `cells/`, e.g. `h200/vllm/opt-125m/short/bs16-seqs4`."""
+        return f"{self.gpu}/{self.engine}/{self.model}/{self.workload}/{self.knobs.slug()}"
+
+
+def expand(study: Study) -> tuple[Cell, ...]:
+    """All cells of a study, each once, in the order in which its sweeps name them.
+
+    Raises:
+        StudyError: a GPU, model or knob that does not exist, or a value that is not allowed.
+    """
+    gpus, models = load_gpus(), load_models()
+    cells: dict[str, Cell] = {}
+    for i, sweep in enumerate(study.sweeps):
+        place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
+        _check(sweep.gpu, gpus, f"{place}.gpu")
+        _check(sweep.model, models, f"{place}.model")
+        for cell in _cells_of(sweep, study, place):
+            known = cells.get(cell.id)
+            # The same point may belong to two sweeps: it is measured once and counts in both.
+            cells[cell.id] = cell if known is None else _in_both(known, cell)
+    if not cells:
+        raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value a knob")
+    return tuple(cells.values())
+
+
+def _check(names: list[str], allowed: Any, place: str) -> None:
+    for name in names:
+        if name not in allowed:
+            raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+
+
+def _in_both(known: Cell, again: Cell) -> Cell:
+    return Cell(
+        known.gpu,
+        known.engine,
+        known.model,
+        known.workload,
+        known.knobs,
+        tuple(dict.fromkeys(known.sweeps + again.sweeps)),
+    )
+
+
+def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
+    values = sweep.knob_values()
+    for name, options in values.items():
+        if not options:
+            raise StudyError(f"{place}.knobs.{name}: an empty list leaves no cell; give at least one value")
+    for engine in sweep.engine:
+        settings = [
+            _knobs(
+                engine, {**study.engine_defaults.get(engine, {}), **dict(zip(values, combination, strict=True))}, place
+            )
+            for combination in itertools.product(*values.values())
+        ]
+        for gpu, model, workload, knobs in itertools.product(sweep.gpu, sweep.model, sweep.workload, settings):
+            yield Cell(gpu, engine, model, workload, knobs, (sweep.name,))
+
+
+def _knobs(engine: str, settings: dict[str, Any], place: str) -> Knobs:
+    kind = ENGINES[engine]
+    try:
+        return kind.model_validate(settings)
+    except ValidationError as e:
+        fault = e.errors()[0]
+        name = ".".join(str(part) for part in fault["loc"])
+        message = (
+            f"engine {engine!r} has no such knob; allowed: {', '.join(kind.model_fields)}"
+            if fault["type"] == "extra_forbidden"
+            else f"{fault['msg']}, not {fault['input']!r}"
+        )
+        raise StudyError(f"{place}.knobs.{name}: {message}") from None
+
+
+__all__ = ["CatalogError", "Cell", "expand"]

@@ -1,0 +1,56 @@
+"""Where everything of a study lies below `results/{study}/`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow_scripts.grid import Cell
+
+CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """Paths of one study; `results` is the folder that holds all studies."""
+
+    results: Path
+    study: str
+
+    @property
+    def root(self) -> Path:
+        """The study's own folder."""
+        return self.results / self.study
+
+    def cell(self, cell: Cell | str) -> Path:
+        """Folder of a cell (or of a cell's id, or of the pattern of all cells)."""
+        return self.root / "cells" / (cell.id if isinstance(cell, Cell) else cell)
+
+    def outcome(self, cell: Cell | str) -> Path:
+        """What became of a cell; there only when the cell has ended."""
+        return self.cell(cell) / "outcome.json"
+
+    def model(self, model: str) -> Path:
+        """Folder with a model's `config.json` and tokenizer."""
+        return self.root / "prepared" / "models" / model
+
+    def workload(self, model: str, workload: str) -> Path:
+        """Requests of a workload, tokenised for a model; the warm-up requests lie beside it."""
+        return self.root / "prepared" / "workloads" / model / workload / "workload.jsonl"
+
+    def parsed(self, gpu: str) -> Path:
+        """Folder with the tables of facts of one GPU's cells."""
+        return self.root / "parsed" / gpu
+
+    @property
+    def tables(self) -> Path:
+        """Tidy tables and verdicts."""
+        return self.root / "tables"
+
+    @property
+    def figures(self) -> Path:
+        """Figures of the report."""
+        return self.root / "figures"
+
+    @property
+    def report(self) -> Path:
+        """The one-page report."""
+        return self.root / "report.html"
