@@ -1,0 +1,144 @@
+"""Measure one cell of a study.
+
+    python -m workflow_scripts.measure.cell --study config/studies/demo.yaml \
+        --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
+
+writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
+`outcome.json` beside it. A cell that the engine refuses, that breaks the engine or that takes too long is a result:
+it ends as an outcome and exit 0. Only a fault of the infrastructure (a killed process, a full disk) is exit 1.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog import load_gpus
+from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.files import read_json, write_json
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.measure.device import device_lock
+from workflow_scripts.measure.forkserver import ForkServerError
+from workflow_scripts.measure.forkserver import run as run_forked
+from workflow_scripts.measure.provenance import provenance
+from workflow_scripts.outcome import Outcome
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import Study, StudyError, load_study
+
+LOG_TAIL_LINES = 60
+
+
+def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
+    """Measure a cell and write its folder; return the exit status."""
+    folder = paths.cell(cell)
+    definition = cell_definition(study, cell, resolved_models(study))
+    evidence = folder / "raw.partial"
+    shutil.rmtree(evidence, ignore_errors=True)
+    evidence.mkdir(parents=True)
+    job = evidence / "job.json"
+    write_json(
+        job,
+        {
+            "definition": definition,
+            "model_dir": str(paths.model(cell.model)),
+            "workload": str(paths.workload(cell.model, cell.workload)),
+            "evidence": str(evidence),
+        },
+    )
+    with device_lock(load_gpus()[cell.gpu]):
+        print(f"measuring {cell.id}", flush=True)
+        began = time.monotonic()
+        with (evidence / "engine.log").open("wb") as log:
+            ended = run_forked(
+                "workflow_scripts.measure.run", [str(job)], log, dict(os.environ), study.cell_time_limit_s
+            )
+    measured = evidence / "measured.json"
+    if ended.exit_status is None:
+        record: dict[str, Any] = {
+            "outcome": "timeout",
+            "reason": f"not done after {study.cell_time_limit_s:g} s; the engine and all its processes were killed",
+        }
+    elif ended.exit_status != 0 or not measured.exists():
+        _report_failure(evidence, ended.exit_status)
+        return 1
+    else:
+        record = read_json(measured)
+        measured.unlink()
+    job.unlink()
+    outcome = Outcome(
+        cell_id=cell.id,
+        definition=definition,
+        definition_sha256=definition_sha256(definition),
+        provenance=provenance(),
+        **record,
+    )
+    _put_in_place(evidence, folder, outcome)
+    print(
+        f"{outcome.outcome} after {time.monotonic() - began:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
+    )
+    return 0
+
+
+def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
+    raw = folder / "raw"
+    (folder / "outcome.json").unlink(missing_ok=True)
+    shutil.rmtree(raw, ignore_errors=True)
+    evidence.replace(raw)
+    outcome.write(folder / "outcome.json")
+
+
+def _report_failure(evidence: Path, exit_status: int) -> None:
+    """Keep the end of the engine's log in this command's own, and leave no half evidence behind."""
+    how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
+    log = (evidence / "engine.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
+    print(f"the measuring process {how}; nothing of this cell counts. The end of its log is above.", file=sys.stderr)
+    shutil.rmtree(evidence)
+
+
+def find_cell(study: Study, cell_id: str) -> Cell:
+    """The cell of that id.
+
+    Raises:
+        StudyError: the grid of the study has no such cell.
+    """
+    cells = {cell.id: cell for cell in expand(study)}
+    if cell_id not in cells:
+        near = "\n  ".join(sorted(cells)[:40])
+        raise StudyError(f"study {study.name!r} has no cell {cell_id!r}; its cells are:\n  {near}")
+    return cells[cell_id]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one cell."""
+    parser = argparse.ArgumentParser(
+        description="Measure one cell of a study; writes its raw/ folder and outcome.json.",
+        epilog="exit 0: the cell has an outcome, whatever it is; 1: a fault of the infrastructure; 2: bad input",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--cell", required=True, help="gpu/engine/model/workload/knobs")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        cell = find_cell(study, args.cell)
+        paths = StudyPaths(args.results, study.name)
+        for needed in (paths.model(cell.model) / "config.json", paths.workload(cell.model, cell.workload)):
+            if not needed.exists():
+                raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    try:
+        return measure_cell(study, cell, paths)
+    except ForkServerError as e:
+        print(e, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

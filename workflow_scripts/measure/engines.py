@@ -1,0 +1,96 @@
+"""What the measuring code asks of an engine, and the engines that there are."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Request:
+    """One line of a workload file."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """What happened to one request; times in seconds of the host's monotonic clock, None where unknown.
+
+    `output_tokens` counts tokens really generated for the request: no padding, nothing past its own length.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    queued_s: float | None
+    scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    preemptions: int | None = None
+    cached_prompt_tokens: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """Everything that an engine is started with."""
+
+    model_dir: Path
+    load_format: str
+    dtype: str
+    seed: int
+    knobs: Mapping[str, Any]
+    device_kind: str
+    cores: list[int] = field(default_factory=list)
+
+
+class Engine(Protocol):
+    """An engine in this process; a cell starts it, runs the workload a few times and stops it."""
+
+    def __init__(self, setup: EngineSetup) -> None: ...
+
+    def start(self) -> dict[str, Any]:
+        """Start up; return the settings that took effect."""
+        ...
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        """Serve all requests, which are there from the beginning; return when the last one is done."""
+        ...
+
+    def reset(self) -> None:
+        """Forget cached prefixes, so that a repeat does not measure the cache."""
+        ...
+
+    def metrics(self) -> dict[str, Any]:
+        """The engine's own counters and gauges now; empty where it has none."""
+        ...
+
+    def take_steps(self) -> list[dict[str, Any]]:
+        """The steps of the scheduler since the last call; times on the monotonic clock."""
+        ...
+
+    def stop(self) -> None:
+        """End the engine's processes."""
+        ...
+
+
+# Imported only when a cell needs it: one engine's libraries may be absent where another is measured.
+_CLASSES = {
+    "vllm": "workflow_scripts.measure.vllm_offline:VllmOffline",
+    "hf-static": "workflow_scripts.measure.hf_static:HfStatic",
+    "hf-continuous": "workflow_scripts.measure.hf_continuous:HfContinuous",
+}
+
+
+def make_engine(name: str, setup: EngineSetup) -> Engine:
+    """The engine of that name, not started yet."""
+    module, _, kind = _CLASSES[name].partition(":")
+    engine: Engine = getattr(importlib.import_module(module), kind)(setup)
+    return engine

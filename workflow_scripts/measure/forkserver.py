@@ -1,0 +1,266 @@
+"""A small fork server: imports an engine's libraries once, then forks a child for each job.
+
+Importing vLLM takes 20 to 30 s, forking a process that has imported it takes milliseconds. The first measuring
+command on a host starts the server; it ends by itself when it has had nothing to do for a while. Each job is a
+process group of its own, with its own log, and dies with the command that asked for it: the server holds one
+connection a job and kills the group when the connection ends. The server imports none of the pipeline's own measuring code,
+so that every child runs the code as it is on disk.
+
+    python -m workflow_scripts.measure.forkserver SOCKET --preload torch,vllm --idle-s 60
+"""
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import gc
+import hashlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+PRELOAD = ("torch", "transformers", "vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
+IDLE_S = 60.0
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class ForkServerError(RuntimeError):
+    """The fork server could not be started or went away before the job began."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: its exit status (negative: killed by that signal), or None when its time was up."""
+
+    exit_status: int | None
+
+
+# --- the asking side ---------------------------------------------------------------------------------------------
+
+
+def run(module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float) -> Ended:
+    """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end.
+
+    The child and everything it started are killed when `time_limit_s` is over, or when this process goes away.
+    The limit counts from the fork, not from the start of the server.
+
+    Raises:
+        ForkServerError: no server could be started, or it went away during the job.
+    """
+    job = {"module": module, "argv": list(argv), "env": env, "cwd": str(Path.cwd())}
+    for _ in range(3):
+        with _connection() as server:
+            try:
+                socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
+                replies = server.makefile("rb")
+                began = replies.readline()
+            except ConnectionError:
+                continue  # it was idle and ended just as we asked
+            if not began:
+                continue
+            server.settimeout(time_limit_s)
+            try:
+                ended = replies.readline()
+            except TimeoutError:
+                return Ended(None)
+            if not ended:
+                raise ForkServerError("the fork server went away while the cell ran")
+            return Ended(int(json.loads(ended)["exit_status"]))
+    raise ForkServerError(f"no fork server answers; its log is {_server_log(_socket_path())}")
+
+
+def _runtime_dir() -> Path:
+    path = Path(tempfile.gettempdir()) / f"kvsweep-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise ForkServerError(f"{path} belongs to somebody else; set TMPDIR to a folder of your own")
+    return path
+
+
+def _socket_path() -> Path:
+    # One server per environment, checkout and cluster job: a job's processes end with the job.
+    key = "\0".join((sys.prefix, str(CHECKOUT), os.environ.get("SLURM_JOB_ID", "")))
+    return _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
+
+
+def _server_log(path: Path) -> Path:
+    return path.with_suffix(".log")
+
+
+@contextlib.contextmanager
+def _connection() -> Iterator[socket.socket]:
+    path = _socket_path()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with connection:
+        # Only one command at a time looks for a server, so that two never start two.
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _connects(connection, path):
+                _start(path, connection)
+        yield connection
+
+
+def _connects(connection: socket.socket, path: Path) -> bool:
+    try:
+        connection.connect(str(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    return True
+
+
+def _start(path: Path, connection: socket.socket) -> None:
+    command = [sys.executable, "-m", __name__ if __name__ != "__main__" else "workflow_scripts.measure.forkserver"]
+    with _server_log(path).open("wb") as log:
+        server = subprocess.Popen(
+            [*command, str(path)],
+            cwd=CHECKOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    while not _connects(connection, path):
+        if server.poll() is not None:
+            raise ForkServerError(f"the fork server ended at once; its log is {_server_log(path)}")
+        time.sleep(0.02)
+
+
+# --- the serving side --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Job:
+    pid: int
+    pidfd: int
+    connection: socket.socket
+
+
+def serve(path: Path, preload: Sequence[str] = PRELOAD, idle_s: float = IDLE_S) -> None:
+    """Listen at `path`, import `preload`, then fork a child for each job until `idle_s` pass without one."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    # Commands may connect while the imports run; they wait in the backlog.
+    listener.listen(64)
+    for module in preload:
+        importlib.import_module(module)
+    gc.freeze()  # the collector of a child then leaves the shared pages alone
+    with selectors.DefaultSelector() as events, listener:
+        events.register(listener, selectors.EVENT_READ)
+        jobs: dict[int, _Job] = {}
+        while True:
+            ready = events.select(None if jobs else idle_s)
+            if not ready and not jobs:
+                path.unlink(missing_ok=True)
+                return
+            for key, _ in ready:
+                if key.fileobj is listener:
+                    job = _accept(listener)
+                    if job is not None:
+                        jobs[job.pid] = job
+                        events.register(job.connection, selectors.EVENT_READ, job)
+                        events.register(job.pidfd, selectors.EVENT_READ, job)
+                elif key.data.pid in jobs:
+                    # Either the child has ended, or the command that asked for it has gone away.
+                    job = jobs.pop(key.data.pid)
+                    events.unregister(job.connection)
+                    events.unregister(job.pidfd)
+                    _end(job)
+
+
+def _accept(listener: socket.socket) -> _Job | None:
+    connection, _ = listener.accept()
+    try:
+        message, fds = _receive(connection)
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            connection.close()
+            _child(message, fds[0])
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here and in the child: whoever comes first
+        connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
+        return _Job(pid, os.pidfd_open(pid), connection)
+    except (OSError, ValueError) as e:
+        print(f"a job could not be taken: {e}", file=sys.stderr, flush=True)
+        connection.close()
+        return None
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    data, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
+    while not data.endswith(b"\n"):
+        more = connection.recv(1 << 20)
+        if not more:
+            raise ConnectionError("the command went away before it said what to run")
+        data += more
+    return json.loads(data), list(fds)
+
+
+def _end(job: _Job) -> None:
+    # Kill what the child left behind, or the child itself when its command is gone.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    _, status = os.waitpid(job.pid, 0)
+    os.close(job.pidfd)
+    with contextlib.suppress(OSError):
+        job.connection.sendall(json.dumps({"exit_status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+    job.connection.close()
+
+
+def _child(job: dict[str, Any], log_fd: int) -> None:
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        _die_with_parent()
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.environ.clear()
+        os.environ.update(job["env"])
+        os.chdir(job["cwd"])
+        status = int(importlib.import_module(job["module"]).main(job["argv"]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Without the interpreter's clean-up, which would run the server's own.
+        os._exit(status)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when the server is killed."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve at a socket until idle."""
+    parser = argparse.ArgumentParser(description="Fork a child for each job, with an engine's libraries imported.")
+    parser.add_argument("socket", type=Path, help="where to listen; measuring commands start the server themselves")
+    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first (default: %(default)s)")
+    parser.add_argument("--idle-s", type=float, default=IDLE_S, help="end after this long without a job")
+    args = parser.parse_args(argv)
+    serve(args.socket, [m for m in args.preload.split(",") if m], args.idle_s)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,91 @@
+"""HuggingFace continuous batching: `transformers`' own scheduler over a paged cache, as `generate_batch` uses it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.hf_model import device_memory, load_hf_model
+
+RESULT_TIMEOUT_S = 1.0
+
+
+class HfContinuous:
+    """The manager behind `generate_batch`, asked directly because only it takes an output length a request."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._pass = 0
+
+    def start(self) -> dict[str, Any]:
+        """Load the model and allocate the paged cache."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        self._model = load_hf_model(self._setup)
+        knobs = dict(self._setup.knobs)
+        self._manager = self._model.init_continuous_batching(
+            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1),
+            # Blocks shared between requests would make a repeat measure the cache of the one before.
+            continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, **knobs),
+        )
+        self._manager.start()
+        return {
+            "block_size": knobs["page_size"],
+            "num_gpu_blocks": knobs["num_blocks"],
+            "max_num_batched_tokens": knobs["max_batch_tokens"],
+            "enable_prefix_caching": False,
+            "attention_backend": self._model.config._attn_implementation,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+        }
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        """Hand in all requests at once and collect them as they end."""
+        self._pass += 1
+        # The manager's times are of the performance counter; on one host it differs from the monotonic clock by an offset.
+        offset_s = time.monotonic() - time.perf_counter()
+        for r in requests:
+            self._manager.add_request(
+                r.prompt_token_ids,
+                request_id=f"{self._pass}/{r.request_id}",
+                max_new_tokens=r.output_tokens,
+                record_timestamps=True,
+            )
+        done: dict[str, Any] = {}
+        while len(done) < len(requests):
+            result = self._manager.get_result(timeout=RESULT_TIMEOUT_S)
+            if result is not None and result.is_finished():
+                if result.error:
+                    raise RuntimeError(f"request {result.request_id} failed: {result.error}")
+                done[result.request_id.partition("/")[2]] = result
+            elif result is None and not self._manager.is_running():
+                raise RuntimeError("the generation thread of transformers ended before all requests were done")
+        return [_record(r, done[r.request_id], offset_s) for r in requests]
+
+    def reset(self) -> None:
+        """Block sharing is off, so nothing is kept between repeats."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Torch's peak memory on a GPU; `transformers` publishes no counters of its own here."""
+        return device_memory(self._setup)
+
+    def take_steps(self) -> list[dict[str, Any]]:
+        """`transformers` tells nothing of its steps."""
+        return []
+
+    def stop(self) -> None:
+        """End the generation thread."""
+        self._manager.stop(block=True, timeout=5)
+
+
+def _record(request: Request, result: Any, offset_s: float) -> RequestRecord:
+    scheduled, finished = result.lifespan
+    stamps = result.timestamps or []
+    return RequestRecord(
+        request_id=request.request_id,
+        prompt_tokens=len(request.prompt_token_ids),
+        output_tokens=len(result.generated_tokens),
+        queued_s=result.created_time + offset_s,
+        scheduled_s=scheduled + offset_s,
+        first_token_s=stamps[0] + offset_s if stamps else None,
+        last_token_s=(stamps[-1] if stamps else finished) + offset_s,
+    )

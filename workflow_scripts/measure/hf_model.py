@@ -1,0 +1,35 @@
+"""A `transformers` model for the HF engines: weights from the hub, or seeded random ones from a config alone."""
+
+from typing import Any
+
+from workflow_scripts.measure.engines import EngineSetup
+
+
+def load_hf_model(setup: EngineSetup) -> Any:
+    """The causal language model in evaluation mode on the setup's device, with SDPA attention."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    dtype = getattr(torch, setup.dtype)
+    device = "cpu" if setup.device_kind == "cpu" else "cuda"
+    if setup.load_format == "dummy":
+        torch.manual_seed(setup.seed)
+        config = AutoConfig.from_pretrained(setup.model_dir)
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            setup.model_dir, dtype=dtype, attn_implementation="sdpa", device_map=device
+        )
+    return model.eval()
+
+
+def device_memory(setup: EngineSetup) -> dict[str, Any]:
+    """Peak memory that torch's allocator gave out since the last call, where the device is a GPU."""
+    if setup.device_kind == "cpu":
+        return {}
+    import torch
+
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return {"torch_max_memory_allocated_bytes": peak}

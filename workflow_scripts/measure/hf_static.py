@@ -1,0 +1,140 @@
+"""HuggingFace `generate()` on static batches: left-padded, with masks, the batch waits for its longest request."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.hf_model import device_memory, load_hf_model
+
+
+class HfStatic:
+    """`generate()` with DynamicCache (grows) or StaticCache (allocated for the batch's full length at once)."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._batch_size = int(setup.knobs["batch_size"])
+        self._cache = str(setup.knobs["cache_implementation"])
+        self._steps: list[dict[str, Any]] = []
+        self._padded_prompt_tokens = 0
+        self._surplus_output_tokens = 0
+
+    def start(self) -> dict[str, Any]:
+        """Load the model."""
+        self._model = load_hf_model(self._setup)
+        # Lengths are fixed by the workload, so no token ends a sequence early.
+        self._model.generation_config.eos_token_id = None
+        return {
+            "batch_size": self._batch_size,
+            "cache_implementation": self._cache,
+            "attention_backend": self._model.config._attn_implementation,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+        }
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        """Serve the requests batch by batch, in their order."""
+        queued_s = time.monotonic()
+        return [record for batch in _batches(requests, self._batch_size) for record in self._batch(batch, queued_s)]
+
+    def _batch(self, batch: Sequence[Request], queued_s: float) -> list[RequestRecord]:
+        import torch
+        from transformers import StoppingCriteriaList
+
+        device = self._model.device
+        longest_prompt = max(len(r.prompt_token_ids) for r in batch)
+        longest_output = max(r.output_tokens for r in batch)
+        pads = [longest_prompt - len(r.prompt_token_ids) for r in batch]
+        ids = torch.tensor([[0] * pad + r.prompt_token_ids for pad, r in zip(pads, batch, strict=True)], device=device)
+        mask = torch.tensor([[0] * pad + [1] * (longest_prompt - pad) for pad in pads], device=device)
+        cache = self._new_cache(longest_prompt + longest_output)
+        slots: list[int] = []  # of each row, after each step
+        times_s: list[float] = []
+
+        def note_step(*_: Any, **__: Any) -> Any:
+            times_s.append(time.monotonic())
+            slots.append(cache.layers[0].keys.shape[-2])
+            return torch.zeros(len(batch), dtype=torch.bool, device=device)
+
+        scheduled_s = time.monotonic()
+        with torch.inference_mode():
+            output = self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=longest_output,
+                min_new_tokens=longest_output,
+                pad_token_id=0,
+                past_key_values=cache,
+                disable_compile=True,
+                stopping_criteria=StoppingCriteriaList([note_step]),
+            )
+        generated = output.shape[1] - longest_prompt
+        if generated != longest_output:
+            raise RuntimeError(
+                f"generate() made {generated} tokens for each row of a batch, asked for {longest_output}"
+            )
+        self._padded_prompt_tokens += sum(pads)
+        self._surplus_output_tokens += sum(longest_output - r.output_tokens for r in batch)
+        self._note_steps(batch, times_s, slots, cache)
+        return [
+            RequestRecord(
+                request_id=r.request_id,
+                prompt_tokens=len(r.prompt_token_ids),
+                output_tokens=r.output_tokens,
+                queued_s=queued_s,
+                scheduled_s=scheduled_s,
+                first_token_s=times_s[0],
+                last_token_s=times_s[r.output_tokens - 1],
+            )
+            for r in batch
+        ]
+
+    def _new_cache(self, max_cache_len: int) -> Any:
+        from transformers import DynamicCache, StaticCache
+
+        if self._cache == "dynamic":
+            return DynamicCache(config=self._model.config)
+        return StaticCache(config=self._model.config, max_cache_len=max_cache_len)
+
+    def _note_steps(self, batch: Sequence[Request], times_s: list[float], slots: list[int], cache: Any) -> None:
+        bytes_per_slot = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / (
+            slots[-1] * len(batch)
+        )
+        for step, (made_s, row_slots) in enumerate(zip(times_s, slots, strict=True), start=1):
+            # A row that has all its tokens is still computed until the batch ends, but serves nobody.
+            live = [r for r in batch if step <= r.output_tokens]
+            self._steps.append(
+                {
+                    "time_s": made_s,
+                    "running": len(live),
+                    "generation_tokens": len(live),
+                    # The token made in a step enters the cache in the next one.
+                    "kv_tokens_live": sum(len(r.prompt_token_ids) + step - 1 for r in live),
+                    "kv_slots_reserved": row_slots * len(batch),
+                    "kv_bytes_reserved": round(row_slots * len(batch) * bytes_per_slot),
+                }
+            )
+
+    def reset(self) -> None:
+        """Nothing stays between batches: each has a cache of its own."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Padding so far, and torch's peak memory on a GPU."""
+        return {
+            "padded_prompt_tokens": self._padded_prompt_tokens,
+            "surplus_output_tokens": self._surplus_output_tokens,
+            **device_memory(self._setup),
+        }
+
+    def take_steps(self) -> list[dict[str, Any]]:
+        """One record a decoding step of a batch."""
+        taken, self._steps = self._steps, []
+        return taken
+
+    def stop(self) -> None:
+        """Nothing runs outside this process."""
+
+
+def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]

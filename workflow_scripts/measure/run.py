@@ -1,0 +1,174 @@
+"""The timed part of a cell: start one engine, warm it up, run the workload a few times, write what was seen.
+
+It runs in a child of the fork server, which holds the device:
+
+    workflow_scripts.measure.run.main([JOB.json])
+
+The job file says everything (see `Job`); evidence goes to the folder it names. `measured.json` in that folder is
+written last and holds what `measure.cell` needs for `outcome.json`.
+"""
+
+import argparse
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from workflow_scripts.catalog import load_gpus
+from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.measure.device import HostLoad, WrongDeviceError, found_device, use_cores
+from workflow_scripts.measure.engines import Engine, EngineSetup, Request, RequestRecord, make_engine
+from workflow_scripts.measure.failures import is_infeasible
+from workflow_scripts.measure.trace import sampled
+
+SEED = 0
+
+
+class Job(BaseModel):
+    """What a child is told: the cell's definition and where its inputs and its evidence lie."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    definition: dict[str, Any]
+    model_dir: Path
+    workload: Path
+    evidence: Path
+
+
+class _Measured:
+    """What is known so far; written at the end whatever happens in between."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, Any] = {"outcome": "ok", "reason": None, "effective": {}, "phases_s": {}, "repeats": []}
+        self.requests: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, Any]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.record["phases_s"][name] = time.monotonic() - began
+
+    def ended(self, outcome: str, reason: str) -> None:
+        self.record["outcome"], self.record["reason"] = outcome, reason
+
+    def write(self, folder: Path) -> None:
+        write_jsonl(folder / "requests.jsonl", self.requests)
+        write_jsonl(folder / "steps.jsonl", self.steps)
+        write_jsonl(folder / "metrics.jsonl", self.metrics)
+        write_json(folder / "measured.json", self.record)
+
+
+def measure(job: Job) -> None:
+    """Measure one cell; whatever the engine does, what was seen until then is written."""
+    measured = _Measured()
+    definition = job.definition
+    gpu = load_gpus()[definition["gpu"]]
+    try:
+        device = found_device(gpu)
+        measured.record["device"] = device
+        with sampled(gpu.kind, job.evidence / "device_trace.jsonl"):
+            if gpu.kind == "cpu":
+                use_cores(device["cores"])
+            engine = make_engine(
+                definition["engine"],
+                EngineSetup(
+                    model_dir=job.model_dir,
+                    load_format=definition["model"]["load_format"],
+                    dtype=definition["model"]["dtype"],
+                    seed=SEED,
+                    knobs=definition["knobs"],
+                    device_kind=gpu.kind,
+                    cores=device.get("cores", []),
+                ),
+            )
+            _run(engine, job, measured)
+    except WrongDeviceError as e:
+        measured.ended("invalid", str(e))
+    measured.write(job.evidence)
+
+
+def _run(engine: Engine, job: Job, measured: _Measured) -> None:
+    requests = _read_requests(job.workload)[: job.definition["num_prompts"]]
+    warmup = _read_requests(job.workload.with_name("warmup.jsonl"))
+    try:
+        with measured.phase("start"):
+            measured.record["effective"] = engine.start()
+    except Exception as e:
+        traceback.print_exc()
+        measured.ended("infeasible" if is_infeasible(e) else "engine_error", _words(e))
+        return
+    try:
+        with measured.phase("warmup"):
+            engine.run(warmup)
+        engine.take_steps()
+        with measured.phase("measure"), HostLoad() as load:
+            for repeat in range(job.definition["repeats"]):
+                _one_pass(engine, requests, repeat, measured)
+        measured.record["host_load"] = load.record
+    except Exception as e:
+        traceback.print_exc()
+        measured.ended("engine_error", _words(e))
+    with measured.phase("stop"):
+        engine.stop()
+
+
+def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured) -> None:
+    engine.reset()
+    before = engine.metrics()
+    start_unix_s, start_s = time.time(), time.monotonic()
+    records = engine.run(requests)
+    end_s = time.monotonic()
+    after = engine.metrics()
+    measured.record["repeats"].append(
+        {"repeat": repeat, "start_unix_s": start_unix_s, "start_monotonic_s": start_s, "end_monotonic_s": end_s}
+    )
+    measured.requests += [{"repeat": repeat, **record.as_dict()} for record in records]
+    measured.steps += [{"repeat": repeat, **step} for step in engine.take_steps()]
+    measured.metrics.append({"repeat": repeat, "before": before, "after": after})
+    wrong = _wrong_lengths(requests, records)
+    if wrong:
+        measured.ended("invalid", wrong)
+
+
+def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]) -> str | None:
+    """Say which request got another number of tokens than it asked for, if any."""
+    for request, record in zip(requests, records, strict=True):
+        asked, got = (
+            (len(request.prompt_token_ids), request.output_tokens),
+            (record.prompt_tokens, record.output_tokens),
+        )
+        if asked != got:
+            return (
+                f"request {request.request_id} asked for {asked[0]} prompt and {asked[1]} output tokens, "
+                f"the engine counted {got[0]} and {got[1]}"
+            )
+    return None
+
+
+def _read_requests(path: Path) -> list[Request]:
+    return [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the cell that a job file describes."""
+    parser = argparse.ArgumentParser(description="Measure the cell that a job file describes, in this process.")
+    parser.add_argument("job", type=Path, help="the job file, written by workflow_scripts.measure.cell")
+    args = parser.parse_args(argv)
+    measure(Job.model_validate(read_json(args.job)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

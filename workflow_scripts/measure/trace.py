@@ -1,0 +1,153 @@
+"""The device trace: memory, utilisation, power, energy, clocks and temperature, sampled from a process of its own.
+
+    python -m workflow_scripts.measure.trace --pid PID --kind cuda --out device_trace.jsonl
+
+writes one JSON object a line until it gets SIGTERM or the watched process is gone. The first line is a header.
+Times are in seconds on the host's wall and monotonic clocks, so that samples and requests can be put side by side.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workflow_scripts.measure.device import nvml_handle
+
+INTERVAL_S = 0.1
+
+Sample = dict[str, Any]
+
+
+@contextlib.contextmanager
+def sampled(kind: str, out: Path) -> Iterator[None]:
+    """Sample while the body runs, and a little past its end, so that the last second is covered."""
+    command = [sys.executable, "-m", "workflow_scripts.measure.trace", "--pid", str(os.getpid()), "--kind", kind]
+    sampler = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE)
+    try:
+        if sampler.stdout is not None:
+            sampler.stdout.readline()  # it says when the first sample is taken
+        yield
+        time.sleep(2 * INTERVAL_S)
+    finally:
+        sampler.terminate()
+        sampler.wait()
+
+
+def gpu_sampler() -> Callable[[], Sample]:
+    """Read one GPU through NVML; what the GPU does not support is left out of the sample."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = nvml_handle()
+    reasons = {
+        name.removeprefix("nvmlClocksEventReason").removeprefix("nvmlClocksThrottleReason"): value
+        for name, value in vars(pynvml).items()
+        if name.startswith(("nvmlClocksEventReason", "nvmlClocksThrottleReason")) and isinstance(value, int) and value
+    }
+
+    def throttle_reasons() -> list[str]:
+        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return sorted(name for name, value in reasons.items() if name != "All" and bits & value == value)
+
+    reads: dict[str, Callable[[], Any]] = {
+        "memory_used_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+        "memory_total_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "utilization_pct": lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle_reasons": throttle_reasons,
+    }
+    supported = {}
+    for name, read in reads.items():
+        with contextlib.suppress(pynvml.NVMLError):
+            read()
+            supported[name] = read
+
+    def sample() -> Sample:
+        values = {}
+        for name, read in supported.items():
+            with contextlib.suppress(pynvml.NVMLError):
+                values[name] = read()
+        return values
+
+    return sample
+
+
+def process_sampler(pid: int) -> Callable[[], Sample]:
+    """Read memory and CPU of a process and its children, on a machine without a GPU.
+
+    Memory is the resident set size: it includes libraries shared with a fork's parent, and is cheap to read (a
+    proportional set size walks all pages, which would cost a tenth of a core at 10 Hz).
+    """
+    watched = psutil.Process(pid)
+    known: dict[int, psutil.Process] = {}
+    total = psutil.virtual_memory().total
+
+    def sample() -> Sample:
+        memory, cpu = 0, 0.0
+        for process in [watched, *watched.children(recursive=True)]:
+            if process.pid == os.getpid():
+                continue
+            process = known.setdefault(process.pid, process)
+            with contextlib.suppress(psutil.Error):
+                memory += process.memory_info().rss
+                cpu += process.cpu_percent()
+        return {"process_memory_bytes": memory, "process_cpu_pct": cpu, "memory_total_bytes": total}
+
+    return sample
+
+
+def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float = INTERVAL_S) -> None:
+    """Write samples until SIGTERM, or until the watched process is gone."""
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    with out.open("w", encoding="utf-8", buffering=1) as lines:
+        lines.write(json.dumps({"schema": "device_trace/1", "interval_s": interval_s}) + "\n")
+        due = time.monotonic()
+        first = True
+        while not stopped and os.getppid() == pid:
+            try:
+                values = sample()
+            except psutil.NoSuchProcess:
+                return
+            now = {"time_unix_s": round(time.time(), 4), "time_monotonic_s": round(time.monotonic(), 4)}
+            lines.write(json.dumps({**now, **values}) + "\n")
+            if first:
+                print("sampling", flush=True)
+                first = False
+            # A late sample does not make the next ones hurry: gaps stay visible as gaps.
+            due = max(due + interval_s, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Sample a device until told to stop."""
+    parser = argparse.ArgumentParser(description="Sample the device of a process into a file of JSON Lines.")
+    parser.add_argument("--pid", type=int, required=True, help="the process to watch; it must be this one's parent")
+    parser.add_argument("--kind", choices=["cuda", "cpu"], required=True, help="cuda: by NVML; cpu: the process itself")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    args = parser.parse_args(argv)
+    sample = gpu_sampler() if args.kind == "cuda" else process_sampler(args.pid)
+    record(sample, args.pid, args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""vLLM's offline engine, as `LLM.generate` users run it."""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
+
+
+class VllmOffline:
+    """One `vllm.LLM`, with a listener on its scheduler's steps."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._steps: list[dict[str, Any]] = []
+
+    def start(self) -> dict[str, Any]:
+        """Start the engine. On a CPU it runs in this process; on a GPU in its default process layout."""
+        knobs = dict(self._setup.knobs)
+        cpu_kv_cache_gib = knobs.pop("cpu_kv_cache_gib", None)
+        if self._setup.device_kind == "cpu":
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if cpu_kv_cache_gib is not None:
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_kv_cache_gib)
+        os.environ["VLLM_NO_USAGE_STATS"] = "1"
+        os.environ["VLLM_LOGGING_COLOR"] = "0"
+        from vllm import LLM
+
+        self._llm = LLM(
+            model=str(self._setup.model_dir),
+            load_format="dummy" if self._setup.load_format == "dummy" else "auto",
+            dtype=self._setup.dtype,
+            seed=self._setup.seed,
+            disable_log_stats=False,
+            enable_mfu_metrics=True,
+            trust_remote_code=False,
+            **knobs,
+        )
+        self._listen()
+        return self._effective()
+
+    def _listen(self) -> None:
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        steps = self._steps
+
+        class StepRecorder(StatLoggerBase):
+            def __init__(self) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is None:
+                    return
+                prefix = scheduler_stats.prefix_cache_stats
+                steps.append(
+                    {
+                        "time_s": time.monotonic(),
+                        "running": scheduler_stats.num_running_reqs,
+                        "waiting": scheduler_stats.num_waiting_reqs,
+                        "kv_cache_usage": scheduler_stats.kv_cache_usage,
+                        "prompt_tokens": getattr(iteration_stats, "num_prompt_tokens", 0),
+                        "generation_tokens": getattr(iteration_stats, "num_generation_tokens", 0),
+                        "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
+                        "prefix_queries": getattr(prefix, "queries", 0),
+                        "prefix_hits": getattr(prefix, "hits", 0),
+                    }
+                )
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        manager = self._llm.llm_engine.logger_manager
+        if manager is None:
+            raise RuntimeError("vLLM has no statistics loggers although disable_log_stats is False")
+        manager.stat_loggers.append(StepRecorder())
+
+    def _effective(self) -> dict[str, Any]:
+        config = self._llm.llm_engine.vllm_config
+        cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
+        return {
+            "block_size": cache.block_size,
+            "num_gpu_blocks": cache.num_gpu_blocks,
+            "gpu_memory_utilization": cache.gpu_memory_utilization,
+            "kv_cache_dtype": str(cache.cache_dtype),
+            "enable_prefix_caching": cache.enable_prefix_caching,
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+            "max_model_len": model.max_model_len,
+            "enforce_eager": model.enforce_eager,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "quantization": model.quantization,
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+            "multiprocessing": os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0",
+        }
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        """Generate greedily, each request exactly as many tokens as it asks for."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        outputs = self._llm.generate(
+            [TokensPrompt(prompt_token_ids=r.prompt_token_ids) for r in requests],
+            [SamplingParams(temperature=0.0, max_tokens=r.output_tokens, ignore_eos=True) for r in requests],
+            use_tqdm=False,
+        )
+        return [_record(request, output) for request, output in zip(requests, outputs, strict=True)]
+
+    def reset(self) -> None:
+        """Forget cached prefixes."""
+        self._llm.reset_prefix_cache()
+
+    def metrics(self) -> dict[str, Any]:
+        """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""
+        self._llm.llm_engine.do_log_stats()
+        return {_key(m): _value(m) for m in self._llm.get_metrics()}
+
+    def take_steps(self) -> list[dict[str, Any]]:
+        """One record a step of the scheduler."""
+        taken = self._steps[:]
+        self._steps.clear()
+        return taken
+
+    def stop(self) -> None:
+        """End the engine core's processes."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _record(request: Request, output: Any) -> RequestRecord:
+    stats = output.metrics
+    return RequestRecord(
+        request_id=request.request_id,
+        prompt_tokens=len(output.prompt_token_ids),
+        output_tokens=sum(len(o.token_ids) for o in output.outputs),
+        queued_s=stats.queued_ts,
+        scheduled_s=stats.scheduled_ts,
+        first_token_s=stats.first_token_ts,
+        last_token_s=stats.last_token_ts,
+        preemptions=getattr(stats, "num_preemptions", None),
+        cached_prompt_tokens=output.num_cached_tokens,
+    )
+
+
+def _key(metric: Any) -> str:
+    labels = {k: v for k, v in metric.labels.items() if k not in ("model_name", "engine")}
+    return metric.name + ("{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else "")
+
+
+def _value(metric: Any) -> Any:
+    if hasattr(metric, "buckets"):
+        return {"count": metric.count, "sum": metric.sum, "buckets": metric.buckets}
+    return metric.values if hasattr(metric, "values") else metric.value
