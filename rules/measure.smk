@@ -1,0 +1,31 @@
+"""Measure: one job a cell, which holds the device.
+
+The rule does not depend on the measuring code: editing a comment there never repeats a GPU hour. It depends on the
+cell's definition, which carries the version of the measuring protocol. Inputs are `ancient`, so that results copied
+from another machine are not measured again because of their times.
+"""
+
+
+rule measure:
+    """Run one engine on one cell; an engine that refuses or breaks is an outcome, not a failed job."""
+    input:
+        model=ancient(PATHS.model("{model}") / "config.json"),
+        workload=ancient(PATHS.workload("{model}", "{workload}")),
+        warmup=ancient(PATHS.workload("{model}", "{workload}").with_name("warmup.jsonl")),
+    output:
+        PATHS.outcome(CELL_PATTERN),
+    log:
+        PATHS.cell(CELL_PATTERN) / "measure.log",
+    params:
+        definition=lambda wildcards: definition_of(cell_id(wildcards)),
+        cell=lambda wildcards: cell_id(wildcards),
+    # All cores of a local run: nothing else may load the machine while a cell is timed.
+    threads: workflow.cores or 1
+    resources:
+        host_device=1,
+    shell:
+        "{PYTHON} -m workflow_scripts.measure.cell"
+        " --study {STUDY_FILE}"
+        " --results {PATHS.results}"
+        " --cell {params.cell}"
+        " > {log} 2>&1"
