@@ -1,0 +1,289 @@
+"""Formulas of LLM inference memory and speed: one function each, with units, source and a worked number.
+
+Sizes are in bytes, times in seconds, rates in bytes/s or operations/s; a multiply-add is two operations.
+The speed limits are lower bounds of time, so a measurement that beats one is wrong or measures something else. They
+hold for one new token a sequence and step (no speculative decoding) and prompts that share no cached prefix.
+
+Sources: [Pope] Pope et al., Efficiently Scaling Transformer Inference, 2022; [Kwon] Kwon et al., Efficient Memory
+Management for LLM Serving with PagedAttention, 2023; [Williams] Williams et al., Roofline, 2009.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Number = TypeVar("Number", float, npt.NDArray[np.float64])
+
+
+# --- KV cache: how much fits -------------------------------------------------------------------------------------
+
+
+def bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
+    """Bytes that one token holds in the KV cache: a key and a value vector in every layer. [Pope]
+
+    Llama-3.1-8B in BF16, opt-125m in FP16 and Llama-3-70B in BF16:
+
+    >>> bytes_per_token(32, 8, 128, 2), bytes_per_token(12, 12, 64, 2), bytes_per_token(80, 8, 128, 2)
+    (131072, 36864, 327680)
+    """
+    return 2 * layers * kv_heads * head_dim * dtype_bytes
+
+
+def bytes_per_block(block_size: int, bytes_per_token: int) -> int:
+    """Bytes of one KV block of `block_size` tokens, over all layers. [Kwon]
+
+    >>> bytes_per_block(16, 131072)
+    2097152
+    """
+    return block_size * bytes_per_token
+
+
+def kv_cache_bytes(
+    memory_bytes: float,
+    utilization: float,
+    weight_bytes: float,
+    activation_bytes: float = 0.0,
+    graph_bytes: float = 0.0,
+    other_bytes: float = 0.0,
+) -> float:
+    """Bytes left for the KV cache out of the part of a device's memory that an engine may use. [Kwon]
+
+    Negative where the rest does not fit. 80 GB at 0.9 with 16 GB of weights and 2 GB of activations:
+
+    >>> kv_cache_bytes(80e9, 0.9, 16e9, 2e9)
+    54000000000.0
+    """
+    return memory_bytes * utilization - weight_bytes - activation_bytes - graph_bytes - other_bytes
+
+
+def num_blocks(kv_cache_bytes: float, bytes_per_block: float) -> int:
+    """Whole KV blocks that fit, at least 0.
+
+    5.01 GiB for Qwen2-7B in BF16 (57,344 bytes a token, 16 tokens a block):
+
+    >>> num_blocks(5.01 * 2**30, 16 * 57344)
+    5863
+    >>> num_blocks(-1e9, 16 * 57344)
+    0
+    """
+    return max(0, math.floor(kv_cache_bytes / bytes_per_block))
+
+
+def max_concurrency(num_blocks: int, block_size: int, max_model_len: int) -> float:
+    """Requests of `max_model_len` tokens that the blocks hold at once; a request takes whole blocks.
+
+    >>> round(max_concurrency(5867, 16, 16384), 2), max_concurrency(10, 16, 17)
+    (5.73, 5.0)
+    """
+    return num_blocks / math.ceil(max_model_len / block_size)
+
+
+# --- KV cache: how much is wasted --------------------------------------------------------------------------------
+
+
+def internal_fragmentation(tokens_held: Number, blocks_held: Number, block_size: int) -> Number:
+    """Share of the slots of held blocks that holds no token, of a snapshot or an array of snapshots. [Kwon]
+
+    Two sequences of 17 and 32 tokens hold 2 + 2 blocks of 16:
+
+    >>> internal_fragmentation(49.0, 4.0, 16)
+    0.234375
+    """
+    return 1 - tokens_held / (blocks_held * block_size)
+
+
+def expected_slots_wasted_per_sequence(block_size: int) -> float:
+    """Mean of empty slots in a sequence's last block, if every remainder is as likely as any other. [Kwon]
+
+    >>> expected_slots_wasted_per_sequence(16)
+    7.5
+    """
+    return (block_size - 1) / 2
+
+
+def contiguous_preallocation_waste(tokens_used: Sequence[float], tokens_reserved_per_sequence: float) -> float:
+    """Share of slots never used when every sequence reserves room for the longest one beforehand. [Kwon]
+
+    Three sequences of 1024, 512 and 3072 tokens, each with 4096 slots:
+
+    >>> contiguous_preallocation_waste([1024, 512, 3072], 4096)
+    0.625
+    """
+    return 1 - sum(tokens_used) / (len(tokens_used) * tokens_reserved_per_sequence)
+
+
+# --- speed: what a step must read and compute --------------------------------------------------------------------
+
+
+def decode_step_bytes(weight_bytes: float, kv_tokens: float = 0.0, bytes_per_token: float = 0.0) -> float:
+    """Bytes that a decode step reads at least: the weights once, and the KV of all live tokens. [Pope]
+
+    >>> decode_step_bytes(16e9, kv_tokens=1000, bytes_per_token=131072)
+    16131072000.0
+    """
+    return weight_bytes + kv_tokens * bytes_per_token
+
+
+def decode_step_flops(
+    matmul_parameters: float, sequences: float, kv_tokens: float = 0.0, attention_width: float = 0.0
+) -> float:
+    """Operations of a decode step: a multiply-add per parameter and sequence, and attention over live tokens. [Pope]
+
+    `attention_width` is heads * head_dim over all layers. Scores and weighted values are a multiply-add each, so
+    4 operations per element of width and live token:
+
+    >>> decode_step_flops(8e9, sequences=4), decode_step_flops(8e9, 1, kv_tokens=1000, attention_width=32 * 4096)
+    (64000000000.0, 16524288000.0)
+    """
+    return 2 * matmul_parameters * sequences + 4 * attention_width * kv_tokens
+
+
+def prefill_flops(
+    layer_parameters: float, lm_head_parameters: float, prompt_tokens: float, attention_width: float = 0.0
+) -> float:
+    """Operations to read a prompt: every layer for every token, the output matrix for the last one. [Pope]
+
+    Causal attention: token i looks at i tokens, so n(n+1)/2 pairs, with 4 operations per element of width:
+
+    >>> prefill_flops(7e9, 0.5e9, prompt_tokens=1000), prefill_flops(0, 0, prompt_tokens=3, attention_width=10)
+    (14001000000000.0, 240)
+    """
+    attention = 2 * attention_width * prompt_tokens * (prompt_tokens + 1)
+    return 2 * layer_parameters * prompt_tokens + 2 * lm_head_parameters + attention
+
+
+def step_time_min_s(
+    read_bytes: float, flops: float, memory_bandwidth_bytes_per_s: float, flop_per_s: float = math.inf
+) -> float:
+    """Shortest time of a step: the slower of reading and computing, fully overlapped. [Williams]
+
+    >>> step_time_min_s(16e9, 16e9, 4.8e12, 989.5e12) == 16e9 / 4.8e12
+    True
+    """
+    return max(read_bytes / memory_bandwidth_bytes_per_s, flops / flop_per_s)
+
+
+# --- speed: ceilings ---------------------------------------------------------------------------------------------
+
+
+def output_tokens_per_s_ceiling(
+    sequences: float,
+    weight_bytes: float,
+    memory_bandwidth_bytes_per_s: float,
+    *,
+    kv_tokens_per_sequence: float = 0.0,
+    bytes_per_token: float = 0.0,
+    flops_per_token: float = 0.0,
+    flop_per_s: float = math.inf,
+) -> float:
+    """Highest decode rate with at most `sequences` live sequences: `S / step_time_min(S)`.
+
+    Llama-3.1-8B in BF16 at 4.8 TB/s, one sequence, reading all its 8,030,261,248 parameters every step; and reading
+    but one row of the embedding table, as a step does:
+
+    >>> round(output_tokens_per_s_ceiling(1, 2 * 8030261248, 4.8e12), 1)
+    298.9
+    >>> round(output_tokens_per_s_ceiling(1, 2 * (8030261248 - 128256 * 4096), 4.8e12), 1)
+    319.8
+
+    With 1000 tokens of context in each of 64 sequences:
+
+    >>> round(output_tokens_per_s_ceiling(64, 15e9, 4.8e12, kv_tokens_per_sequence=1000, bytes_per_token=131072))
+    13135
+    """
+    kv_tokens = sequences * kv_tokens_per_sequence
+    step_s = step_time_min_s(
+        decode_step_bytes(weight_bytes, kv_tokens, bytes_per_token),
+        sequences * flops_per_token,
+        memory_bandwidth_bytes_per_s,
+        flop_per_s,
+    )
+    return sequences / step_s
+
+
+def request_time_min_s(
+    sequences: float,
+    prompt_tokens: float,
+    output_tokens: float,
+    weight_bytes: float,
+    bytes_per_token: float,
+    flops_per_request: float,
+    memory_bandwidth_bytes_per_s: float,
+    flop_per_s: float = math.inf,
+) -> float:
+    """Shortest device time that a request takes out of a long run with at most `sequences` live at once.
+
+    A request is part of at least `output_tokens` steps: one that reads its prompt and gives the first token, and one
+    for each further token. A step reads the weights once for all its sequences, so a request's share of them is
+    `output_tokens / sequences`. Its further steps read the KV of all tokens before them. Prompts may be read in the
+    same steps in which others decode, and reading overlaps with computing, so the slower of the two sums binds.
+
+    One sequence, 10 + 4 tokens, weights of 100 bytes, KV of 1 byte a token at 10 bytes/s: 4 steps read 400 bytes of
+    weights, and steps 2 to 4 read 10 + 11 + 12 bytes of KV.
+
+    >>> request_time_min_s(1, 10, 4, 100, 1, 0, 10)
+    43.3
+    """
+    weights_read = weight_bytes * output_tokens / sequences
+    further = output_tokens - 1
+    kv_read = bytes_per_token * further * (prompt_tokens + (further - 1) / 2)
+    return step_time_min_s(weights_read + kv_read, flops_per_request, memory_bandwidth_bytes_per_s, flop_per_s)
+
+
+def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, request_time_min_s: float) -> float:
+    """Highest rate of prompt and output tokens together, given the shortest time of a request.
+
+    >>> total_tokens_per_s_ceiling(300, 100, 0.5)
+    800.0
+    """
+    return (prompt_tokens + output_tokens) / request_time_min_s
+
+
+# --- speed: how near to the limit --------------------------------------------------------------------------------
+
+
+def model_bandwidth_utilization(read_bytes: float, time_s: float, memory_bandwidth_bytes_per_s: float) -> float:
+    """MBU: the rate at which a step read what it had to, as a share of the device's bandwidth.
+
+    >>> model_bandwidth_utilization(16e9, 0.005, 4.8e12)
+    0.6666666666666666
+    """
+    return read_bytes / time_s / memory_bandwidth_bytes_per_s
+
+
+def model_flops_utilization(flops: float, time_s: float, flop_per_s: float) -> float:
+    """MFU: the rate at which a step did the operations it had to, as a share of the device's rate.
+
+    >>> model_flops_utilization(16e12, 0.04, 1000e12)
+    0.4
+    """
+    return flops / time_s / flop_per_s
+
+
+# --- ratios of two devices ---------------------------------------------------------------------------------------
+
+
+def speedup_bounds(bandwidth_ratio: float, flop_ratio: float) -> tuple[float, float]:
+    """Lowest and highest speed-up of one device over another, if each step is bound by memory or by arithmetic.
+
+    H200 over L40S: between the ratio of their dense BF16 rates and that of their bandwidths.
+
+    >>> low, high = speedup_bounds(4.8e12 / 864e9, 989.5e12 / 362.05e12)
+    >>> round(low, 2), round(high, 2)
+    (2.73, 5.56)
+    """
+    return min(bandwidth_ratio, flop_ratio), max(bandwidth_ratio, flop_ratio)
+
+
+def relative_difference(value: float, reference: float) -> float:
+    """How far `value` lies from `reference`, as a share of the reference; negative below it.
+
+    The published 2.95 against the bandwidth ratio of H200 and L40S:
+
+    >>> round(relative_difference(2.95, 4.8e12 / 864e9), 2)
+    -0.47
+    """
+    return value / reference - 1
