@@ -1,0 +1,220 @@
+"""Facts of an inference run out of the engine's log.
+
+    python -m workflow_scripts.parse.engine_log vllm.log
+
+prints one JSON object. It reads what vLLM 0.2 to 0.32 print, on any platform, and the results of vLLM's own
+benchmarks; colours, prefixes of collectors and a terminal's hard wraps do no harm.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
+from workflow_scripts.parse.engine_log_outcome import Status, Verdict, judge
+from workflow_scripts.parse.engine_log_text import decode, read_lines
+
+
+class RankReading(BaseModel):
+    """What one rank printed; `rank` is its label in the log, None where the log has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: str | None
+    value: int | float
+    line: int
+
+
+class EngineLogFacts(BaseModel):
+    """What a log says. None: it does not say.
+
+    Sizes are in GiB, also where vLLM wrote GB for the same number. Where ranks differ, a fact is that of the rank that
+    binds: the smallest KV cache, the largest consumer of memory; `ranks` holds them all. Latencies are in ms, rates
+    per second; `total_tokens_per_s` counts prompt and output tokens.
+
+    `read_from` gives the line, from 1, where each fact was printed. A number that was not printed has no line:
+    `kv_cache_tokens` is num_gpu_blocks x block_size in a log of an engine that prints blocks but no tokens. What can
+    only be inferred stays out of the facts and stands in `derived`: `block_size` = kv_cache_tokens / num_gpu_blocks
+    and `num_gpu_blocks` = kv_cache_tokens / block_size. These hold for a model with one kind of attention and without
+    context parallelism, and are left out where the printed concurrency speaks against that.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    status: Status | None = None
+    error: str | None = None
+    engine_version: str | None = None
+    num_gpu_blocks: int | None = None
+    num_cpu_blocks: int | None = None
+    block_size: int | None = None
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+    max_concurrency_tokens_per_request: int | None = None
+    available_kv_cache_gib: float | None = None
+    model_weights_gib: float | None = None
+    peak_activation_gib: float | None = None
+    cuda_graph_gib: float | None = None
+    attention_backend: str | None = None
+    prefix_cache_hit_rate_pct: float | None = None
+    preemptions: int | None = None
+    requests_per_s: float | None = None
+    total_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    ttft_ms_median: float | None = None
+    ttft_ms_p99: float | None = None
+    tpot_ms_median: float | None = None
+    itl_ms_median: float | None = None
+    itl_ms_p99: float | None = None
+    ranks: dict[str, list[RankReading]] = {}
+    derived: dict[str, int] = {}
+    read_from: dict[str, int] = {}
+
+
+def parse_engine_log(text: str) -> EngineLogFacts:
+    """Read the facts off a log. Any text is a log; one that is not an engine's has no facts and says so in `error`.
+
+    >>> facts = parse_engine_log("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 3418, # CPU blocks: 327")
+    >>> facts.num_gpu_blocks, facts.num_cpu_blocks, facts.status, facts.read_from["num_gpu_blocks"]
+    (3418, 327, None, 1)
+    """
+    lines = read_lines(text)
+    found = find_readings(lines)
+    values, read_from = _bind(found)
+    verdict = _with_memory(judge(lines), values, read_from)
+    if verdict.line is not None:
+        read_from["error" if verdict.error else "status"] = verdict.line
+    if not values and verdict == Verdict():
+        empty = "the log is empty" if not text.strip() else "nothing of an inference engine was recognised in this log"
+        return EngineLogFacts(error=empty)
+    return EngineLogFacts.model_validate(
+        {
+            **values,
+            "status": verdict.status,
+            "error": verdict.error,
+            "kv_cache_tokens": values.get("kv_cache_tokens") or _tokens_of_blocks(values, found),
+            "ranks": _ranks(found),
+            "derived": _derived(values, text),
+            "read_from": read_from,
+        }
+    )
+
+
+def _bind(found: Sequence[tuple[Row, list[Reading]]]) -> tuple[dict[str, Value], dict[str, int]]:
+    """The value that binds for each fact, from the first row that has one, and the line where it stands."""
+    values: dict[str, Value] = {}
+    read_from: dict[str, int] = {}
+    for row, readings in found:
+        if row.key not in values:
+            reading = row.pick(readings, row.key)
+            values |= reading.values
+            read_from |= dict.fromkeys(row.facts, reading.line)
+    return values, read_from
+
+
+def _with_memory(verdict: Verdict, values: dict[str, Value], read_from: dict[str, int]) -> Verdict:
+    """An engine that had no memory left for its KV cache, and did not come up, failed of that whatever it says."""
+    for fact, words in (
+        ("available_kv_cache_gib", "Available KV cache memory: {} GiB"),
+        ("num_gpu_blocks", "# GPU blocks: {}"),
+    ):
+        value = values.get(fact)
+        if isinstance(value, int | float) and value <= 0 and verdict.status in (None, "error"):
+            return Verdict("kv_too_small", verdict.error or words.format(value), verdict.line or read_from[fact])
+    return verdict
+
+
+def _tokens_of_blocks(values: dict[str, Value], found: Sequence[tuple[Row, list[Reading]]]) -> int | None:
+    """Tokens of an engine that prints `# GPU blocks`: these versions know one kind of block."""
+    blocks, block_size = values.get("num_gpu_blocks"), values.get("block_size")
+    one_kind = any("num_gpu_blocks" in row.facts and row.pattern.pattern.startswith("#") for row, _ in found)
+    return blocks * block_size if one_kind and isinstance(blocks, int) and isinstance(block_size, int) else None
+
+
+def _derived(values: dict[str, Value], text: str) -> dict[str, int]:
+    """What follows exactly from printed numbers, if the model has one kind of attention.
+
+    >>> _derived({"kv_cache_tokens": 93872, "num_gpu_blocks": 5867}, "")
+    {'block_size': 16}
+    >>> _derived({"kv_cache_tokens": 93872, "block_size": 16}, "")
+    {'num_gpu_blocks': 5867}
+    """
+    tokens, blocks, block_size = (values.get(name) for name in ("kv_cache_tokens", "num_gpu_blocks", "block_size"))
+    if not isinstance(tokens, int) or not _one_kind_of_attention(values, tokens, text):
+        return {}
+    if isinstance(blocks, int) and blocks > 0 and block_size is None:
+        size, rest = divmod(tokens, blocks)
+        # Since engines print tokens, their block sizes are multiples of 16.
+        return {"block_size": size} if rest == 0 and size > 0 and size % 16 == 0 else {}
+    if isinstance(block_size, int) and block_size > 0 and blocks is None and tokens % block_size == 0:
+        return {"num_gpu_blocks": tokens // block_size}
+    return {}
+
+
+def _one_kind_of_attention(values: dict[str, Value], tokens: int, text: str) -> bool:
+    concurrency, length = values.get("max_concurrency"), values.get("max_concurrency_tokens_per_request")
+    agrees = True
+    if isinstance(concurrency, float) and isinstance(length, int) and length > 0:
+        agrees = abs(tokens / length - concurrency) < 0.02
+    return agrees and not re.search(r"decode_context_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text)
+
+
+def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankReading]]:
+    """All readings of what each rank prints, where there is more than one."""
+    ranks: dict[str, list[RankReading]] = {}
+    for row, readings in found:
+        if row.per_rank and len(readings) > 1:
+            for fact in row.facts:
+                ranks.setdefault(
+                    fact,
+                    [
+                        RankReading.model_validate({"rank": r.rank, "value": r.values[fact], "line": r.line})
+                        for r in readings
+                    ],
+                )
+    return ranks
+
+
+def read_engine_log(path: Path) -> EngineLogFacts:
+    """Read the facts off a log file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return parse_engine_log(decode(path.read_bytes()))
+
+
+def to_json(facts: EngineLogFacts) -> dict[str, Any]:
+    """The facts as a JSON object, all keys present."""
+    return facts.model_dump(mode="json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the facts of one log."""
+    parser = argparse.ArgumentParser(
+        prog="python -m workflow_scripts.parse.engine_log",
+        description="Print the facts that an inference engine's log (vLLM 0.2 to 0.32) states, as one JSON object.",
+        epilog="Keys are null where the log does not say. read_from gives line numbers; ranks gives what each rank "
+        "printed; derived gives what only follows from printed numbers. "
+        "Example: python -m workflow_scripts.parse.engine_log vllm.log",
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="the engine's log, as text; a benchmark's output may be in it"
+    )
+    path: Path = parser.parse_args(argv).file
+    try:
+        facts = read_engine_log(path)
+    except OSError as error:
+        print(f"{path}: cannot read this log: {error.strerror}", file=sys.stderr)
+        return 2
+    print(json.dumps(to_json(facts), indent=2, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

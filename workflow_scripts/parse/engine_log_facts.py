@@ -1,0 +1,254 @@
+"""The facts that vLLM prints, one row per fact and era, and how to find them in a log.
+
+In a pattern a space stands for any run of white space, also none: a terminal's wrap or a copy through a word wrap may
+have taken or added some. The name of a group is the name of the fact; `{name:...}` writes such a group:
+`count` a whole number with or without thousands separators, `number` a decimal one, `size` a number with its unit.
+
+Rows of one fact stand in order of preference: the first that occurs in a log gives the value. Where it occurs more
+than once (one line per rank, a line every ten seconds), `pick` tells which of the readings binds.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from workflow_scripts.parse.engine_log_text import Line
+
+Value = int | float | str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Values that one occurrence of a pattern gives, with the process that printed them and the line number."""
+
+    values: dict[str, Value]
+    rank: str | None
+    line: int
+
+
+Pick = Callable[[Sequence[Reading], str], Reading]
+
+
+def _number(reading: Reading, fact: str) -> float:
+    value = reading.values[fact]
+    return value if isinstance(value, int | float) else float("nan")
+
+
+def _smallest(readings: Sequence[Reading], fact: str) -> Reading:
+    return min(readings, key=lambda reading: _number(reading, fact))
+
+
+def _largest(readings: Sequence[Reading], fact: str) -> Reading:
+    return max(readings, key=lambda reading: _number(reading, fact))
+
+
+def _total(readings: Sequence[Reading], fact: str) -> Reading:
+    return replace(readings[-1], values={fact: int(sum(_number(reading, fact) for reading in readings))})
+
+
+def _first(readings: Sequence[Reading], _: str) -> Reading:
+    return readings[0]
+
+
+def _last(readings: Sequence[Reading], _: str) -> Reading:
+    return readings[-1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that some versions print.
+
+    `pick` tells which reading binds where there are several, by the values of the fact `key`. `per_rank` marks what
+    each rank of a distributed engine prints for itself.
+    """
+
+    pattern: re.Pattern[str]
+    facts: tuple[str, ...]
+    key: str
+    pick: Pick
+    per_rank: bool
+
+
+_GROUPS = {
+    "count": r"(?P<{0}>-?\d+(?:,\d{{3}})*)",
+    "number": r"(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)",
+    "size": r"(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
+}
+
+
+def _row(pick: Pick, pattern: str, *, key: str | None = None, per_rank: bool = False) -> Row:
+    def group(found: re.Match[str]) -> str:
+        return _GROUPS[found[2]].format(found[1])
+
+    compiled = re.compile(re.sub(r"\{(\w+):(\w+)\}", group, pattern.replace(" ", r"\s*")))
+    facts = tuple(name for name in compiled.groupindex if "__" not in name)
+    return Row(compiled, facts, key or facts[0], pick, per_rank)
+
+
+def _rank_row(pick: Pick, pattern: str, *, key: str | None = None) -> Row:
+    return _row(pick, pattern, key=key, per_rank=True)
+
+
+# A log names many backends. Attention's have one of these words in their name, and none of those.
+_WORD = r"(?!(?i:moe|mla prefill|prefill|decode|linear|sampling|encoder|vit|lora|ssu|gdn|kda|allreduce)\b)[\w-]+"
+_ATTENTION_WORD = (
+    r"[\w-]*(?i:attn|attention|flash|xformers|sdpa|triton|mla|pallas|ipex|aiter|turboquant|openvino)[\w-]*"
+)
+_ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s+){{0,3}}?{_ATTENTION_WORD}(?:\s+{_WORD}){{0,3}}?)"
+_BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d+)"
+
+ROWS: tuple[Row, ...] = (
+    # --- version -----------------------------------------------------------------------------------------------------
+    _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]*)\)"),  # 0.2.7 on
+    _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S*)"),  # 0.4 to 0.24
+    _row(_first, r"vLLM server version v?(?P<engine_version>\d[^\s,]*)"),  # 0.25 on, without colours
+    _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S*)"),  # 0.25 on, beside the logo
+    _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S*)"),  # collect_env
+    # --- blocks ------------------------------------------------------------------------------------------------------
+    # V0 executors, V1 before 0.8. The first number is the device's; `cuda`, `rocm`, `hpu`, `TPU`, `cpu` since 0.7.
+    _rank_row(_smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}"),
+    _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}"),
+    _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),  # V0 on a CPU before 0.7
+    _rank_row(_smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"),  # V1, INFO until 0.12, then DEBUG
+    _rank_row(_smallest, r"cache_config_info\{.*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
+    _rank_row(_smallest, r"cache_config_info\{.*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
+    _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
+    # --- block size --------------------------------------------------------------------------------------------------
+    # What the engine set stands before what was asked for.
+    _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # 0.7 on
+    _row(_first, r"cache_config_info\{.*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
+    _row(_first, r"(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b.*?" + _BLOCK_SIZE),
+    _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}"),  # a command line, echoed
+    # --- KV cache ----------------------------------------------------------------------------------------------------
+    _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1, 0.8 on
+    _rank_row(
+        _smallest,
+        r"Maximum concurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
+        r"{max_concurrency:number}x",  # V0 from 0.6, V1 from 0.7.2
+        key="max_concurrency",
+    ),
+    _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1, 0.9 on
+    _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0, 0.6.6 to 0.10
+    _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0, 0.6.3 to 0.6.5
+    _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1, 0.11 on
+    _rank_row(_smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]+\) GiB for KV cache"),  # CPU
+    _rank_row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
+    _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # 0.10.2 on
+    _rank_row(
+        _smallest, r"larger than the available KV cache memory \({available_kv_cache_gib:size}\)"
+    ),  # V1's refusal
+    # --- the rest of the memory --------------------------------------------------------------------------------------
+    # Until 0.8 vLLM wrote GB for numbers that it had divided by 2**30.
+    _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # V1, 0.8 on
+    _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),  # 0.2 to 0.8, ascend
+    _rank_row(_largest, r"model weights take {model_weights_gib:size}"),  # V0, 0.6.6 to 0.10
+    _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, 0.9 on, DEBUG
+    _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # 0.10.2 to 0.29
+    _rank_row(_largest, r"PyTorch activation peak memory takes {peak_activation_gib:size}"),  # V0, 0.6.6 to 0.10
+    _rank_row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1, 0.10.2 on
+    _rank_row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, 0.9 on, DEBUG
+    _rank_row(_largest, r"Graph capturing finished in [\d.]+ secs?, took {cuda_graph_gib:size}"),  # 0.6.5 on
+    _rank_row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # 0.17 on
+    _rank_row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # 0.10.2 on
+    # --- attention ---------------------------------------------------------------------------------------------------
+    _row(
+        _first,
+        r"Using (?:_?(?:AttentionBackendEnum|Backend)\.)?"
+        + _ATTENTION
+        + r"\s(?:attention )?backend(?= on V1| on XPU| out of| \(selected|\.?\s*$|\. )",
+    ),
+    _row(_first, r"Overriding with (?P<attention_backend>\w+) out of potential backends"),  # ROCm, 0.25 on
+    _row(_first, r"KV cache layout for (?P<attention_backend>\w+) backend"),  # 0.11 on
+    # --- while serving -----------------------------------------------------------------------------------------------
+    # The other rates in these lines are `External prefix cache hit rate` and `MM cache hit rate`.
+    _row(_last, r"Prefix cache hit rate: (?:GPU: )?{prefix_cache_hit_rate_pct:number}%"),
+    _row(_last, r"num_preemptions(?:_total)?\{.*?\} {preemptions:count}"),  # /metrics
+    _row(_largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"),  # V0: counts since the start
+    _row(_total, r"(?<!_)Preemptions: {preemptions:count}"),  # V1, 0.15 on: counts since the line before
+    # --- benchmarks --------------------------------------------------------------------------------------------------
+    # `vllm bench serve` and benchmark_serving.py; the forms without (unit) are those of 0.3 and 0.4.0.
+    _row(_last, r"Request throughput(?: \(req/s\):|:) {requests_per_s:number}"),
+    _row(_last, r"Total [Tt]oken throughput(?: \(tok/s\):|:) {total_tokens_per_s:number}"),
+    _row(_last, r"Output token throughput(?: \(tok/s\):|:) {output_tokens_per_s:number}"),
+    _row(_last, r"Median TTFT(?: \(ms\):|:) {ttft_ms_median:number}"),
+    _row(_last, r"P99(?:\.0+)? TTFT(?: \(ms\):|:) {ttft_ms_p99:number}"),
+    _row(_last, r"Median TPOT(?: \(ms\):|:) {tpot_ms_median:number}"),
+    _row(_last, r"Median ITL(?: \(ms\):|:) {itl_ms_median:number}"),
+    _row(_last, r"P99(?:\.0+)? ITL(?: \(ms\):|:) {itl_ms_p99:number}"),
+    # `vllm bench throughput`; until 0.6.4 the one rate printed was that of prompt and output tokens together.
+    _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
+    _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total )?tokens/s"),
+    _row(_last, r"Throughput: [\d.]+ requests/s, .*?tokens/s, {output_tokens_per_s:number} output tokens/s"),
+    # The result files of both, also printed into logs.
+    _row(_last, r"\"(?:request_throughput|requests_per_second)\": {requests_per_s:number}"),
+    _row(_last, r"\"(?:total_token_throughput|tokens_per_second)\": {total_tokens_per_s:number}"),
+    _row(_last, r"\"output_throughput\": {output_tokens_per_s:number}"),
+    _row(_last, r"\"median_ttft_ms\": {ttft_ms_median:number}"),
+    _row(_last, r"\"p99_ttft_ms\": {ttft_ms_p99:number}"),
+    _row(_last, r"\"median_tpot_ms\": {tpot_ms_median:number}"),
+    _row(_last, r"\"median_itl_ms\": {itl_ms_median:number}"),
+    _row(_last, r"\"p99_itl_ms\": {itl_ms_p99:number}"),
+)
+
+# A line without any of these words holds no fact. It saves trying every row on every line of a long log.
+_WORTH_A_LOOK = re.compile(
+    r"blocks|block[-_ ]size|acheConfig|KV|concurrency|GiB|GB|MiB|MB|[Bb]ytes|ersion|engine|ackend|hit|reempt|hroughput"
+    r"|TTFT|TPOT|ITL|_ms|per_second"
+)
+
+_GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
+
+
+def gib(number: float, unit: str) -> float:
+    """Convert a size as vLLM prints it to GiB. GB, MB and so on are read as GiB, MiB: vLLM divides by powers of 1024.
+
+    >>> gib(14.2, "GB"), gib(512, "MiB"), gib(2**30, "bytes")
+    (14.2, 0.5, 1.0)
+    """
+    return number * _GIB_PER_UNIT[unit[0].upper()]
+
+
+def find_readings(lines: Sequence[Line]) -> list[tuple[Row, list[Reading]]]:
+    """Collect what each row finds, rows in the order of `ROWS`, readings in the order of the log."""
+    found: list[tuple[Row, list[Reading]]] = [(row, []) for row in ROWS]
+    for index, line in enumerate(lines):
+        follow_up = _follow_up(lines, index)
+        if _WORTH_A_LOOK.search(line.text + follow_up):
+            for row, readings in found:
+                readings.extend(_reading(row, line, match) for match in _matches(row, line.text, follow_up))
+    return [(row, readings) for row, readings in found if readings]
+
+
+def _follow_up(lines: Sequence[Line], index: int) -> str:
+    """What may continue a line that was wrapped at words, so that its length does not show it."""
+    follow_up = ""
+    for line in lines[index + 1 : index + 3]:
+        if line.starts:
+            break
+        follow_up += line.text
+    return follow_up
+
+
+def _matches(row: Row, text: str, follow_up: str) -> Iterator[re.Match[str]]:
+    within = list(row.pattern.finditer(text))
+    yield from within
+    if not within and follow_up:
+        yield from (m for m in row.pattern.finditer(text + follow_up) if m.start() < len(text) < m.end())
+
+
+def _reading(row: Row, line: Line, match: re.Match[str]) -> Reading:
+    values = {fact: _value(fact, match) for fact in row.facts}
+    return Reading(values, line.rank, line.number_at(match.start(row.facts[0])))
+
+
+def _value(fact: str, match: re.Match[str]) -> Value:
+    text = match[fact]
+    if fact in ("attention_backend", "engine_version"):
+        return " ".join(text.split())
+    number = text.replace(",", "")
+    if unit := match.groupdict().get(f"{fact}__unit"):
+        return gib(float(number), unit)
+    return int(number) if fact.endswith(_WHOLE) else float(number)
+
+
+_WHOLE = ("_blocks", "block_size", "_tokens", "_tokens_per_request", "preemptions")

@@ -1,0 +1,147 @@
+"""The text of an engine's log as lines to read: decoded, without colours, hard-wrapped lines joined again.
+
+Logs reach us through terminals, Docker, Kubernetes, Ray, journald and copy and paste. This module undoes what those
+did to the text; it knows nothing of what the lines say.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+# Colour and cursor codes; also with the escape character printed as `^[`, or lost on the way.
+_ANSI = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\x00"
+)
+_PROGRESS_BAR = re.compile(r"\d+%\|.*?\d+/\d+ \[[^\]]*\]")
+
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+# vLLM's own lines: `INFO 09-10 23:26:51 [core.py:74] text`, before 0.8 `INFO 10-23 03:37:24 config.py:887] text`.
+_ENGINE_RECORD = re.compile(
+    rf"\b{_LEVEL}\s+\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?\s*(?:\[[^\]]*\]|[\w./]+:\d+\])(?: |$)(?P<body>.*)",
+    re.DOTALL,
+)
+_OTHER_RECORD = re.compile(rf"{_LEVEL}\b\s*[:\-]?\s*(?P<body>.*)", re.DOTALL)
+
+_PROCESS = r"\((?P<process>[^()]*\bpid=\d+[^()]*)\)\s?"
+_DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s*"
+_JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
+_RANK = r"\[rank(?P<rank>\d+)\]:\s?"
+# What collectors put before each line; the last alternatives are Kubernetes, CRI, Compose, srun --label and a README.
+_PREFIX = re.compile(
+    rf"{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|\d\d:\d\d:\d\d(?:\.\d+)?\s"
+    r"|\[pod/\S+\]\s|(?:stdout|stderr) [FP] |[\w./-]+\s+\| |\d+: |[#>] "
+)
+_RECORD_START = re.compile(
+    rf"\s*$|{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[[WEIF]\d{{3,4}} "
+    r"|Traceback |={5}|-{5}|.{0,150}?\d+%\|"
+)
+# A line of these forms is whole in itself even where the line before it fills the terminal.
+_NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: |Namespace\(|\{")
+
+_NARROWEST_TERMINAL = 72
+# Escape codes that the terminal counted but that are gone make a wrapped line look shorter than the terminal.
+_WRAP_SLACK = 24
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line as the engine printed it.
+
+    `text` is all of it; `pieces` holds, per physical line that it was joined from, the offset in `text` and the line
+    number (from 1). `starts` says that it cannot continue the line before.
+    """
+
+    text: str
+    pieces: tuple[tuple[int, int], ...]
+    starts: bool
+
+    @property
+    def number(self) -> int:
+        """The number of its first physical line, from 1."""
+        return self.pieces[0][1]
+
+    def number_at(self, offset: int) -> int:
+        """The number of the physical line that holds the character at `offset`."""
+        return max((piece for piece in self.pieces if piece[0] <= offset), default=self.pieces[0])[1]
+
+    @cached_property
+    def _parts(self) -> tuple[str | None, str | None, str]:
+        rest = _PROGRESS_BAR.sub("", self.text)
+        rank = None
+        while found := _PREFIX.match(rest):
+            label = found["process"] or (f"rank{found['rank']}" if found["rank"] else None)
+            rank, rest = label or rank, rest[found.end() :]
+        record = _ENGINE_RECORD.search(rest) or _OTHER_RECORD.match(rest)
+        return (rank, record["level"], record["body"]) if record else (rank, None, rest)
+
+    @property
+    def rank(self) -> str | None:
+        """The process that printed it, innermost label first (`VllmWorker TP0 pid=1430`), None if it has none."""
+        return self._parts[0]
+
+    @property
+    def level(self) -> str | None:
+        """The log level, None for a line that no logger printed."""
+        return self._parts[1]
+
+    @property
+    def body(self) -> str:
+        """The message without prefixes, level, time and source."""
+        return self._parts[2]
+
+
+def decode(raw: bytes) -> str:
+    """Decode a log file: UTF-8, or UTF-16 as a PowerShell redirect writes it; what is neither is replaced.
+
+    >>> decode("# GPU blocks: 7".encode("utf-16"))
+    '# GPU blocks: 7'
+    >>> decode(bytes([0xFF, 0x41]))
+    '\ufffdA'
+    """
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return raw.decode("utf-16", errors="replace")
+    return raw.decode("utf-8-sig", errors="replace")
+
+
+def read_lines(text: str) -> list[Line]:
+    r"""Split a log into its lines as the engine printed them.
+
+    A physical line that fills the terminal and is followed by one that begins no record was cut by the terminal; both
+    are joined again without a character between. Lines of a file that was not wrapped stay as they are.
+
+    >>> [line.text for line in read_lines("INFO 09-04 01:02:16 [a.py:1] one\r\n\x1b[32mtwo\x1b[0m")]
+    ['INFO 09-04 01:02:16 [a.py:1] one', 'two']
+    """
+    physical = list(_physical_lines(text))
+    width = max((len(line) for _, line in physical), default=0)
+    lines: list[Line] = []
+    last_piece_fills = False
+    for number, line in physical:
+        starts = bool(_RECORD_START.match(line))
+        if lines and last_piece_fills and not starts and not _NOT_A_WRAP.match(line):
+            before = lines.pop()
+            lines.append(Line(before.text + line, (*before.pieces, (len(before.text), number)), before.starts))
+        else:
+            lines.append(Line(line, ((0, number),), starts))
+        last_piece_fills = width >= _NARROWEST_TERMINAL and len(line) >= width - _WRAP_SLACK
+    return lines
+
+
+def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text; what a carriage return wrote over a progress bar is a line of its own."""
+    for number, line in enumerate(re.split(r"\r?\n", text), start=1):
+        for piece in _undocked(line).rstrip("\r\n").split("\r"):
+            yield number, _ANSI.sub("", piece)
+
+
+def _undocked(line: str) -> str:
+    """Unpack a line of Docker's json-file log driver."""
+    if line.startswith('{"log":"'):
+        try:
+            return str(json.loads(line)["log"])
+        except ValueError:
+            return line
+    return line
