@@ -23,6 +23,16 @@ DTYPE_BYTES: Mapping[str, int] = {
     "fp8_e5m2": 1,
 }
 
+# Bits a matrix parameter takes when quantized, scales and zero points of groups of 128 included. Embeddings and the
+# output matrix stay in the model's dtype.
+QUANTIZED_BITS: Mapping[str, float] = {
+    "awq": 4 + (16 + 4) / 128,
+    "awq_marlin": 4 + (16 + 4) / 128,
+    "gptq": 4 + (16 + 4) / 128,
+    "gptq_marlin": 4 + (16 + 4) / 128,
+    "fp8": 8,
+}
+
 
 class ModelFactsError(ValueError):
     """A config.json that cannot be read off; the message says what and which are supported."""
@@ -52,6 +62,7 @@ class ModelFacts:
     qk_norm: bool = False
     final_norm: bool = True
     learned_positions: int = 0
+    quantization: str | None = None
 
     @property
     def attention_width(self) -> int:
@@ -124,14 +135,24 @@ class ModelFacts:
         return self.parameters - untied_table - self.position_embedding_parameters
 
     @property
+    def bytes_per_matrix_parameter(self) -> float:
+        """Bytes of a parameter of a layer's matrices: less than the dtype's where they are quantized."""
+        return QUANTIZED_BITS[self.quantization] / 8 if self.quantization else DTYPE_BYTES[self.dtype]
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in the model's dtype."""
-        return self.parameters * DTYPE_BYTES[self.dtype]
+        """Bytes of all weights as they are stored."""
+        return self._bytes_of(self.parameters)
 
     @property
     def decode_weight_bytes(self) -> int:
-        """Bytes of weights that a decode step reads, whatever its batch, in the model's dtype."""
-        return self.decode_parameters * DTYPE_BYTES[self.dtype]
+        """Bytes of weights that a decode step reads, whatever its batch."""
+        return self._bytes_of(self.decode_parameters)
+
+    def _bytes_of(self, parameters: int) -> int:
+        """Bytes of parameters that hold all layers' matrices; the others are never quantized."""
+        matrices = self.layers * self.layer_matrix_parameters
+        return round(matrices * self.bytes_per_matrix_parameter + (parameters - matrices) * DTYPE_BYTES[self.dtype])
 
     def kv_dtype_bytes(self, kv_cache_dtype: str = "auto") -> int:
         """Bytes of one element in the KV cache.
@@ -174,12 +195,13 @@ class ModelFacts:
         return self.prefill_flops(prompt_tokens) + self.decode_flops(further, further * mean_kv_tokens)
 
 
-def read_model_facts(path: Path, dtype: str | None = None) -> ModelFacts:
+def read_model_facts(path: Path, dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
     """Facts of a model from its `config.json`, or from a folder that holds one.
 
     Args:
         path: the file, or its folder.
         dtype: type of the weights; the config's own if None.
+        quantization: method that shrinks the layers' matrices; the config's own if None.
 
     Raises:
         ModelFactsError: no such file, not JSON, an architecture that is not supported, or a value that is missing.
@@ -195,12 +217,12 @@ def read_model_facts(path: Path, dtype: str | None = None) -> ModelFacts:
     if not isinstance(config, dict):
         raise ModelFactsError(f"{path}: must hold one JSON object")
     try:
-        return model_facts(config, dtype)
+        return model_facts(config, dtype, quantization)
     except ModelFactsError as e:
         raise ModelFactsError(f"{path}: {e}") from None
 
 
-def model_facts(config: Mapping[str, Any], dtype: str | None = None) -> ModelFacts:
+def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
     """Facts of a model from the mapping of its `config.json`.
 
     Raises:
@@ -212,8 +234,11 @@ def model_facts(config: Mapping[str, Any], dtype: str | None = None) -> ModelFac
     dtype = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
+    quantization = quantization or (config.get("quantization_config") or {}).get("quant_method")
+    if quantization is not None and quantization not in QUANTIZED_BITS:
+        raise ModelFactsError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZED_BITS)}")
     try:
-        return ModelFacts(model_type=kind, dtype=dtype, **_READERS[kind](config))
+        return ModelFacts(model_type=kind, dtype=dtype, quantization=quantization, **_READERS[kind](config))
     except KeyError as e:
         raise ModelFactsError(f"{kind}: missing {e.args[0]!r}") from None
 

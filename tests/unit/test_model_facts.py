@@ -138,6 +138,18 @@ def test_bytes_follow_the_dtype():
         facts.bytes_per_token("fp7")
 
 
+def test_quantization_shrinks_the_layers_matrices_alone():
+    facts = model_facts(LLAMA | {"dtype": "bfloat16"})
+    fp8 = model_facts(LLAMA | {"dtype": "bfloat16"}, quantization="fp8")
+    awq = model_facts(LLAMA | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq", "bits": 4}})
+    matrices = 3 * facts.layer_matrix_parameters
+    assert facts.weight_bytes - fp8.weight_bytes == facts.decode_weight_bytes - fp8.decode_weight_bytes == matrices
+    assert facts.weight_bytes - awq.weight_bytes == round(matrices * (2 - 4.15625 / 8))
+    assert fp8.bytes_per_token() == facts.bytes_per_token()
+    with pytest.raises(ModelFactsError, match="quantization 'bitsandbytes' is not supported; supported: awq"):
+        model_facts(LLAMA, quantization="bitsandbytes")
+
+
 def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
     facts = model_facts(LLAMA)
     steps = sum(facts.decode_flops(1, 5 + i) for i in (1, 2, 3))
