@@ -1,0 +1,111 @@
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from workflow_scripts.analyse import tables
+from workflow_scripts.analyse.tables import (
+    FLAG,
+    INTEGER,
+    NUMBER,
+    TEXT,
+    TableError,
+    read_table,
+    table_schema,
+    write_table,
+)
+
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "tables.md"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch):
+    monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
+    table_schema("try", {"name": TEXT, "count": INTEGER, "rate": NUMBER, "good": FLAG})
+
+
+def frame(**columns):
+    return pd.DataFrame(
+        {"name": ["a", None], "count": [1, None], "rate": [0.5, None], "good": [True, None]} | columns, index=[7, 9]
+    )
+
+
+def test_types_and_nulls_survive_in_both_formats(tmp_path):
+    path = tmp_path / "tables" / "try.parquet"
+    write_table(frame(), path)
+    back = read_table(path)
+    assert back.dtypes.astype(str).to_dict() == {
+        "name": "string",
+        "count": "Int64",
+        "rate": "float64",
+        "good": "boolean",
+    }
+    assert back.index.tolist() == [0, 1]
+    assert back.iloc[0].tolist() == ["a", 1, 0.5, True]
+    assert back.iloc[1].isna().all()
+    assert path.with_suffix(".csv").read_text() == "name,count,rate,good\na,1,0.5,True\n,,,\n"
+
+
+def test_the_schema_is_chosen_by_file_name_unless_it_is_named(tmp_path):
+    write_table(frame(), tmp_path / "other.parquet", "try")
+    assert len(read_table(tmp_path / "other.parquet", "try")) == 2
+    with pytest.raises(TableError, match=r"other\.parquet: no schema of a table 'other'; allowed: cells, .*try"):
+        read_table(tmp_path / "other.parquet")
+    with pytest.raises(TableError, match="no schema of a table 'new'"):
+        write_table(frame(), tmp_path / "new.parquet")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (frame(extra=1), "column 'extra' is not allowed"),
+        (frame().drop(columns="rate"), "column 'rate' is missing"),
+        (frame(count=[1, 2.5]), "column 'count' is not of dtype('Int64')"),
+        (
+            frame(rate=["fast", "slow"]).drop(columns="good"),
+            "column 'good' is missing; column 'rate' is not of dtype('float64')",
+        ),
+    ],
+)
+def test_what_the_schema_does_not_say_is_not_written(tmp_path, wrong, why):
+    path = tmp_path / "try.parquet"
+    with pytest.raises(TableError) as e:
+        write_table(wrong, path)
+    assert str(e.value) == f"{path}: not a table 'try': {why}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_knob_columns_of_any_type_follow_where_the_schema_lets_them(tmp_path):
+    table_schema("swept", {"name": TEXT}, knobs=True)
+    rows = pd.DataFrame({"name": ["a"], "knob_block_size": [16], "knob_kv_cache_dtype": ["fp8"]})
+    write_table(rows, tmp_path / "swept.parquet")
+    assert read_table(tmp_path / "swept.parquet").iloc[0].tolist() == ["a", 16, "fp8"]
+    write_table(rows[["name"]], tmp_path / "swept.parquet")
+    with pytest.raises(TableError, match="not a table 'swept'"):
+        write_table(rows.rename(columns={"knob_block_size": "knob_"}), tmp_path / "swept.parquet")
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path):
+    with pytest.raises(TableError, match=r"^.*/try\.parquet: there is no such table$"):
+        read_table(tmp_path / "try.parquet")
+    (tmp_path / "try.parquet").write_text("name,count\n")
+    with pytest.raises(TableError, match=r"try\.parquet: not readable as Parquet: "):
+        read_table(tmp_path / "try.parquet")
+    frame(extra=1).to_parquet(tmp_path / "try.parquet")
+    with pytest.raises(TableError, match=r"try\.parquet: not a table 'try': column 'extra' is not allowed"):
+        read_table(tmp_path / "try.parquet")
+
+
+def documented_columns(table):
+    section = re.search(rf"^## {table}\n(.*?)(?=^## |\Z)", DOCUMENTATION.read_text(), re.DOTALL | re.MULTILINE)
+    assert section, f"docs/tables.md has no section {table}"
+    rows = [line.split("|")[1] for line in section[1].splitlines() if line.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def test_the_cells_table_is_documented_column_by_column():
+    names = [name for name in tables.TABLE_SCHEMAS["cells"].columns if not name.startswith("^")]
+    documented = documented_columns("cells")
+    assert "knob_*" in documented
+    assert [name for name in documented if name != "knob_*"] == names
