@@ -19,9 +19,9 @@ from typing import Any
 
 from workflow_scripts.catalog import load_gpus
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.device import device_lock
 from workflow_scripts.files import read_json, write_json
 from workflow_scripts.grid import Cell, expand
-from workflow_scripts.measure.device import device_lock
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.provenance import provenance

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from workflow_scripts.measure.device import nvml_handle
+from workflow_scripts.device import nvml_handle
 
 INTERVAL_S = 0.1
 

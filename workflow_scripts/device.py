@@ -1,10 +1,9 @@
-"""The device that a cell is measured on: is it the right one, is it ours alone, and what else loads it."""
+"""The device that work runs on: is it the right one, is it ours alone, and which cores of a CPU belong to it."""
 
 import contextlib
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +117,7 @@ def _or_none(read: Any) -> Any:
 
 @contextlib.contextmanager
 def device_lock(gpu: Gpu) -> Iterator[None]:
-    """Hold the device for one cell, against any other on this host, of this snakemake or another.
+    """Hold the device for one job, against any other on this host, of this snakemake or another.
 
     All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
     """
@@ -131,42 +130,9 @@ def device_lock(gpu: Gpu) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"waiting for the device: another cell holds {lock.lock_file}", flush=True)
+        print(f"waiting for the device: another job holds {lock.lock_file}", flush=True)
         lock.acquire(poll_interval=0.2)
     try:
         yield
     finally:
         lock.release()
-
-
-class HostLoad:
-    """Load by others while a cell is measured, in per cent of all cores; a context manager around the timed window."""
-
-    def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
-
-    def __enter__(self) -> "HostLoad":
-        self.record["load_average_1m_before"] = os.getloadavg()[0]
-        self._began = time.monotonic(), psutil.cpu_times(), _own_cpu_s()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        began_s, before, own_before_s = self._began
-        after = psutil.cpu_times()
-        available_s = (time.monotonic() - began_s) * (psutil.cpu_count() or 1)
-        busy_s = sum(
-            getattr(after, kind) - getattr(before, kind) for kind in ("user", "nice", "system", "irq", "softirq")
-        )
-        self.record["load_average_1m_after"] = os.getloadavg()[0]
-        self.record["cpu_steal_pct"] = 100 * (after.steal - before.steal) / available_s
-        self.record["cpu_others_pct"] = max(0.0, 100 * (busy_s - (_own_cpu_s() - own_before_s)) / available_s)
-
-
-def _own_cpu_s() -> float:
-    total = 0.0
-    me = psutil.Process()
-    for process in [me, *me.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
