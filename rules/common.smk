@@ -5,21 +5,30 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import expand
+from workflow_scripts.definition import (
+    cell_definition,
+    definition_sha256,
+    model_key,
+    resolved_models,
+    workload_key,
+)
+from workflow_scripts.files import read_json
+from workflow_scripts.grid import expand as expand_study
 from workflow_scripts.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study import StudyError, load_study, study_file
 
 
 PYTHON = sys.executable
+PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
     STUDY_FILE = study_file(config, workflow.configfiles)
     STUDY = load_study(STUDY_FILE)
-    CELLS = {cell.id: cell for cell in expand(STUDY)}
+    CELLS = {cell.id: cell for cell in expand_study(STUDY)}
 except StudyError as e:
     raise WorkflowError(str(e)) from None
 
+MODELS = resolved_models(STUDY)
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
@@ -35,6 +44,8 @@ wildcard_constraints:
     model=one_of(cell.model for cell in CELLS.values()),
     workload=one_of(cell.workload for cell in CELLS.values()),
     knobs=one_of(cell.knobs.slug() for cell in CELLS.values()),
+    key="[0-9a-f]{8}",
+    prompts="[0-9]+",
 
 
 def cell_id(wildcards):
@@ -42,11 +53,35 @@ def cell_id(wildcards):
 
 
 @cache
-def definition_of(cell_id):
-    return definition_sha256(cell_definition(STUDY, CELLS[cell_id], MODELS))
+def definition(cell_id):
+    return cell_definition(STUDY, CELLS[cell_id], MODELS)
 
 
-def most_prompts(model, workload):
-    """The most requests that any cell takes from a workload."""
-    cells = (cell for cell in CELLS.values() if (cell.model, cell.workload) == (model, workload))
-    return max(STUDY.workloads[workload].prompts_for(cell.knobs.max_concurrency) for cell in cells)
+def sources(room):
+    """Modules that a room's results depend on: its own and the core's."""
+    package = Path("workflow_scripts")
+    return sorted(map(str, [*package.glob("*.py"), *(package / room).glob("*.py")]))
+
+
+def prepared_model(model):
+    return PATHS.model(model, model_key(MODELS[model])) / "config.json"
+
+
+def prepared_workload(cell_id):
+    cell = CELLS[cell_id]
+    return PATHS.workload(cell.model, cell.workload, workload_key(definition(cell_id)))
+
+
+def needed_to_measure(wildcards):
+    """The prepared files of a cell; none if it is measured and they are not there, as with cells of another host."""
+    cell = cell_id(wildcards)
+    files = [prepared_model(wildcards.model), prepared_workload(cell)]
+    if not all(file.exists() for file in files) and is_current(cell):
+        return []
+    return [ancient(file) for file in files]
+
+
+def is_current(cell):
+    """Whether the cell's outcome is there and is that of its present definition."""
+    outcome = PATHS.outcome(cell)
+    return outcome.exists() and read_json(outcome).get("definition_sha256") == definition_sha256(definition(cell))

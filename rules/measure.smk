@@ -9,15 +9,13 @@ from another machine are not measured again because of their times.
 rule measure:
     """Run one engine on one cell; an engine that refuses or breaks is an outcome, not a failed job."""
     input:
-        model=ancient(PATHS.model("{model}") / "config.json"),
-        workload=ancient(PATHS.workload("{model}", "{workload}")),
-        warmup=ancient(PATHS.workload("{model}", "{workload}").with_name("warmup.jsonl")),
+        needed_to_measure,
     output:
         PATHS.outcome(CELL_PATTERN),
     log:
         PATHS.cell(CELL_PATTERN) / "measure.log",
     params:
-        definition=lambda wildcards: definition_of(cell_id(wildcards)),
+        definition=lambda wildcards: definition_sha256(definition(cell_id(wildcards))),
         cell=lambda wildcards: cell_id(wildcards),
     # All cores of a local run: nothing else may load the machine while a cell is timed.
     threads: workflow.cores or 1

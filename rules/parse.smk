@@ -1,1 +1,23 @@
-"""parse"""
+"""Parse: raw evidence of all cells of a GPU becomes rows of typed facts, in one job a GPU."""
+
+
+rule parse:
+    """Read the evidence of one GPU's cells; unchanged cells are taken over from the last time."""
+    input:
+        outcomes=lambda wildcards: [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == wildcards.gpu],
+        code=sources("parse"),
+    output:
+        [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
+    log:
+        PATHS.root / "logs/parse/{gpu}.log",
+    params:
+        cells=PATHS.root / "cells",
+        out=str(PATHS.parsed("{gpu}")),
+    threads: workflow.cores or 1
+    shell:
+        "{PYTHON} -m workflow_scripts.parse.cells"
+        " --cells {params.cells}"
+        " --gpu {wildcards.gpu}"
+        " --processes {threads}"
+        " --out {params.out}"
+        " > {log} 2>&1"

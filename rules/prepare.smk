@@ -1,19 +1,18 @@
-"""Prepare: everything that a cell needs before a device is held."""
+"""Prepare: everything that a cell needs before a device is held.
 
-
-MODELS = resolved_models(STUDY)
+What is prepared carries a key of its definition in its name, so that it never changes under a measured cell.
+"""
 
 
 rule prepare_model:
     """A model folder that an engine can be started on: configuration and tokenizer."""
     output:
-        config=PATHS.model("{model}") / "config.json",
-        manifest=PATHS.model("{model}") / "model_manifest.json",
+        config=PATHS.model("{model}", "{key}") / "config.json",
+        manifest=PATHS.model("{model}", "{key}") / "model_manifest.json",
     log:
-        PATHS.root / "logs/prepare_model/{model}.log",
+        PATHS.root / "logs/prepare_model/{model}-{key}.log",
     params:
-        definition=lambda wildcards: MODELS[wildcards.model],
-        folder=PATHS.model("{model}"),
+        folder=lambda wildcards, output: Path(output.config).parent,
     shell:
         "{PYTHON} -m workflow_scripts.prepare.model"
         " --study {STUDY_FILE}"
@@ -25,23 +24,27 @@ rule prepare_model:
 rule prepare_workload:
     """The requests of a workload, tokenised for a model, and others to warm up with."""
     input:
-        PATHS.model("{model}") / "config.json",
+        model=lambda wildcards: prepared_model(wildcards.model),
     output:
-        workload=PATHS.workload("{model}", "{workload}"),
-        warmup=PATHS.workload("{model}", "{workload}").with_name("warmup.jsonl"),
-        manifest=PATHS.workload("{model}", "{workload}").with_name("workload.json"),
+        workload=PATHS.workload("{model}", "{workload}", "{prompts}-{key}"),
+        warmup=PATHS.workload("{model}", "{workload}", "{prompts}-{key}").with_name("warmup.jsonl"),
+        manifest=PATHS.workload("{model}", "{workload}", "{prompts}-{key}").with_name("workload.json"),
     log:
-        PATHS.root / "logs/prepare_workload/{model}/{workload}.log",
+        PATHS.root / "logs/prepare_workload/{model}/{workload}/{prompts}-{key}.log",
     params:
-        definition=lambda wildcards: STUDY.workloads[wildcards.workload].model_dump(mode="json"),
-        num_prompts=lambda wildcards: most_prompts(wildcards.model, wildcards.workload),
-        model_dir=PATHS.model("{model}"),
+        model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
         "{PYTHON} -m workflow_scripts.prepare.workload"
         " --study {STUDY_FILE}"
         " --workload {wildcards.workload}"
         " --model {wildcards.model}"
         " --model-dir {params.model_dir}"
-        " --num-prompts {params.num_prompts}"
+        " --num-prompts {wildcards.prompts}"
         " --out {output.workload}"
         " > {log} 2>&1"
+
+
+rule prepare:
+    """Everything that cells need before a device is held."""
+    input:
+        sorted({prepared_workload(cell) for cell in CELLS}),

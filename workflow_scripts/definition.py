@@ -51,3 +51,18 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, dict[str, Any
 def definition_sha256(definition: dict[str, Any]) -> str:
     """SHA-256 of a definition's canonical JSON."""
     return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+
+
+def model_key(model: dict[str, Any]) -> str:
+    """Names what is prepared for a model, so that another definition of it is another folder.
+
+    A prepared file never changes under its name: cells that were measured with it stay valid, and new ones find
+    theirs missing.
+    """
+    return definition_sha256(model)[:8]
+
+
+def workload_key(definition: dict[str, Any]) -> str:
+    """Names the requests of a cell, e.g. `24-1f0c2a9b`: their number, and what they are made from."""
+    made_from = {"workload": definition["workload"], "model": definition["model"]}
+    return f"{definition['num_prompts']}-{definition_sha256(made_from)[:8]}"

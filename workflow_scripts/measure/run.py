@@ -97,7 +97,7 @@ def measure(job: Job) -> None:
 
 
 def _run(engine: Engine, job: Job, measured: _Measured) -> None:
-    requests = _read_requests(job.workload)[: job.definition["num_prompts"]]
+    requests = _read_requests(job.workload)
     warmup = _read_requests(job.workload.with_name("warmup.jsonl"))
     try:
         with measured.phase("start"):

@@ -1,0 +1,175 @@
+"""The cells table: one row a cell and repeat, with everything measured of it.
+
+    python -m workflow_scripts.analyse.cells --study config/studies/demo.yaml --parsed results/demo/parsed \
+        --out results/demo/tables/cells.parquet
+
+Cells of the study that were not run are rows with the outcome `missing`. docs/tables.md documents every column.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse.facts import read_parsed, wide
+from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.analyse.timeline import REPEAT, request_facts, running_over_time, steady_rate, step_facts, trace_facts
+from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.study import Study, StudyError, load_study
+
+MEASURED = "measured"
+
+# Column of the table <- facts to take it from, the first that is known.
+_CELL_FACTS = {
+    "outcome": ["outcome"],
+    "reason": ["reason", "damaged"],
+    "block_size_effective": ["effective.block_size", "log.block_size"],
+    "num_gpu_blocks": ["effective.num_gpu_blocks", "log.num_gpu_blocks"],
+    "kv_cache_tokens": ["log.kv_cache_tokens"],
+    "max_concurrency": ["log.max_concurrency"],
+    "max_num_seqs_effective": ["effective.max_num_seqs"],
+    "max_num_batched_tokens_effective": ["effective.max_num_batched_tokens"],
+    "max_model_len_effective": ["effective.max_model_len"],
+    "attention_backend": ["log.attention_backend", "effective.attention_backend"],
+    "available_kv_cache_gib": ["log.available_kv_cache_gib"],
+    "model_weights_gib": ["log.model_weights_gib"],
+    "peak_activation_gib": ["log.peak_activation_gib"],
+    "cuda_graph_gib": ["log.cuda_graph_gib"],
+    "cpu_steal_pct": ["host_load.cpu_steal_pct"],
+    "cpu_others_pct": ["host_load.cpu_others_pct"],
+    "start_s": ["phase_s.start"],
+    "warmup_s": ["phase_s.warmup"],
+    "measure_s": ["phase_s.measure"],
+    "host": ["provenance.host"],
+    "device_name": ["device.name"],
+    "device_uuid": ["device.uuid"],
+    "engine_version": ["provenance.engine_version"],
+    "git_commit": ["provenance.git_commit"],
+    "protocol": ["protocol"],
+    "lock_sha256": ["provenance.lock_sha256"],
+    "definition_sha256": ["definition_sha256"],
+}
+_REPEAT_FACTS = {
+    "wall_s": ["wall_s"],
+    "start_unix_s": ["start_unix_s"],
+    "prefix_cache_queries": ["metric.vllm:prefix_cache_queries"],
+    "prefix_cache_hits": ["metric.vllm:prefix_cache_hits"],
+    "estimated_read_bytes": ["metric.vllm:estimated_read_bytes_per_gpu"],
+    "estimated_write_bytes": ["metric.vllm:estimated_write_bytes_per_gpu"],
+    "estimated_flops": ["metric.vllm:estimated_flops_per_gpu"],
+}
+_TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
+_TEXT_TOO = ("lock_sha256", "definition_sha256", "throttle_reasons")
+
+
+def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
+    """What the study asks for: one row a cell, indexed by `cell_id`."""
+    models = resolved_models(study)
+    names = list(dict.fromkeys(name for cell in cells for name in cell.knobs.set_values()))
+    rows = [
+        {
+            "cell_id": cell.id,
+            "study": study.name,
+            "sweeps": ",".join(cell.sweeps),
+            "gpu": cell.gpu,
+            "engine": cell.engine,
+            "model": cell.model,
+            "workload": cell.workload,
+            "knobs": cell.knobs.slug(),
+            **{f"knob_{name}": cell.knobs.set_values().get(name) for name in names},
+            "max_concurrency_allowed": cell.knobs.max_concurrency,
+            "definition_asked": definition_sha256(cell_definition(study, cell, models)),
+        }
+        for cell in cells
+    ]
+    return pd.DataFrame(rows).convert_dtypes().set_index("cell_id")
+
+
+def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFrame:
+    """The table for all cells of a study; `parsed` holds a folder for each GPU."""
+    grid = grid_rows(study, cells)
+    measured = [
+        _of_gpu(parsed, gpu, grid)
+        for gpu in dict.fromkeys(cell.gpu for cell in cells)
+        if (parsed / gpu / "facts.parquet").exists()
+    ]
+    rows = pd.concat(measured) if measured else pd.DataFrame(columns=[*REPEAT, *_CELL_FACTS])
+    table = grid.reset_index().merge(rows, on="cell_id", how="left")
+    table["outcome"] = table["outcome"].fillna("missing")
+    table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
+    table["source"] = MEASURED
+    return table.drop(columns=["definition_sha256", "definition_asked"])
+
+
+def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
+    facts = read_parsed(parsed, gpu, "facts")
+    of_cell, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
+    cell = _chosen(of_cell, _CELL_FACTS)
+    # A cell that did not end ok has no measured values: what an earlier repeat gave is evidence, not a result.
+    ok = cell.index[cell["outcome"] == "ok"]
+    repeat = _chosen(of_repeat, _REPEAT_FACTS)
+    repeat = repeat[repeat.index.get_level_values("cell_id").isin(ok)]
+    requests = _of_cells(read_parsed(parsed, gpu, "requests"), ok)
+    parts = [
+        request_facts(requests),
+        running_over_time(requests),
+        steady_rate(requests, grid["max_concurrency_allowed"]),
+        step_facts(_of_cells(read_parsed(parsed, gpu, "steps"), ok)),
+        trace_facts(_of_cells(read_parsed(parsed, gpu, "trace"), ok)),
+    ]
+    repeat = repeat.join(parts).reset_index()
+    return _derived(cell.reset_index().merge(repeat, on="cell_id", how="left"))
+
+
+def _of_cells(table: pd.DataFrame, cells: pd.Index) -> pd.DataFrame:
+    return table[table["cell_id"].isin(cells)]
+
+
+def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
+    chosen = pd.DataFrame(index=facts.index)
+    for column, names in wanted.items():
+        values = pd.Series(None, index=facts.index, dtype=object)
+        for name in names:
+            if name in facts:
+                values = values.where(values.notna(), facts[name])
+        chosen[column] = values.astype("string") if column in (*_TEXT, *_TEXT_TOO) else pd.to_numeric(values)
+    return chosen
+
+
+def _derived(t: pd.DataFrame) -> pd.DataFrame:
+    wall_s = t["wall_s"].where(t["wall_s"] > 0)
+    started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return t.assign(
+        output_tokens_per_s=t["output_tokens"] / wall_s,
+        total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
+        requests_per_s=t["num_requests"] / wall_s,
+        prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
+        energy_j_per_output_token=t["energy_j"] / t["output_tokens"].where(t["output_tokens"] > 0),
+        # The engine's own token count where it prints one; blocks times block size is not it on hybrid models.
+        kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
+        started_at=started,
+    ).drop(columns="start_unix_s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the cells table of a study."""
+    parser = argparse.ArgumentParser(description="One row a cell and repeat, with everything measured of it.")
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
+    parser.add_argument("--out", type=Path, required=True, help="cells.parquet; cells.csv is written beside it")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        cells = expand(study)
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    write_table(cells_table(study, cells, args.parsed), args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,150 @@
+"""What a repeat's requests, steps and samples say of it: rates, latencies, concurrency, memory, energy.
+
+All functions take a parsed table with the columns `cell_id` and `repeat` and return one row a cell and repeat.
+"""
+
+import numpy as np
+import pandas as pd
+
+REPEAT = ["cell_id", "repeat"]
+
+
+def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
+    """Counts, latencies (s) and phases (s) over the requests of each repeat.
+
+    TTFT and end-to-end latency count from being queued; TPOT is the mean time of an output token after the first.
+    """
+    r = requests.assign(
+        ttft_s=requests["first_token_s"] - requests["queued_s"],
+        e2e_s=requests["last_token_s"] - requests["queued_s"],
+        tpot_s=(requests["last_token_s"] - requests["first_token_s"])
+        / (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1),
+        prefill_s=requests["first_token_s"] - requests["scheduled_s"],
+        decode_s=requests["last_token_s"] - requests["first_token_s"],
+    )
+    groups = r.groupby(REPEAT)
+    return pd.DataFrame(
+        {
+            "num_requests": groups.size(),
+            "prompt_tokens": groups["prompt_tokens"].sum(),
+            "output_tokens": groups["output_tokens"].sum(),
+            # An engine that does not count preemptions is not one without.
+            "preemptions": groups["preemptions"].sum(min_count=1),
+            "prefill_s_mean": groups["prefill_s"].mean(),
+            "decode_s_mean": groups["decode_s"].mean(),
+            **_quantiles(groups, "ttft_s", (50, 90, 99)),
+            **_quantiles(groups, "tpot_s", (50, 99)),
+            **_quantiles(groups, "e2e_s", (50, 99)),
+        }
+    )
+
+
+def _quantiles(groups: "pd.api.typing.DataFrameGroupBy", column: str, percents: tuple[int, ...]) -> dict[str, pd.Series]:
+    return {f"{column}_p{percent}": groups[column].quantile(percent / 100) for percent in percents}
+
+
+def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
+    """Peak and time-weighted mean of the sequences that run at once, from the requests' own times."""
+    r = requests.dropna(subset=["scheduled_s", "last_token_s"])
+    events = pd.concat(
+        [
+            r[REPEAT].assign(time_s=r["scheduled_s"], change=1),
+            r[REPEAT].assign(time_s=r["last_token_s"], change=-1),
+        ]
+    ).sort_values([*REPEAT, "time_s", "change"])  # at one instant an end comes before a start
+    events["running"] = events.groupby(REPEAT)["change"].cumsum()
+    events["lasts_s"] = events.groupby(REPEAT)["time_s"].diff().shift(-1).clip(lower=0).fillna(0.0)
+    events["weighted"] = events["running"] * events["lasts_s"]
+    groups = events.groupby(REPEAT)
+    span_s = groups["time_s"].max() - groups["time_s"].min()
+    return pd.DataFrame(
+        {
+            "running_peak": groups["running"].max(),
+            "running_mean": groups["weighted"].sum() / span_s.where(span_s > 0),
+        }
+    )
+
+
+def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
+    """Output tokens/s while the engine is full; null where the workload never fills it.
+
+    The window is that of ML.ENERGY: from the first token of the S-th request to the completion after which fewer
+    than S requests remain, with S the sequences allowed at once (`allowed`, by cell_id). Within it a request counts
+    with the tokens of its decode that fall inside, taken as evenly spaced.
+    """
+    r = requests.merge(allowed.rename("allowed"), left_on="cell_id", right_index=True)
+    r = r[r["first_token_s"].notna() & r["last_token_s"].notna()]
+    count = r.groupby(REPEAT)["request_id"].transform("size")
+    r = r[count >= 2 * r["allowed"]]  # shorter, and the window is empty or all ramp
+    if r.empty:
+        return pd.Series(dtype=float, name="steady_output_tokens_per_s")
+    first_rank = r.groupby(REPEAT)["first_token_s"].rank(method="first")
+    last_rank = r.groupby(REPEAT)["last_token_s"].rank(method="first", ascending=False)
+    start_s = r["first_token_s"].where(first_rank == r["allowed"]).groupby([r["cell_id"], r["repeat"]]).transform("max")
+    end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby([r["cell_id"], r["repeat"]]).transform("max")
+    decode_s = (r["last_token_s"] - r["first_token_s"]).astype(float)
+    inside_s = np.minimum(end_s, r["last_token_s"]) - np.maximum(start_s, r["first_token_s"])
+    share = (inside_s.clip(lower=0) / decode_s.where(decode_s > 0)).fillna(0.0)
+    first_inside = r["first_token_s"].between(start_s, end_s)
+    tokens = (r["output_tokens"] - 1) * share + first_inside
+    sums = pd.DataFrame({"tokens": tokens, "window_s": end_s - start_s}).groupby([r["cell_id"], r["repeat"]])
+    window_s = sums["window_s"].max()
+    return (sums["tokens"].sum() / window_s.where(window_s > 0)).rename("steady_output_tokens_per_s")
+
+
+def step_facts(steps: pd.DataFrame) -> pd.DataFrame:
+    """Peaks of the scheduler's queues, and KV use as peak and mean over time."""
+    s = steps.sort_values([*REPEAT, "time_s"], kind="stable")
+    lasts_s = s.groupby(REPEAT)["time_s"].diff().fillna(0.0).astype(float)
+    groups = s.groupby(REPEAT)
+    keys = [s["cell_id"], s["repeat"]]
+    span_s = lasts_s.groupby(keys).sum()
+
+    def mean_over_time(column: str) -> pd.Series:
+        known = s[column].notna()
+        weighted = (s[column].astype(float) * lasts_s).where(known)
+        return weighted.groupby(keys).sum(min_count=1) / span_s.where(span_s > 0)
+
+    return pd.DataFrame(
+        {
+            "waiting_peak": groups["waiting"].max(),
+            "kv_cache_usage_peak": groups["kv_cache_usage"].max(),
+            "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
+            "kv_tokens_live_mean": mean_over_time("kv_tokens_live"),
+            "kv_slots_reserved_mean": mean_over_time("kv_slots_reserved"),
+        }
+    )
+
+
+def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:
+    """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two.
+
+    Energy is the growth of the device's counter; where it has none, power by trapezoid over the samples.
+    """
+    t = trace.sort_values([*REPEAT, "time_s"], kind="stable")
+    t = t.assign(
+        memory=t["memory_used_bytes"].fillna(t["process_memory_bytes"]),
+        use=t["utilization_pct"].fillna(t["process_cpu_pct"]),
+        gap_s=t.groupby(REPEAT)["time_s"].diff(),
+    )
+    t["trapezoid_j"] = t["gap_s"] * (t["power_w"] + t.groupby(REPEAT)["power_w"].shift()) / 2
+    groups = t.groupby(REPEAT)
+    counter_j = groups["energy_j"].max() - groups["energy_j"].min()
+    return pd.DataFrame(
+        {
+            "memory_used_bytes_max": groups["memory"].max(),
+            "memory_used_bytes_mean": groups["memory"].mean(),
+            "utilization_pct_mean": groups["use"].mean(),
+            "power_w_mean": groups["power_w"].mean(),
+            "energy_j": counter_j.fillna(groups["trapezoid_j"].sum(min_count=1)),
+            "trace_gap_s_max": groups["gap_s"].max(),
+            "throttle_reasons": _reasons(t),
+        }
+    )
+
+
+def _reasons(trace: pd.DataFrame) -> pd.Series:
+    seen = trace.dropna(subset=["throttle_reasons"])
+    return seen.groupby(REPEAT)["throttle_reasons"].agg(
+        lambda texts: ",".join(sorted({reason for text in texts for reason in text.split(",") if reason}))
+    )
