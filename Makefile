@@ -1,0 +1,68 @@
+# `make help` lists what can be made. Nothing has to be set up first: what a target needs is installed
+# into $(VENV) from the locks in envs/, once per change of a lock.
+
+VENV ?= .venv
+CUDA_VENV ?= .venv-cuda
+ENV ?= cpu
+CORES ?= all
+ARGS ?=
+
+BIN := $(VENV)/bin
+# Rules call `python` and other commands by name; they must be those of the environment.
+export PATH := $(abspath $(BIN)):$(PATH)
+# Modules stay compiled between commands, which halves their start, also where the machine's default is otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test lint env tools lock bench-harness bench-analysis clean-env
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=all)
+	$(BIN)/snakemake --cores $(CORES) $(ARGS)
+	@echo "The report: $(CURDIR)/results/demo/report.html"
+
+test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them)
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/lint-imports
+	$(BIN)/snakemake --lint
+
+env: $(if $(filter cuda,$(ENV)),$(CUDA_VENV),$(VENV))/$(ENV).installed ## install a lock: ENV=cpu, dev (both into .venv) or cuda (into .venv-cuda)
+
+tools: ## install the Debian packages that some tests need
+	envs/tools.sh
+
+lock: ## resolve all locks again (ARGS=--upgrade for the newest versions allowed)
+	envs/setup.sh compile uv $(VENV) $(ARGS)
+	envs/setup.sh compile cpu $(VENV) $(ARGS)
+	envs/setup.sh compile dev $(VENV) $(ARGS)
+	envs/setup.sh compile cuda $(VENV) $(ARGS)
+
+bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs per cell
+	$(BIN)/python -m benchmarks.harness $(ARGS)
+
+bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
+	$(BIN)/python -m benchmarks.analysis $(ARGS)
+
+clean-env: ## delete the environments that make has installed
+	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg))
+
+# One empty file for each lock that an environment holds.
+SETUP := envs/setup.sh envs/uv.txt
+INSTALL = envs/setup.sh install $(basename $(@F)) $(@D) && touch $@
+
+$(VENV)/cpu.installed: envs/cpu.txt $(SETUP)
+	$(INSTALL)
+
+$(VENV)/dev.installed: envs/dev.txt $(VENV)/cpu.installed
+	$(INSTALL)
+
+$(CUDA_VENV)/cuda.installed: envs/cuda.txt $(SETUP)
+	$(INSTALL)

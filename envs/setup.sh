@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Install or renew one of the locks beside this script, with uv:
+#
+#     envs/setup.sh install LOCK FOLDER               add LOCK.txt to the Python environment FOLDER
+#     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
+#
+# LOCK is cpu, dev, cuda or uv. FOLDER is made where it is no environment yet, by python3.11 or the
+# command that PYTHON names. Installing removes nothing, so that dev can go on top of cpu. Called from
+# the repository's root.
+set -euo pipefail
+
+verb=$1 lock=$2 folder=$3
+shift 3
+
+if [ ! -x "$folder/bin/pip" ]; then
+    python=${PYTHON:-python3.11}
+    if ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+        echo "envs/setup.sh: the locks are for Python 3.11, and '$python' is not one." \
+            "Install it, or name it: PYTHON=/path/to/python3.11 make ..." >&2
+        exit 2
+    fi
+    "$python" -m venv "$folder"
+fi
+"$folder/bin/python" -m pip install --quiet --require-hashes --requirement envs/uv.txt
+
+# uv reads none of pip's settings: hand on those that say where packages are.
+pip_settings=$("$folder/bin/python" -m pip config list)
+pip_setting() { sed -nE "/^(:env:|global)\.$1='(.*)'$/{s//\2/p;q}" <<<"$pip_settings"; }
+export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$(pip_setting index-url)}
+if [ "$lock" != cuda ]; then # there a CPU build of torch from that folder would pass for the one for CUDA
+    find_links=$(pip_setting find-links)
+    export UV_FIND_LINKS=${UV_FIND_LINKS:-${find_links// /,}}
+fi
+
+# Nothing is built from source but the one package that has no wheel.
+options=(--only-binary :all: --no-binary connection-pool)
+if [ "$lock" = cpu ]; then
+    # The default index has no CPU build of torch. Without a folder that holds one, uv takes torch,
+    # and nothing else of this lock, from PyTorch's own index.
+    if [ -z "$(find /dev/null ${UV_FIND_LINKS//,/ } -name 'torch-*cpu*.whl' 2>/dev/null)" ]; then
+        options+=(--torch-backend cpu)
+    fi
+fi
+
+case $verb in
+install)
+    # The lock is complete, so dependencies are not looked up again; what was left out of it stays out.
+    exec "$folder/bin/uv" pip install --python "$folder" --no-deps --require-hashes \
+        --build-constraints "envs/$lock.txt" --requirement "envs/$lock.txt" "${options[@]}" "$@"
+    ;;
+compile)
+    [ ! -e "envs/$lock.excludes.txt" ] || options+=(--excludes "envs/$lock.excludes.txt")
+    exec "$folder/bin/uv" pip compile "envs/$lock.in" --output-file "envs/$lock.txt" --quiet \
+        --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes \
+        --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' "${options[@]}" "$@"
+    ;;
+*)
+    echo "envs/setup.sh: install or compile, not '$verb'" >&2
+    exit 2
+    ;;
+esac
