@@ -1,0 +1,44 @@
+"""What all tests share: `@pytest.mark.needs_tool("chromium")`.
+
+A test so marked is skipped where one of the named commands is missing. With KVSWEEP_REQUIRE_TOOLS set,
+as .ci/run sets it, nothing may be skipped at all: every skip, of a test or of a whole module, is a failure.
+"""
+
+import os
+import shutil
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_tool(*commands): skip the test where a command is missing")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    search_path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # where daemons are
+    needed = {command for mark in item.iter_markers("needs_tool") for command in mark.args}
+    missing = sorted(command for command in needed if shutil.which(command, path=search_path) is None)
+    if missing:
+        pytest.skip(f"no {' or '.join(missing)} here; on Debian, `make tools` installs what is missing")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return without_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return without_skip((yield))
+
+
+def without_skip(report: Report) -> Report:
+    """Turn a skip into a failure where tools are required; an expected failure is no skip."""
+    if report.skipped and os.environ.get("KVSWEEP_REQUIRE_TOOLS") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"KVSWEEP_REQUIRE_TOOLS is set, so this may not be skipped: {report.longrepr}"
+    return report
