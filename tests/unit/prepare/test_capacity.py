@@ -14,6 +14,7 @@ from workflow_scripts.prepare.memory import GIB, Batch, CapacityError, EngineSet
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
 QWEN2_7B = read_model_facts(get_model("qwen2-7b").config)
+H100 = get_gpu("h100-sxm")
 OPT_125M = read_model_facts(get_model("opt-125m").config)
 LLAMA_2_7B = model_facts(
     {
@@ -124,7 +125,7 @@ def test_where_device_memory_and_sampler_are_known_it_is_within_a_quarter_percen
     ],
 )
 def test_weights_are_those_of_published_logs(facts, settings, weights_gib):
-    terms = predict_capacity(facts, get_gpu("h100-sxm"), EngineSettings(**settings))
+    terms = predict_capacity(facts, H100, EngineSettings(**settings))
     assert terms["weights"].value / GIB == pytest.approx(weights_gib, abs=0.005)
 
 
@@ -147,14 +148,14 @@ def test_with_a_logs_kv_memory_tokens_match_the_engines_to_half_a_percent(facts,
 def test_a_logs_weights_and_activation_take_the_place_of_predictions():
     settings = EngineSettings(gpu_memory_utilization=0.95, vllm_version="0.19.0")
     log = {"model_weights_gib": 14.99, "peak_activation_gib": 1.89, "available_kv_cache_gib": None}
-    terms = predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), settings, log)
+    terms = predict_capacity(LLAMA_8B, H100, settings, log)
     assert (terms["weights"].how, terms["activation"].value) == ("log: model_weights_gib 14.99", round(1.89 * GIB))
     assert kv_cache_gib(terms) == pytest.approx(79.19 * 0.95 - 14.99 - 1.89 - 0.25, abs=0.01)
 
 
 def test_graphs_come_off_the_budget_once():
     def graphs(log=None, **settings):
-        return predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), EngineSettings(**settings), log)["cuda_graphs"]
+        return predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)["cuda_graphs"]
 
     assert graphs().value > 0
     assert graphs({"cuda_graph_gib": 0.25}).value == GIB / 4
@@ -195,8 +196,8 @@ def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
 def test_pipeline_ranks_split_layers_and_the_fullest_binds():
     assert [rank.layers for rank in split_layers(32, 3)] == [11, 11, 10]
     settings = EngineSettings(pipeline_parallel_size=3, vllm_version="0.19.0")
-    terms = predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), settings)
-    whole = predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), EngineSettings(vllm_version="0.19.0"))
+    terms = predict_capacity(LLAMA_8B, H100, settings)
+    whole = predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version="0.19.0"))
     assert terms["bytes_per_token"].value == 131072 * 11 / 32
     assert terms["num_blocks"].value > 3 * whole["num_blocks"].value
     # Two ranks hold 11 layers; the first has the vocabulary table, so less is left there than in the middle.
@@ -206,7 +207,7 @@ def test_pipeline_ranks_split_layers_and_the_fullest_binds():
 def test_the_sampler_runs_on_the_last_pipeline_rank_alone():
     small = replace(LLAMA_8B, layers=2, intermediate=64)
     settings = EngineSettings(pipeline_parallel_size=2, vllm_version="0.19.0")
-    terms = predict_capacity(small, get_gpu("h100-sxm"), settings)
+    terms = predict_capacity(small, H100, settings)
     assert terms["pipeline_rank"].value == 1
     assert "logits" in terms["activation"].how
 
@@ -227,7 +228,7 @@ def test_more_utilization_or_ranks_never_hold_less_and_more_sequences_never_more
             max_num_seqs=seqs,
             max_num_batched_tokens=2048,
         )
-        return predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), settings)["kv_cache_tokens"].value
+        return predict_capacity(LLAMA_8B, H100, settings)["kv_cache_tokens"].value
 
     low, high = sorted((low, high))
     assert tokens(low, tensor, seqs) <= tokens(high, tensor, seqs)
@@ -237,7 +238,7 @@ def test_more_utilization_or_ranks_never_hold_less_and_more_sequences_never_more
 
 def test_weights_that_do_not_fit_leave_nothing():
     terms = predict_capacity(
-        read_model_facts(get_model("llama-3-70b").config), get_gpu("h100-sxm"), EngineSettings(max_model_len=4096)
+        read_model_facts(get_model("llama-3-70b").config), H100, EngineSettings(max_model_len=4096)
     )
     assert terms["available_kv_cache"].value < 0
     assert terms["num_blocks"].value == terms["max_concurrency"].value == 0
