@@ -124,8 +124,9 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
     `snakemake --configfile config/studies/NAME.yaml` gives the study itself as configuration; without it,
     `config/config.yaml` names one under `study`.
     """
-    if "sweeps" in config:
-        return Path(configfiles[-1])
+    studies = [Path(path) for path in configfiles if "sweeps" in (yaml.safe_load(Path(path).read_text()) or {})]
+    if studies:
+        return studies[-1]
     if "study" not in config:
         raise StudyError("config/config.yaml: the key `study` must name a study file, e.g. config/studies/demo.yaml")
     return Path(config["study"])

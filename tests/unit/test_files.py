@@ -8,7 +8,9 @@ import pytest
 from workflow_scripts.files import read_json, read_jsonl, sha256_of, write_bytes, write_json, write_jsonl
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "a.json"
     write_json(target, {"old": 1})
 
@@ -19,7 +21,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path,
     with pytest.raises(OSError, match="No space left"):
         write_json(target, {"new": 2})
     assert read_json(target) == {"old": 1}
-    assert os.listdir(tmp_path) == ["a.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_not_a_number_is_refused_where_a_reader_would_choke_on_it(tmp_path: Path) -> None:

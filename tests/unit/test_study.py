@@ -100,9 +100,10 @@ def test_the_command_counts_cells_and_refuses_without_a_traceback(
     assert "name" in capsys.readouterr().err
 
 
-def test_the_study_of_a_call_is_named_or_given_as_configuration() -> None:
-    assert study_file({"study": "a.yaml"}, []) == Path("a.yaml")
-    assert study_file({"study": "a.yaml", "sweeps": []}, ["config.yaml", "b.yaml"]) == Path("b.yaml")
+def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path: Path) -> None:
+    assert study_file({"study": "a.yaml"}, ["config/config.yaml"]) == Path("a.yaml")
+    given = written(tmp_path)
+    assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
     with pytest.raises(StudyError, match="must name a study file"):
         study_file({}, [])
 

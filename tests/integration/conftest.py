@@ -1,0 +1,131 @@
+"""A small study on the real engines, and what is needed to run cells of it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+STUDY = {
+    "schema_version": 1,
+    "name": "small",
+    "question": "do the engines run?",
+    "repeats": 2,
+    "cell_time_limit_s": 150,
+    "workloads": {
+        "short": {
+            "kind": "synthetic",
+            "num_prompts": 6,
+            "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
+            "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
+        },
+        "endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400},
+        "prefix": {
+            "kind": "shared_prefix",
+            "num_prompts": 4,
+            "prefix_tokens": 64,
+            "prompt_tokens": 8,
+            "output_tokens": 2,
+        },
+    },
+    "engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
+    "sweeps": [
+        {
+            "name": "vllm",
+            "gpu": ["cpu-1core", "cpu-all", "h200"],
+            "engine": "vllm",
+            "model": "tiny-llama-57m",
+            "workload": ["short", "endless"],
+            "knobs": {"block_size": [16, 32], "max_num_seqs": 4},
+        },
+        {
+            "name": "prefix",
+            "gpu": "cpu-all",
+            "engine": "vllm",
+            "model": "tiny-llama-57m",
+            "workload": "prefix",
+            "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
+        },
+        {
+            "name": "hf-static",
+            "gpu": "cpu-all",
+            "engine": "hf-static",
+            "model": "tiny-llama-57m",
+            "workload": "short",
+            "knobs": {"batch_size": 4, "cache_implementation": ["dynamic", "static"]},
+        },
+        {
+            "name": "hf-continuous",
+            "gpu": "cpu-all",
+            "engine": "hf-continuous",
+            "model": "tiny-llama-57m",
+            "workload": "short",
+            "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 128},
+        },
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A TMPDIR of the tests' own: their fork server and device locks meet no other session's."""
+    place = tmp_path_factory.mktemp("t")
+    yield place
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(place) in part for part in process.info["cmdline"] or []):
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def environment(own_tmpdir: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache")}
+
+
+@pytest.fixture(scope="session")
+def write_study() -> Callable[..., Path]:
+    """Write the small study, changed as asked, into a folder."""
+
+    def write(folder: Path, **changes: object) -> Path:
+        path = folder / "small.yaml"
+        path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def snakemake(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Call snakemake in the checkout on a study, with results in a folder of the test."""
+
+    def call(study: Path, results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            snakemake_command(study, results, *arguments),
+            cwd=CHECKOUT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+
+    return call
+
+
+def snakemake_command(study: Path, results: Path, *arguments: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock"),
+        *("--config", f"study={study}", f"results={results}"),
+        *("--", *arguments),
+    ]
+
+
+SHORT = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
+
+
+def outcome_of(results: Path, cell: str) -> Path:
+    return results / "small" / "cells" / cell / "outcome.json"

