@@ -1,0 +1,79 @@
+"""What a device was measured to do: the record `prepared/devices/NAME.json`."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from workflow_scripts.catalog import FlopDtype
+from workflow_scripts.files import read_json, write_text
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Samples(_Record):
+    """Timed runs of one operation.
+
+    `amount` is what a call moves (bytes, read and written ones alike) or computes (operations), `shape` what it works
+    on, `call_s` the mean time of a call in each run.
+    """
+
+    amount: float
+    shape: list[int]
+    calls_per_run: int
+    call_s: list[float]
+
+    @property
+    def best_per_s(self) -> float:
+        """Rate of the fastest run."""
+        return self.amount / min(self.call_s)
+
+    @property
+    def median_per_s(self) -> float:
+        """Rate of the run in the middle."""
+        return self.amount / median(self.call_s)
+
+
+class DeviceRates(_Record):
+    """Rates of one device, in bytes/s and operations/s. A rate is that of the fastest run, for it is to be a ceiling.
+
+    `matmul_flop_per_s` has an entry for each arithmetic that was measured, under its name in `config/gpus.yaml`.
+    `last_level_cache_bytes` is null where the system does not tell it.
+    """
+
+    schema_version: Literal[1] = 1
+    gpu: str
+    copy_bytes_per_s: float
+    copy_bytes_per_s_median: float
+    read_bytes_per_s: float
+    read_bytes_per_s_median: float
+    matmul_flop_per_s: dict[FlopDtype, float]
+    matmul_flop_per_s_median: dict[FlopDtype, float]
+    last_level_cache_bytes: int | None
+    device: dict[str, Any]
+    threads: int | None
+    host: str
+    torch_version: str
+    measured_at: str
+    samples: dict[str, Samples]
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """The highest rate at which its memory was seen to move bytes."""
+        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+    def write(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+
+def read_device_rates(path: Path) -> DeviceRates:
+    """Read a device's record.
+
+    Raises:
+        pydantic.ValidationError: the file is of another schema.
+    """
+    return DeviceRates.model_validate(read_json(path))

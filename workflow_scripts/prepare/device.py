@@ -1,0 +1,220 @@
+"""The rates at which a device copies, reads and multiplies, measured in a few seconds.
+
+    python -m workflow_scripts.prepare.device --gpu cpu-all --out results/demo/prepared/devices/cpu-all.json
+
+A CPU is measured on exactly the cores that its cells use; every device under the lock that its cells take. Reading is
+a matrix-vector product of a float32 matrix larger than the last-level cache: what decoding does with weights.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog import CatalogError, FlopDtype, Gpu, get_gpu
+from workflow_scripts.device import WrongDeviceError, device_lock, found_device, use_cores
+from workflow_scripts.device_rates import DeviceRates, Samples
+
+RUNS = 20
+RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
+COLUMNS = 4096
+ROW_BYTES = 4 * COLUMNS
+CACHES = 4  # a working set of so many last-level caches finds next to nothing there
+MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
+WORKING_SET_MIN_BYTES = {"cpu": 2**28, "cuda": 2**30}
+ARITHMETIC: tuple[FlopDtype, ...] = ("fp32", "tf32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of `run` moves `amount` bytes or computes `amount` floating-point operations."""
+
+    amount: float
+    shape: list[int]
+    run: Callable[[], object]
+
+
+def working_set_bytes(device: str, cache_bytes: int | None, memory_bytes: float) -> int:
+    """Bytes of the matrix that is copied and read: larger than the caches, an eighth of the memory at most.
+
+    >>> working_set_bytes("cpu", 32 * 2**20, 16 * 2**30) // 2**20
+    256
+    >>> working_set_bytes("cpu", 384 * 2**20, 64 * 2**30) // 2**20
+    1536
+    >>> working_set_bytes("cuda", 50 * 2**20, 4 * 2**30) // 2**20
+    512
+    """
+    wanted = max(WORKING_SET_MIN_BYTES[device], CACHES * (cache_bytes or 0))
+    return int(min(wanted, memory_bytes / 8)) // ROW_BYTES * ROW_BYTES
+
+
+def operations(device: str, set_bytes: int, side: int, arithmetic: Sequence[FlopDtype]) -> dict[str, Operation]:
+    """What is timed, by name: `copy`, `read`, and a matrix product for each arithmetic.
+
+    Args:
+        device: `cpu` or `cuda`.
+        set_bytes: size of the matrix to copy and read, a multiple of `ROW_BYTES`.
+        side: rows and columns of the matrices to multiply.
+        arithmetic: names of the products; `tf32` is a product of float32 matrices that may be rounded to TF32.
+    """
+    import torch
+
+    source = torch.ones(set_bytes // ROW_BYTES, COLUMNS, device=device)
+    target = torch.zeros_like(source)
+    vector = torch.ones(COLUMNS, device=device)
+    shape = list(source.shape)
+    timed = {
+        "copy": Operation(2 * set_bytes, shape, lambda: target.copy_(source)),
+        "read": Operation(set_bytes, shape, lambda: torch.mv(source, vector)),
+    }
+    for name in arithmetic:
+        timed[name] = _matrix_product(name, device, side)
+    return timed
+
+
+def _matrix_product(name: FlopDtype, device: str, side: int) -> Operation:
+    import torch
+
+    dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    a, b = (torch.randn(side, side, device=device, dtype=dtypes[name]) for _ in range(2))
+    precision = "high" if name == "tf32" else "highest"
+
+    def multiply() -> None:
+        torch.set_float32_matmul_precision(precision)
+        torch.mm(a, b)
+
+    return Operation(2 * side**3, [side, side, side], multiply)
+
+
+def time_runs(
+    timed: Mapping[str, Operation],
+    synchronize: Callable[[], object],
+    runs: int = RUNS,
+    run_min_s: float = RUN_MIN_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Samples]:
+    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one.
+
+    A first call of each is not counted; a second one tells how many calls make a run of `run_min_s`.
+    """
+
+    def call_s(operation: Operation, calls: int) -> float:
+        synchronize()
+        began = clock()
+        for _ in range(calls):
+            operation.run()
+        synchronize()
+        return (clock() - began) / calls
+
+    calls = {}
+    for name, operation in timed.items():
+        operation.run()
+        calls[name] = max(1, math.ceil(run_min_s / call_s(operation, 1)))
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(runs):
+        for name, operation in timed.items():
+            times[name].append(call_s(operation, calls[name]))
+    return {
+        name: Samples(amount=o.amount, shape=o.shape, calls_per_run=calls[name], call_s=times[name])
+        for name, o in timed.items()
+    }
+
+
+def cpu_cache_bytes(core: int, cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """Size of the last-level cache that a core uses; None where the system does not tell."""
+    sizes = {}
+    for index in (cpus / f"cpu{core}" / "cache").glob("index*"):
+        sizes[int((index / "level").read_text())] = (index / "size").read_text().strip()
+    if not sizes:
+        return None
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    last = sizes[max(sizes)]
+    return int(last[:-1]) * units[last[-1]] if last[-1] in units else int(last)
+
+
+def measure_device(gpu: Gpu) -> DeviceRates:
+    """Measure the device that this process got; nothing else may use it meanwhile.
+
+    Raises:
+        WrongDeviceError: it is not `gpu`.
+    """
+    found = found_device(gpu)
+    if gpu.kind == "cpu":
+        use_cores(found["cores"])
+    import torch
+
+    device: str
+    synchronize: Callable[[], object]
+    if gpu.kind == "cpu":
+        device, threads, synchronize = "cpu", torch.get_num_threads(), lambda: None
+        cache_bytes, arithmetic = cpu_cache_bytes(found["cores"][0]), ARITHMETIC[:1]
+    else:
+        device, threads, synchronize = "cuda", None, torch.cuda.synchronize
+        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        # What a GPU has no units for, it emulates, slowly.
+        arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
+    set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
+    samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic), synchronize)
+    return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__)
+
+
+def _record(
+    gpu: Gpu,
+    found: dict[str, Any],
+    samples: dict[str, Samples],
+    arithmetic: Sequence[FlopDtype],
+    cache_bytes: int | None,
+    threads: int | None,
+    torch_version: str,
+) -> DeviceRates:
+    return DeviceRates(
+        gpu=gpu.name,
+        copy_bytes_per_s=samples["copy"].best_per_s,
+        copy_bytes_per_s_median=samples["copy"].median_per_s,
+        read_bytes_per_s=samples["read"].best_per_s,
+        read_bytes_per_s_median=samples["read"].median_per_s,
+        matmul_flop_per_s={name: samples[name].best_per_s for name in arithmetic},
+        matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
+        last_level_cache_bytes=cache_bytes,
+        device=found,
+        threads=threads,
+        host=os.uname().nodename,
+        torch_version=str(torch_version),
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        samples=samples,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one device and write its record."""
+    parser = argparse.ArgumentParser(
+        description="Measure how fast a device copies, reads and multiplies; write the rates, and all timed runs.",
+        epilog="example: python -m workflow_scripts.prepare.device --gpu cpu-all "
+        "--out results/demo/prepared/devices/cpu-all.json. Exit 1: the device here is another one, or in use; "
+        "2: bad input",
+    )
+    parser.add_argument("--gpu", required=True, help="name in config/gpus.yaml")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args(argv)
+    try:
+        gpu = get_gpu(args.gpu)
+        with device_lock(gpu):
+            rates = measure_device(gpu)
+    except CatalogError as e:
+        print(f"prepare.device: {e}", file=sys.stderr)
+        return 2
+    except WrongDeviceError as e:
+        print(f"prepare.device: {e}", file=sys.stderr)
+        return 1
+    rates.write(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
