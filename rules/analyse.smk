@@ -7,14 +7,17 @@ rule cells_table:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("analyse"),
     output:
-        multiext(str(PATHS.tables / "cells"), ".parquet", ".csv"),
+        table=PATHS.tables / "cells.parquet",
+        csv=PATHS.tables / "cells.csv",
     log:
         PATHS.root / "logs/cells_table.log",
     params:
         parsed=PATHS.root / "parsed",
+    conda:
+        "../envs/cpu.conda.yaml"
     shell:
-        "{PYTHON} -m workflow_scripts.analyse.cells"
-        " --study {STUDY_FILE}"
+        "python -m workflow_scripts.analyse.cells"
+        " --study $STUDY"
         " --parsed {params.parsed}"
-        " --out {output[0]}"
+        " --out {output.table}"
         " > {log} 2>&1"

@@ -4,6 +4,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from shlex import quote
 
 from workflow_scripts.definition import (
     cell_definition,
@@ -18,7 +19,7 @@ from workflow_scripts.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study import StudyError, load_study, study_file
 
 
-PYTHON = sys.executable
+ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
@@ -30,6 +31,14 @@ except StudyError as e:
 
 MODELS = resolved_models(STUDY)
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
+
+# What every command is told. Not in the rules' own text, where a study under another path would look like other code.
+COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
+COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+if not workflow.deployment_settings.deployment_method:
+    COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
+shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
+
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
 

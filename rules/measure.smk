@@ -21,9 +21,11 @@ rule measure:
     threads: workflow.cores or 1
     resources:
         host_device=1,
+    conda:
+        ENGINE_ENVIRONMENT
     shell:
-        "{PYTHON} -m workflow_scripts.measure.cell"
-        " --study {STUDY_FILE}"
-        " --results {PATHS.results}"
+        "python -m workflow_scripts.measure.cell"
+        " --study $STUDY"
+        " --results $RESULTS"
         " --cell {params.cell}"
         " > {log} 2>&1"

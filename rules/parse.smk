@@ -14,8 +14,10 @@ rule parse:
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),
     threads: workflow.cores or 1
+    conda:
+        "../envs/cpu.conda.yaml"
     shell:
-        "{PYTHON} -m workflow_scripts.parse.cells"
+        "python -m workflow_scripts.parse.cells"
         " --cells {params.cells}"
         " --gpu {wildcards.gpu}"
         " --processes {threads}"

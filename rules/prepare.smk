@@ -13,9 +13,11 @@ rule prepare_model:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
+    conda:
+        "../envs/cpu.conda.yaml"
     shell:
-        "{PYTHON} -m workflow_scripts.prepare.model"
-        " --study {STUDY_FILE}"
+        "python -m workflow_scripts.prepare.model"
+        " --study $STUDY"
         " --model {wildcards.model}"
         " --out {params.folder}"
         " > {log} 2>&1"
@@ -33,9 +35,11 @@ rule prepare_workload:
         PATHS.root / "logs/prepare_workload/{model}/{workload}/{prompts}-{key}.log",
     params:
         model_dir=lambda wildcards, input: Path(input.model).parent,
+    conda:
+        "../envs/cpu.conda.yaml"
     shell:
-        "{PYTHON} -m workflow_scripts.prepare.workload"
-        " --study {STUDY_FILE}"
+        "python -m workflow_scripts.prepare.workload"
+        " --study $STUDY"
         " --workload {wildcards.workload}"
         " --model {wildcards.model}"
         " --model-dir {params.model_dir}"

@@ -113,7 +113,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     repeat = _chosen(of_repeat, _REPEAT_FACTS)
     repeat = repeat[repeat.index.get_level_values("cell_id").isin(ok)]
     requests = _of_cells(read_parsed(parsed, gpu, "requests"), ok)
-    parts = [
+    parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
         steady_rate(requests, grid["max_concurrency_allowed"]),

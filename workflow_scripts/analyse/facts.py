@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 
 
 def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """One parsed table of one GPU: `facts`, `requests`, `steps` or `trace`."""
-    return pq.read_table(parsed / gpu / f"{table}.parquet", columns=list(columns) if columns else None).to_pandas()
+    return pd.read_parquet(parsed / gpu / f"{table}.parquet", columns=list(columns) if columns else None)
 
 
 def wide(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -3,6 +3,8 @@
 All functions take a parsed table with the columns `cell_id` and `repeat` and return one row a cell and repeat.
 """
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -39,7 +41,7 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _quantiles(groups: "pd.api.typing.DataFrameGroupBy", column: str, percents: tuple[int, ...]) -> dict[str, pd.Series]:
+def _quantiles(groups: Any, column: str, percents: tuple[int, ...]) -> dict[str, pd.Series]:
     return {f"{column}_p{percent}": groups[column].quantile(percent / 100) for percent in percents}
 
 

@@ -45,7 +45,7 @@ class VllmOffline:
 
         steps = self._steps
 
-        class StepRecorder(StatLoggerBase):
+        class StepRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is not typed for us
             def __init__(self) -> None:
                 pass
 
@@ -145,7 +145,8 @@ def _record(request: Request, output: Any) -> RequestRecord:
 
 def _key(metric: Any) -> str:
     labels = {k: v for k, v in metric.labels.items() if k not in ("model_name", "engine")}
-    return metric.name + ("{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}" if labels else "")
+    inside = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+    return f"{metric.name}{{{inside}}}" if labels else str(metric.name)
 
 
 def _value(metric: Any) -> Any:
