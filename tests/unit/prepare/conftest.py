@@ -1,0 +1,57 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import settings
+
+from workflow_scripts.catalog import get_model
+from workflow_scripts.prepare.model import prepare_model
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+MODEL = "tiny-llama-57m"
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / MODEL
+    prepare_model(get_model(MODEL), "dummy", folder)
+    return folder
+
+
+@pytest.fixture
+def write_study(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a study of one workload, on one device with one model, and returns its path."""
+
+    def write(
+        workload: dict[str, Any],
+        knobs: dict[str, Any] | None = None,
+        model: str = MODEL,
+        models: dict[str, Any] | None = None,
+    ) -> Path:
+        path = tmp_path / "study.yaml"
+        content = {
+            "schema_version": 1,
+            "name": "try",
+            "question": "Does it work?",
+            "workloads": {"load": workload},
+            "models": models or {},
+            "sweeps": [
+                {
+                    "name": "only",
+                    "gpu": "cpu-all",
+                    "engine": "vllm",
+                    "model": model,
+                    "workload": "load",
+                    "knobs": knobs or {},
+                }
+            ],
+        }
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write

@@ -1,0 +1,264 @@
+"""The model folder, from a config alone and from a hub: one that this module serves on localhost."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.catalog import CatalogError, get_model
+from workflow_scripts.files import read_json, sha256_of
+from workflow_scripts.prepare.model import main, prepare_model
+
+WORKLOAD = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
+OPT = get_model("opt-125m")
+OPT_FILES = {
+    "config.json": OPT.config.read_bytes(),
+    "vocab.json": b'{"kettle": 0}',
+    "merges.txt": b"#version: 0.2\n",
+    "README.md": b"about the model",
+    "pytorch_model.bin": b"weights of torch",
+    "onnx/config.json": b"{}",
+}
+
+
+class FakeHub(ThreadingHTTPServer):
+    """The two calls of the hub's interface that a download makes, for one repository at one commit."""
+
+    def __init__(self, files: dict[str, bytes], refusal: tuple[int, str] | None = None):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files = files
+        self.refusal = refusal
+        self.requests: list[tuple[str, str | None]] = []
+
+    @property
+    def downloaded(self) -> set[str]:
+        return {path.split("/resolve/")[1].split("/", 1)[1] for path, _ in self.requests if "/resolve/" in path}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeHub
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        if str(OPT.hub_repo) in self.path:
+            self.server.requests.append((self.path, self.headers.get("Authorization")))
+        tree = f"/api/models/{OPT.hub_repo}/tree/{OPT.revision}"
+        files = f"/{OPT.hub_repo}/resolve/{OPT.revision}/"
+        if self.server.refusal:
+            status, code = self.server.refusal
+            self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": "as the test wants it"})
+        elif self.path.startswith(tree):
+            listing = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in self.server.files.items()
+            ]
+            self._answer(200, json.dumps(listing).encode(), {"Content-Type": "application/json"})
+        elif self.path.startswith(files) and (name := self.path.removeprefix(files)) in self.server.files:
+            data = self.server.files[name]
+            etag = f'"{hashlib.sha1(data).hexdigest()}"'
+            self._answer(200, data, {"ETag": etag, "X-Repo-Commit": str(OPT.revision)})
+        else:
+            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def serve():
+    hubs = []
+
+    def start(files=OPT_FILES, refusal=None) -> FakeHub:
+        hub = FakeHub(files, refusal)
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        hubs.append(hub)
+        return hub
+
+    yield start
+    for hub in hubs:
+        hub.shutdown()
+        hub.server_close()
+
+
+@pytest.fixture
+def prepare(tmp_path, write_study):
+    """Runs the command on opt-125m as a process, since the hub's client reads its settings when it is imported."""
+
+    def run(hub: FakeHub | None, *flags: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
+        study = write_study(WORKLOAD, model="opt-125m")
+        env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
+        env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
+        env |= {"HF_TOKEN": token} if token else {}
+        command = [sys.executable, "-m", "workflow_scripts.prepare.model", "--study", study, "--model", "opt-125m"]
+        return subprocess.run(
+            [*map(str, command), "--out", str(tmp_path / "out"), *flags], env=env, capture_output=True, text=True
+        )
+
+    return run
+
+
+def test_a_model_without_weights_gets_its_config_and_a_tokenizer(model_dir):
+    model = get_model("tiny-llama-57m")
+    assert (model_dir / "config.json").read_bytes() == model.config.read_bytes()
+    assert {path.name for path in model_dir.iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model_manifest.json",
+    }
+    assert read_json(model_dir / "model_manifest.json") == {
+        "schema_version": 1,
+        "model": "tiny-llama-57m",
+        "load_format": "dummy",
+        "dtype": "float32",
+        "config_sha256": sha256_of(model.config),
+        "source": "config/models/tiny-llama-57m/config.json",
+        "tokenizer": "byte-level, without merges",
+    }
+
+
+def test_a_folder_is_replaced_as_a_whole_by_the_same_bytes(tmp_path):
+    model = get_model("tiny-llama-57m")
+    out = tmp_path / "models" / "tiny"
+    prepare_model(model, "dummy", out)
+    first = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "of_before.json").write_text("{}")
+    prepare_model(model, "dummy", out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == first
+    assert [path.name for path in out.parent.iterdir()] == ["tiny"]
+
+
+def test_a_study_may_ask_for_random_weights_of_a_hub_model(write_study, tmp_path):
+    study = write_study(WORKLOAD, model="opt-125m", models={"opt-125m": {"load_format": "dummy"}})
+    assert main(["--study", str(study), "--model", "opt-125m", "--out", str(tmp_path / "out")]) == 0
+    assert read_json(tmp_path / "out" / "model_manifest.json")["load_format"] == "dummy"
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_a_model_that_no_sweep_has_is_refused(write_study, tmp_path, capsys):
+    study = write_study(WORKLOAD)
+    assert main(["--study", str(study), "--model", "opt-125m", "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "no sweep has the model 'opt-125m'; allowed: tiny-llama-57m" in message
+    assert message.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_model_without_a_commit_is_refused(tmp_path):
+    with pytest.raises(CatalogError, match="revision"):
+        prepare_model(OPT.model_copy(update={"revision": None}), "hub", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_and_tokenizer_come_from_the_hub_without_the_weights(serve, prepare, tmp_path):
+    hub = serve()
+    done = prepare(hub)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"config.json", "vocab.json", "merges.txt", "model_manifest.json"}
+    assert not any(path.is_symlink() for path in out.iterdir())
+    assert hub.downloaded == {"config.json", "vocab.json", "merges.txt"}
+    assert {authorization for _, authorization in hub.requests} == {None}
+    manifest = read_json(out / "model_manifest.json")
+    assert (manifest["source"], manifest["revision"]) == (OPT.hub_repo, OPT.revision)
+    assert manifest["weights"] is False
+    assert manifest["config_sha256"] == sha256_of(OPT.config)
+
+
+def test_weights_are_linked_to_the_cache_and_safetensors_preferred(serve, prepare, tmp_path):
+    assert prepare(serve(), "--weights").returncode == 0
+    weights = tmp_path / "out" / "pytorch_model.bin"
+    assert weights.is_symlink()
+    assert weights.read_bytes() == b"weights of torch"
+    assert (tmp_path / "hf").resolve() in weights.resolve().parents
+
+    hub = serve({**OPT_FILES, "model.safetensors": b"weights", "model.safetensors.index.json": b"{}"})
+    (tmp_path / "hf").rename(tmp_path / "hf-of-before")
+    assert prepare(hub, "--weights").returncode == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "model.safetensors.index.json"} <= names
+    assert "pytorch_model.bin" not in names | hub.downloaded
+
+
+def test_what_the_cache_holds_needs_no_network(serve, prepare, tmp_path):
+    assert prepare(serve()).returncode == 0
+    (tmp_path / "out" / "vocab.json").unlink()
+    assert prepare(None).returncode == 0
+    assert (tmp_path / "out" / "vocab.json").read_bytes() == OPT_FILES["vocab.json"]
+
+
+def test_the_token_of_the_environment_is_sent_and_not_told(serve, prepare, tmp_path):
+    hub = serve()
+    done = prepare(hub, token="hf_of_the_test")
+    assert done.returncode == 0
+    assert {authorization for _, authorization in hub.requests} == {"Bearer hf_of_the_test"}
+    written = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+    assert "hf_of_the_test" not in done.stdout + done.stderr + written
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        ((403, "GatedRepo"), "is gated: accept its licence on the hub and set HF_TOKEN"),
+        ((404, "RepoNotFound"), "not on the hub, or private"),
+        ((404, "RevisionNotFound"), f"{OPT.revision}: the hub answers 404"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_one_message(serve, prepare, tmp_path, refusal, message):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "of_before.json").write_text("{}")
+    done = prepare(serve(refusal=refusal), token="hf_of_the_test")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "hf_of_the_test" not in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["of_before.json"]
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_without_a_network_there_is_one_message_and_no_folder(prepare, tmp_path):
+    done = prepare(None)
+    assert done.returncode == 2
+    assert "the hub cannot be reached and the cache does not hold it" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_config_than_the_catalogue_is_refused(serve, prepare, tmp_path):
+    theirs = {**json.loads(OPT_FILES["config.json"]), "num_hidden_layers": 13, "unknown_here": 1}
+    done = prepare(serve({**OPT_FILES, "config.json": json.dumps(theirs).encode()}))
+    assert done.returncode == 2
+    assert "differs from facebook/opt-125m" in done.stderr
+    assert "num_hidden_layers (12, hub: 13)" in done.stderr
+    assert "unknown_here" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "flags", "message"),
+    [
+        ("config.json", (), "has no config.json"),
+        ("pytorch_model.bin", ("--weights",), "has no weights in the formats *.safetensors, *.bin"),
+    ],
+)
+def test_a_repository_without_the_files_is_refused(serve, prepare, tmp_path: Path, missing, flags, message):
+    done = prepare(serve({name: data for name, data in OPT_FILES.items() if name != missing}), *flags)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,104 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.catalog import load_models
+from workflow_scripts.files import read_json
+from workflow_scripts.prepare.tokenizer import TokenizerError, build_tokenizer, load_vocabulary, write_tokenizer
+
+
+@st.composite
+def vocabularies(draw):
+    special = {i: f"<{i}>" for i in draw(st.sets(st.integers(0, 700), max_size=6))}
+    size = draw(st.integers(max(256 + len(special), max(special, default=0) + 1), 1000))
+    return size, special
+
+
+@given(vocabularies())
+@settings(max_examples=30)
+def test_every_id_of_the_vocabulary_is_one_token_that_decodes(vocabulary):
+    size, special = vocabulary
+    tokenizer = build_tokenizer(size, special)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(size))
+    decoded = [tokenizer.decode([i], skip_special_tokens=False) for i in range(size)]
+    assert all(decoded)
+    assert tokenizer.decode(sorted(special), skip_special_tokens=True) == ""
+
+
+@given(st.text())
+def test_any_text_is_encoded_a_byte_a_token_and_comes_back(text):
+    tokenizer = build_tokenizer(400, {0: "<s>", 1: "</s>"})
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_the_tokenizer_is_the_same_in_every_process():
+    code = (
+        "from workflow_scripts.prepare.tokenizer import build_tokenizer;"
+        "print(build_tokenizer(600, {5: 'a!', 599: 'b!', 2: 'c!'}).to_str())"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1] != ""
+
+
+@pytest.mark.parametrize(("size", "special"), [(255, {}), (257, {0: "<s>", 1: "</s>"}), (300, {300: "<s>"})])
+def test_a_vocabulary_without_room_is_refused(size, special):
+    with pytest.raises(TokenizerError, match=f"a vocabulary of {size} tokens has no room"):
+        build_tokenizer(size, special)
+
+
+@pytest.mark.parametrize("model", load_models().values(), ids=lambda model: model.name)
+def test_special_tokens_lie_where_each_catalogued_model_expects_them(model, tmp_path):
+    from transformers import AutoTokenizer
+
+    config = read_json(model.config)
+    (tmp_path / "config.json").write_text(model.config.read_text())
+    write_tokenizer(tmp_path, config)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    ends = config["eos_token_id"] if isinstance(config["eos_token_id"], list) else [config["eos_token_id"]]
+    assert len(tokenizer) == config["vocab_size"]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (config["bos_token_id"], ends[0])
+    if "pad_token_id" in config:
+        assert tokenizer.pad_token_id == config["pad_token_id"]
+
+    text_ids = load_vocabulary(tmp_path, config["vocab_size"]).text_ids
+    special = {*ends, config["bos_token_id"], config.get("pad_token_id")} - {None}
+    assert set(text_ids.tolist()) == set(range(config["vocab_size"])) - special
+
+
+def test_ids_that_the_model_does_not_have_are_no_text(model_dir: Path):
+    assert load_vocabulary(model_dir, 300).text_ids.tolist() == list(range(2, 300))
+
+
+def test_encoding_adds_what_the_tokenizer_adds(model_dir: Path, tmp_path: Path):
+    from tokenizers import Tokenizer, processors
+
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((model_dir / name).read_text())
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|special-0|> $A", special_tokens=[("<|special-0|>", 0)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    plain, with_bos = (load_vocabulary(folder, 4096).encode("kettle") for folder in (model_dir, tmp_path))
+    assert with_bos == [0, *plain]
+
+
+def test_a_folder_without_tokenizer_is_told(tmp_path: Path):
+    with pytest.raises(TokenizerError, match="no tokenizer there"):
+        load_vocabulary(tmp_path, 300)

@@ -1,0 +1,56 @@
+"""Files of a model on the Hugging Face hub, at one commit."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from httpx2 import HTTPError  # the client of huggingface_hub
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+
+class HubError(ValueError):
+    """Files that the hub does not give; the message says what to do about it."""
+
+
+def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
+    """Files at the top of `repo` at commit `revision` whose names match `patterns`, in the hub's cache on disk.
+
+    What the cache (`HF_HOME`) already holds is not fetched again and needs no network. The access token comes from
+    the environment variable `HF_TOKEN` and from nowhere else.
+
+    Raises:
+        HubError: no network, no access, or no such repository or commit.
+    """
+    # Each retry is a warning there; the failure itself is told once, below.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        snapshot = snapshot_download(
+            repo,
+            revision=revision,
+            token=os.environ.get("HF_TOKEN") or False,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],
+        )
+    except GatedRepoError:
+        raise HubError(
+            f"{repo} is gated: accept its licence on the hub and set HF_TOKEN to a token of that account"
+        ) from None
+    except RepositoryNotFoundError:
+        raise HubError(f"{repo}: not on the hub, or private; HF_TOKEN is the way to a private one") from None
+    except LocalEntryNotFoundError:
+        raise HubError(
+            f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where "
+            "there is a network, with the same HF_HOME, or set load_format: dummy for this model in the study"
+        ) from None
+    except HfHubHTTPError as e:
+        raise HubError(f"{repo} at {revision}: the hub answers {e.response.status_code}: {e.server_message}") from None
+    except HTTPError as e:
+        raise HubError(f"{repo} at {revision}: the connection to the hub failed: {e}") from None
+    return sorted(path for path in Path(snapshot).iterdir() if any(path.match(p) for p in patterns))

@@ -1,0 +1,150 @@
+"""The folder that an engine is started on: a model's config, tokenizer and, from the hub, its weights.
+
+    python -m workflow_scripts.prepare.model --study config/studies/demo.yaml --model tiny-llama-57m \\
+        --out results/demo/prepared/models/tiny-llama-57m
+"""
+
+import argparse
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog import CatalogError, Model, get_model
+from workflow_scripts.definition import resolved_models
+from workflow_scripts.files import read_json, sha256_of, write_json
+from workflow_scripts.prepare.hub import HubError, fetch
+from workflow_scripts.prepare.tokenizer import TokenizerError, write_tokenizer
+from workflow_scripts.study import StudyError, load_study
+
+CONFIG_FILES = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.tiktoken",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+)
+# In the order of preference; a repository often holds the same weights in several formats.
+WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
+
+
+class ModelError(ValueError):
+    """A model folder that cannot be made; the message says why."""
+
+
+def prepare_model(model: Model, load_format: str, out: Path, *, weights: bool = False) -> None:
+    """Write the folder `out` for `model`, whole or not at all; a folder that is already there is replaced.
+
+    Raises:
+        CatalogError: `load_format` is `hub` and the catalogue names no commit.
+        HubError: the hub does not give the files.
+        ModelError: the hub has no weights, or another config than the catalogue.
+        TokenizerError: the config's vocabulary is too small for a tokenizer.
+    """
+    with _replaced_folder(out) as folder:
+        source = _from_config(model, folder) if load_format == "dummy" else _from_hub(model, folder, weights)
+        write_json(
+            folder / "model_manifest.json",
+            {
+                "schema_version": 1,
+                "model": model.name,
+                "load_format": load_format,
+                "dtype": model.dtype,
+                "config_sha256": sha256_of(folder / "config.json"),
+                **source,
+            },
+        )
+
+
+def _from_config(model: Model, folder: Path) -> dict[str, Any]:
+    shutil.copyfile(model.config, folder / "config.json")
+    write_tokenizer(folder, read_json(model.config))
+    return {"source": f"config/models/{model.name}/config.json", "tokenizer": "byte-level, without merges"}
+
+
+def _from_hub(model: Model, folder: Path, weights: bool) -> dict[str, Any]:
+    repo, revision = model.pinned()
+    for path in fetch(repo, revision, CONFIG_FILES + TOKENIZER_FILES):
+        shutil.copyfile(path, folder / path.name)
+    _check_same_config(model, folder / "config.json")
+    if weights:
+        # The hub's cache holds weights once for all studies; it must stay while the study is measured.
+        for path in _fetch_weights(repo, revision):
+            (folder / path.name).symlink_to(path.resolve())
+    return {"source": repo, "revision": revision, "weights": weights, "tokenizer": "of the source"}
+
+
+def _fetch_weights(repo: str, revision: str) -> list[Path]:
+    for patterns in WEIGHT_FILES:
+        if files := fetch(repo, revision, patterns):
+            return files
+    raise ModelError(f"{repo} at {revision} has no weights in the formats {', '.join(p for p, _ in WEIGHT_FILES)}")
+
+
+def _check_same_config(model: Model, fetched: Path) -> None:
+    """Predictions are made from the catalogue's config; they would be about another model if the two differed."""
+    if not fetched.is_file():
+        raise ModelError(f"{model.hub_repo} has no config.json at {model.revision}")
+    ours, theirs = read_json(model.config), read_json(fetched)
+    if differing := sorted(key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]):
+        raise ModelError(
+            f"{model.config}: differs from {model.hub_repo} at {model.revision} in "
+            + ", ".join(f"{key} ({ours[key]!r}, hub: {theirs[key]!r})" for key in differing)
+        )
+
+
+@contextmanager
+def _replaced_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path` that takes its place when the block ends well, and is removed when it does not."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        if path.exists():
+            old = beside.with_suffix(".old")
+            path.rename(old)
+            beside.rename(path)
+            shutil.rmtree(old)
+        else:
+            beside.rename(path)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the folder of one model."""
+    parser = argparse.ArgumentParser(
+        description="Write the folder that an engine is started on: config.json, tokenizer, model_manifest.json. "
+        "A model of load_format dummy needs no network; one of load_format hub comes from the hub at the commit of "
+        "config/models/NAME/model.yaml, with the token of HF_TOKEN if it is gated. A study may override load_format.",
+        epilog="example: python -m workflow_scripts.prepare.model --study config/studies/demo.yaml "
+        "--model tiny-llama-57m --out results/demo/prepared/models/tiny-llama-57m",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
+    parser.add_argument("--model", required=True, help="a folder name under config/models/")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write; replaced if there")
+    parser.add_argument(
+        "--weights", action="store_true", help="fetch a hub model's weights too, linked to the hub's cache (HF_HOME)"
+    )
+    args = parser.parse_args(argv)
+    try:
+        models = resolved_models(load_study(args.study))
+        if args.model not in models:
+            raise StudyError(f"{args.study}: no sweep has the model {args.model!r}; allowed: {', '.join(models)}")
+        prepare_model(get_model(args.model), models[args.model]["load_format"], args.out, weights=args.weights)
+    except (StudyError, CatalogError, HubError, ModelError, TokenizerError) as e:
+        print(f"prepare.model: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

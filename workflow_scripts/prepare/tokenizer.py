@@ -1,0 +1,117 @@
+"""Tokenizers: a byte-level one for a model that is a config alone, and the token ids of any one that stand for text."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from workflow_scripts.files import write_json, write_text
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be built or read; the message says which and why."""
+
+
+def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
+    """A byte-level BPE tokenizer without merges that has exactly `vocab_size` tokens, the same on every call.
+
+    Special tokens (id -> text) lie where they are asked for, the 256 bytes at the lowest other ids. The rest of the
+    vocabulary is filler: no text encodes to it, but a model that generates it can be decoded.
+
+    >>> tokenizer = build_tokenizer(300, {0: "<s>", 299: "</s>"})
+    >>> tokenizer.get_vocab_size()
+    300
+    >>> tokenizer.encode("ab").ids, tokenizer.decode([65, 66, 280])
+    ([65, 66], 'ab<|filler-280|>')
+
+    Raises:
+        TokenizerError: `vocab_size` has no room for the bytes and the special tokens.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if max(special_tokens, default=0) >= vocab_size or vocab_size < len(alphabet) + len(special_tokens):
+        raise TokenizerError(
+            f"a vocabulary of {vocab_size} tokens has no room for {len(alphabet)} bytes "
+            f"and special tokens at {sorted(special_tokens)}"
+        )
+    plain_ids = [i for i in range(vocab_size) if i not in special_tokens]
+    tokens = dict(special_tokens)
+    tokens |= dict(zip(plain_ids, alphabet, strict=False))
+    tokens |= {i: f"<|filler-{i}|>" for i in plain_ids[len(alphabet) :]}
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in tokens.items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True) for i in sorted(special_tokens)])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` for a model's config, with the special tokens at its ids.
+
+    Of several tokens that end a sequence the first is the tokenizer's own.
+    """
+    ids = {role: _as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
+    special_tokens = {i: f"<|special-{i}|>" for role in ids for i in ids[role]}
+    # The name by which transformers' class for Qwen models, which no setting averts, looks for its own tokens;
+    # it would append them to the vocabulary.
+    special_tokens |= dict.fromkeys(ids["eos"][:1], "<|endoftext|>")
+    write_text(folder / "tokenizer.json", build_tokenizer(config["vocab_size"], special_tokens).to_str())
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{f"{role}_token": special_tokens[some[0]] for role, some in ids.items() if some},
+        },
+    )
+
+
+def _as_list(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a workload needs of a model's tokenizer.
+
+    `text_ids`: ids, ascending, that stand for text: known to tokenizer and model, and not special.
+    `encode`: text to ids as a server does it, special tokens such as a leading BOS included.
+    """
+
+    text_ids: NDArray[np.int64]
+    encode: Callable[[str], list[int]]
+
+    def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` ids drawn evenly from `text_ids`; as they are never decoded, their number is exact."""
+        drawn: list[int] = rng.choice(self.text_ids, size=count).tolist()
+        return drawn
+
+
+def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
+    """Read the vocabulary of a prepared model folder, without the network.
+
+    `vocab_size` is the model's own, which need not be the tokenizer's.
+
+    Raises:
+        TokenizerError: the folder has no tokenizer that can be read.
+    """
+    from transformers import AutoTokenizer  # seconds to import, so not before arguments are checked
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError):
+        raise TokenizerError(f"{model_dir}: no tokenizer there that can be read; prepare.model makes one") from None
+    special = set(tokenizer.all_special_ids)
+    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    known = {i for i in tokenizer.get_vocab().values() if i < vocab_size}
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text).input_ids
+        return ids
+
+    return Vocabulary(np.array(sorted(known - special), dtype=np.int64), encode)
