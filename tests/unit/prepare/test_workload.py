@@ -1,0 +1,185 @@
+"""The command that writes the requests of a workload, and the page that describes the kinds."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import TypeAdapter
+from scipy.special import ndtr
+
+from workflow_scripts.files import read_json, read_jsonl
+from workflow_scripts.prepare.workload import GENERATORS, main
+from workflow_scripts.workloads import LengthDistribution, Workload
+
+SYNTHETIC = {
+    "kind": "synthetic",
+    "num_prompts": 6,
+    "prompt_tokens": {"median": 20, "sigma": 0.5, "minimum": 4, "maximum": 60},
+    "output_tokens": {"median": 12, "sigma": 0.5, "minimum": 4, "maximum": 40},
+}
+SHARED = {"kind": "shared_prefix", "num_prompts": 5, "prefix_tokens": 32, "prompt_tokens": 8, "output_tokens": 4}
+
+
+@pytest.fixture
+def prepare(model_dir, tmp_path):
+    def run(study, *flags, workload="load", model="tiny-llama-57m", folder=model_dir):
+        arguments = ["--study", study, "--workload", workload, "--model", model, "--model-dir", folder]
+        return main([*map(str, arguments), "--out", str(tmp_path / "made" / "workload.jsonl"), *flags])
+
+    return run
+
+
+@pytest.fixture
+def fails(prepare, tmp_path, capsys):
+    """Runs the command, expects it to refuse, and returns its one message."""
+
+    def run(*arguments, **named):
+        assert prepare(*arguments, **named) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("prepare.workload: ")
+        assert message.count("\n") == 1
+        assert not (tmp_path / "made").exists()
+        return message
+
+    return run
+
+
+def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path):
+    assert prepare(write_study(SYNTHETIC)) == 0
+    made = tmp_path / "made"
+    requests, warmup = (list(read_jsonl(made / name)) for name in ("workload.jsonl", "warmup.jsonl"))
+    assert [r["request_id"] for r in requests] == ["0", "1", "2", "3", "4", "5"]
+    assert [r["request_id"] for r in warmup] == [f"warmup-{i}" for i in range(8)]
+    for request in requests + warmup:
+        assert set(request) == {"request_id", "prompt_token_ids", "output_tokens", "arrival_s"}
+        assert request["arrival_s"] == 0.0
+        assert all(2 <= i < 4096 for i in request["prompt_token_ids"])
+
+    manifest = read_json(made / "workload.json")
+    assert manifest["workload"] == "load"
+    assert manifest["kind"] == "synthetic"
+    assert (manifest["num_requests"], manifest["num_warmup_requests"]) == (6, 8)
+    assert manifest["requests_with_prefix"] == 0
+    assert manifest["specification"]["prompt_tokens"]["median"] == 20
+    prompt_tokens = [len(r["prompt_token_ids"]) for r in requests]
+    assert manifest["prompt_tokens"] == {
+        "min": min(prompt_tokens),
+        "median": np.median(prompt_tokens),
+        "mean": np.mean(prompt_tokens),
+        "p95": round(float(np.percentile(prompt_tokens, 95)), 2),
+        "max": max(prompt_tokens),
+    }
+    assert manifest["output_tokens"]["max"] == max(r["output_tokens"] for r in requests)
+
+
+def test_shared_prefixes_are_marked(prepare, write_study, tmp_path):
+    assert prepare(write_study({**SHARED, "share": 0.4})) == 0
+    requests = list(read_jsonl(tmp_path / "made" / "workload.jsonl"))
+    assert [r.get("prefix_tokens") for r in requests] == [32, None, 32, None, None]
+    assert read_json(tmp_path / "made" / "workload.json")["requests_with_prefix"] == 2
+
+
+def test_by_default_the_neediest_cell_decides_how_many(prepare, write_study, tmp_path):
+    study = write_study({**SYNTHETIC, "prompts_per_seq": 3}, {"max_num_seqs": [1, 7, 4]})
+    assert prepare(study) == 0
+    assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == 21
+
+
+def test_a_count_that_is_given_counts(prepare, write_study, tmp_path):
+    assert prepare(write_study(SYNTHETIC), "--num-prompts", "2") == 0
+    assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == 2
+    with pytest.raises(SystemExit, match="2"):
+        prepare(write_study(SYNTHETIC), "--num-prompts", "0")
+
+
+def test_the_same_bytes_are_written_again(prepare, write_study, tmp_path):
+    study = write_study(SYNTHETIC)
+    runs = []
+    for _ in range(2):
+        assert prepare(study) == 0
+        runs.append({path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()})
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 3
+
+
+def test_a_request_must_fit_the_shortest_context_of_its_cells(prepare, fails, write_study, tmp_path):
+    # 32 + 8 prompt tokens and 4 output tokens.
+    message = fails(write_study(SHARED, {"max_model_len": [64, 43, 128]}))
+    assert "workload 'load': a request of 40 prompt and 4 output tokens does not fit the max_model_len 43" in message
+    assert "cell cpu-all/vllm/tiny-llama-57m/load/len43" in message
+    assert prepare(write_study(SHARED, {"max_model_len": [64, 44, 128]})) == 0
+
+
+def test_without_the_knob_the_models_own_context_counts(fails, write_study):
+    message = fails(write_study({**SHARED, "output_tokens": 2010}))
+    assert "40 prompt and 2010 output tokens does not fit the max_model_len 2048" in message
+
+
+def test_a_workload_that_no_cell_has_is_refused(fails, write_study):
+    message = fails(write_study(SYNTHETIC), workload="other")
+    assert "no cell has the workload 'other' and the model 'tiny-llama-57m'" in message
+
+
+def test_a_missing_model_folder_is_told(fails, write_study, tmp_path):
+    assert str(tmp_path / "nowhere") in fails(write_study(SYNTHETIC), folder=tmp_path / "nowhere")
+
+
+def test_a_model_folder_without_tokenizer_is_told(fails, write_study, model_dir, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    assert "no tokenizer there" in fails(write_study(SYNTHETIC), folder=folder)
+
+
+def test_the_stand_in_for_sharegpt_is_named_in_the_manifest(prepare, write_study, tmp_path):
+    workload = {
+        "kind": "sharegpt",
+        "num_prompts": 3,
+        "file": str(tmp_path / "missing.json"),
+        "sha256": "0" * 64,
+        "fallback": SYNTHETIC,
+    }
+    assert prepare(write_study(workload)) == 0
+    manifest = read_json(tmp_path / "made" / "workload.json")
+    assert manifest["kind"] == "synthetic, stands in for ShareGPT: file not there"
+    assert manifest["source"] == str(tmp_path / "missing.json")
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text()
+EXAMPLES = {
+    name: TypeAdapter(Workload).validate_python(content)
+    for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    for name, content in yaml.safe_load(block).items()
+}
+
+
+def test_every_kind_has_a_generator_and_an_example_on_the_page():
+    kinds = {get_args(kind.model_fields["kind"].annotation)[0] for kind in get_args(get_args(Workload)[0])}
+    assert set(GENERATORS) == kinds == {example.kind for example in EXAMPLES.values()}
+
+
+def test_every_field_of_a_workload_is_on_the_page():
+    models = [*map(type, EXAMPLES.values()), LengthDistribution]
+    missing = {f"{m.__name__}.{f}" for m in models for f in m.model_fields if not re.search(rf"\b{f}\b", PAGE)}
+    assert not missing
+
+
+def mean_tokens(lengths: LengthDistribution) -> float:
+    counts = np.arange(lengths.minimum, lengths.maximum + 1)
+    edges = np.append(counts - 0.5, lengths.maximum + 0.5)
+    weights = np.diff(ndtr(np.log(edges / lengths.median) / lengths.sigma))
+    return float(np.average(counts, weights=weights))
+
+
+def test_the_stand_in_of_the_page_has_the_means_that_the_page_gives():
+    stand_in = EXAMPLES["sharegpt"].fallback
+    row = re.search(r"\| the stand-in above.*?\| ([\d.]+) \| ([\d.]+) \|", PAGE)
+    assert row is not None
+    assert mean_tokens(stand_in.prompt_tokens) == pytest.approx(float(row[1]), abs=0.05)
+    assert mean_tokens(stand_in.output_tokens) == pytest.approx(float(row[2]), abs=0.05)
+    # Within 1.5 % of what runs on the real file report.
+    assert float(row[1]) == pytest.approx(216, rel=0.015)
+    assert float(row[2]) == pytest.approx(199.5, rel=0.015)

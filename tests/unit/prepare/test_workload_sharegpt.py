@@ -1,0 +1,125 @@
+"""ShareGPT workloads, from a small file of invented conversations in the format of the real one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.files import sha256_of
+from workflow_scripts.prepare.request import WorkloadError
+from workflow_scripts.prepare.tokenizer import load_vocabulary
+from workflow_scripts.prepare.workload import GENERATORS, WARMUP_REQUESTS, make_requests, make_warmup
+from workflow_scripts.workloads import LengthDistribution, ShareGptWorkload, SyntheticWorkload
+
+CONVERSATIONS = Path(__file__).parents[2] / "fixtures" / "sharegpt" / "conversations.json"
+
+
+def sharegpt(file: Path = CONVERSATIONS, **changed) -> ShareGptWorkload:
+    lengths = LengthDistribution(median=20, sigma=0.5, minimum=8, maximum=64)
+    values = {
+        "kind": "sharegpt",
+        "num_prompts": 4,
+        "seed": 3,
+        "file": file,
+        "sha256": sha256_of(CONVERSATIONS),
+        "fallback": SyntheticWorkload(kind="synthetic", num_prompts=1, prompt_tokens=lengths, output_tokens=lengths),
+    }
+    return ShareGptWorkload(**{**values, **changed})
+
+
+@pytest.fixture(scope="module")
+def vocabulary(model_dir):
+    return load_vocabulary(model_dir, 4096)
+
+
+@pytest.mark.parametrize(("seed", "output_tokens"), [(0, None), (1, None), (42, None), (5, 3), (6, 1020)])
+def test_the_selection_is_that_of_vllms_own_benchmark(model_dir, vocabulary, seed, output_tokens):
+    datasets = pytest.importorskip("vllm.benchmarks.datasets", reason="vLLM is not installed")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    theirs = datasets.ShareGPTDataset(dataset_path=str(CONVERSATIONS), random_seed=seed).sample(
+        tokenizer, 1000, no_oversample=True, output_len=output_tokens
+    )
+    requests, _ = make_requests(sharegpt(seed=seed, output_tokens=output_tokens), vocabulary, len(theirs))
+    assert len(theirs) >= 10
+    assert [r.prompt_token_ids for r in requests] == [tokenizer(sample.prompt).input_ids for sample in theirs]
+    assert [r.output_tokens for r in requests] == [sample.expected_output_len for sample in theirs]
+    with pytest.raises(WorkloadError, match=f"{len(theirs) + 1} requests are needed"):
+        make_requests(sharegpt(seed=seed, output_tokens=output_tokens), vocabulary, len(theirs) + 1)
+
+
+def test_the_manifest_counts_what_the_filter_left_out(vocabulary):
+    stream = GENERATORS["sharegpt"](sharegpt(), vocabulary, 0)
+    assert len(list(stream.requests)) == 15
+    assert stream.kind == "sharegpt"
+    assert stream.details == {
+        "source": str(CONVERSATIONS),
+        "sha256": sha256_of(CONVERSATIONS),
+        "conversations": 21,
+        "filter": {
+            "used": 15,
+            "prompt_too_short": 3,
+            "output_too_short": 1,
+            "prompt_too_long": 1,
+            "total_too_long": 1,
+        },
+    }
+
+
+def test_the_first_requests_do_not_depend_on_how_many_follow(vocabulary):
+    assert make_requests(sharegpt(), vocabulary, 9)[0][:4] == make_requests(sharegpt(), vocabulary, 4)[0]
+
+
+def test_warmup_takes_other_conversations(vocabulary):
+    requests, _ = make_requests(sharegpt(), vocabulary, 6)
+    warmup = make_warmup(sharegpt(), vocabulary, requests)
+    prompts = [tuple(r.prompt_token_ids[:16]) for r in [*requests, *warmup]]
+    assert len(warmup) == WARMUP_REQUESTS
+    assert set(prompts[:6]).isdisjoint(prompts[6:])
+
+
+def test_too_small_a_file_is_refused(vocabulary):
+    with pytest.raises(WorkloadError, match=r"99 requests are needed, .*conversations.json gives 15"):
+        make_requests(sharegpt(), vocabulary, 99)
+    requests, _ = make_requests(sharegpt(), vocabulary, 12)
+    with pytest.raises(WorkloadError, match="8 warm-up requests are needed"):
+        make_warmup(sharegpt(), vocabulary, requests)
+
+
+def test_another_file_than_the_study_means_is_refused(vocabulary, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text("[]")
+    with pytest.raises(WorkloadError) as error:
+        make_requests(sharegpt(other), vocabulary, 1)
+    assert sha256_of(other) in str(error.value)
+    assert sha256_of(CONVERSATIONS) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["no JSON", '{"conversations": 1}', "[1]", '[{"conversations": [{}, {}]}]', '[{"conversations": 7}]']
+)
+def test_a_file_of_another_format_is_refused(vocabulary, tmp_path, content):
+    file = tmp_path / "file.json"
+    file.write_text(content)
+    with pytest.raises(WorkloadError, match="not a ShareGPT file") as error:
+        make_requests(sharegpt(file, sha256=sha256_of(file)), vocabulary, 1)
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("output_tokens", [None, 17])
+def test_without_the_file_the_fallback_stands_in_and_is_named_so(vocabulary, tmp_path, output_tokens):
+    spec = sharegpt(tmp_path / "missing.json", output_tokens=output_tokens)
+    requests, stream = make_requests(spec, vocabulary, 5)
+    assert stream.kind == "synthetic, stands in for ShareGPT: file not there"
+    expected, _ = make_requests(spec.fallback.model_copy(update={"seed": spec.seed}), vocabulary, 5)
+    assert [r.prompt_token_ids for r in requests] == [r.prompt_token_ids for r in expected]
+    assert [r.output_tokens for r in requests] == [output_tokens or r.output_tokens for r in expected]
+
+
+def test_a_file_is_named_relative_to_the_checkout(vocabulary, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = Path("tests/fixtures/sharegpt/conversations.json")
+    _, stream = make_requests(sharegpt(relative), vocabulary, 1)
+    assert stream.kind == "sharegpt"
+    assert json.loads(json.dumps(stream.details))["source"] == str(relative)

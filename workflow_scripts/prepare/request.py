@@ -1,0 +1,50 @@
+"""One request of a workload, and the stream that a kind of workload draws its requests from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class WorkloadError(ValueError):
+    """A workload that cannot be made; the message says what is wrong and where."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, how many tokens to generate for it, and when it arrives.
+
+    `prefix_tokens`: how many of the prompt's first tokens it shares with other requests by intention.
+    """
+
+    prompt_token_ids: list[int]
+    output_tokens: int
+    arrival_s: float = 0.0
+    prefix_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the KV cache when the request ends."""
+        return len(self.prompt_token_ids) + self.output_tokens
+
+    def as_line(self, request_id: str) -> dict[str, Any]:
+        """The request as a line of `workload.jsonl`."""
+        line = {
+            "request_id": request_id,
+            "prompt_token_ids": self.prompt_token_ids,
+            "output_tokens": self.output_tokens,
+            "arrival_s": self.arrival_s,
+        }
+        return {**line, "prefix_tokens": self.prefix_tokens} if self.prefix_tokens else line
+
+
+@dataclass(frozen=True)
+class RequestStream:
+    """Requests in a fixed order, as many as are asked for or as there are.
+
+    `kind`: what they really are, as the report names it. `details`: facts for the manifest, among them the `source`
+    where there is one; counts in it cover what has been drawn so far.
+    """
+
+    kind: str
+    requests: Iterator[Request]
+    details: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,210 @@
+"""The requests of a workload, tokenised for a model, with those that warm an engine up.
+
+    python -m workflow_scripts.prepare.workload --study config/studies/demo.yaml --workload chat \\
+        --model tiny-llama-57m --model-dir results/demo/prepared/models/tiny-llama-57m \\
+        --out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl
+
+The kinds of workload are described in docs/workloads.md.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workflow_scripts.catalog import CatalogError
+from workflow_scripts.files import write_json, write_jsonl
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.prepare.random_prompts import fixed, shared_prefix, synthetic
+from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
+from workflow_scripts.prepare.sharegpt import sharegpt
+from workflow_scripts.prepare.tokenizer import TokenizerError, Vocabulary, load_vocabulary
+from workflow_scripts.study import Study, StudyError, load_study
+from workflow_scripts.workloads import Workload
+
+# Each makes the stream of requests for (specification, vocabulary, seed); the first requests of a stream must not
+# depend on how many are drawn.
+GENERATORS: dict[str, Callable[[Any, Vocabulary, int], RequestStream]] = {
+    "fixed": fixed,
+    "synthetic": synthetic,
+    "shared_prefix": shared_prefix,
+    "sharegpt": sharegpt,
+}
+
+WARMUP_REQUESTS = 8
+# Added to a workload's seed; further than any seed that a study would choose.
+WARMUP_SEED = 1 << 32
+# vLLM shares no KV block of fewer tokens between prompts.
+SMALLEST_SHARED_BLOCK = 16
+WARMUP_ATTEMPTS = 1000
+
+
+def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
+    """The first `count` requests of a workload, and the stream that they were drawn from.
+
+    Raises:
+        WorkloadError: the workload's source is not what it should be, or has fewer requests.
+    """
+    stream = GENERATORS[spec.kind](spec, vocabulary, spec.seed)
+    requests = list(itertools.islice(stream.requests, count))
+    if len(requests) < count:
+        raise WorkloadError(f"{count} requests are needed, {stream.details['source']} gives {len(requests)}")
+    return requests, stream
+
+
+def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
+    """Requests of the same kind from another seed that leave nothing in a prefix cache for `requests` to hit.
+
+    Raises:
+        WorkloadError: there are too few other prompts of this kind.
+    """
+    taken = {_start(request) for request in requests}
+    candidates = itertools.islice(
+        GENERATORS[spec.kind](spec, vocabulary, spec.seed + WARMUP_SEED).requests, len(requests) + WARMUP_ATTEMPTS
+    )
+    warmup = list(itertools.islice((c for c in candidates if _start(c) not in taken), WARMUP_REQUESTS))
+    if len(warmup) < WARMUP_REQUESTS:
+        raise WorkloadError(
+            f"{WARMUP_REQUESTS} warm-up requests are needed whose prompts are none of the workload's own; "
+            f"there are {len(warmup)}: use fewer requests, longer prompts or a larger source"
+        )
+    return warmup
+
+
+def _start(request: Request) -> tuple[int, ...]:
+    return tuple(request.prompt_token_ids[:SMALLEST_SHARED_BLOCK])
+
+
+def cells_with(study: Study, workload: str, model: str) -> list[Cell]:
+    """The study's cells of one workload and model.
+
+    Raises:
+        StudyError: there are none.
+    """
+    cells = [cell for cell in expand(study) if (cell.workload, cell.model) == (workload, model)]
+    if not cells:
+        raise StudyError(f"study {study.name!r}: no cell has the workload {workload!r} and the model {model!r}")
+    return cells
+
+
+def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions: int) -> None:
+    """Check that every request fits the shortest context of the cells that it is for.
+
+    Raises:
+        WorkloadError: one does not; the message names the longest request and the cell.
+    """
+
+    def context(cell: Cell) -> int:
+        return int(cell.knobs.set_values().get("max_model_len", max_positions))
+
+    longest = max(requests, key=lambda request: request.total_tokens)
+    tightest = min(cells, key=context)
+    if longest.total_tokens > context(tightest):
+        raise WorkloadError(
+            f"a request of {len(longest.prompt_token_ids)} prompt and {longest.output_tokens} output tokens does not "
+            f"fit the max_model_len {context(tightest)} of cell {tightest.id}: shorten the workload or raise the knob"
+        )
+
+
+def statistics(counts: Sequence[int]) -> dict[str, float]:
+    """Summary of token counts.
+
+    >>> statistics([1, 2, 3, 10])
+    {'min': 1, 'median': 2.5, 'mean': 4.0, 'p95': 8.95, 'max': 10}
+    """
+    return {
+        "min": min(counts),
+        "median": float(np.median(counts)),
+        "mean": float(np.mean(counts)),
+        "p95": round(float(np.percentile(counts, 95)), 2),
+        "max": max(counts),
+    }
+
+
+def write_workload(out: Path, requests: Sequence[Request], warmup: Sequence[Request], manifest: dict[str, Any]) -> None:
+    """Write `out` and, beside it, `warmup.jsonl` and `workload.json`."""
+    write_json(
+        out.with_name("workload.json"),
+        {
+            "schema_version": 1,
+            **manifest,
+            "num_requests": len(requests),
+            "num_warmup_requests": len(warmup),
+            "requests_with_prefix": sum(request.prefix_tokens > 0 for request in requests),
+            "prompt_tokens": statistics([len(request.prompt_token_ids) for request in requests]),
+            "output_tokens": statistics([request.output_tokens for request in requests]),
+        },
+    )
+    write_jsonl(out.with_name("warmup.jsonl"), (r.as_line(f"warmup-{i}") for i, r in enumerate(warmup)))
+    write_jsonl(out, (r.as_line(str(i)) for i, r in enumerate(requests)))
+
+
+def prepare_workload(
+    study: Study, workload: str, model: str, model_dir: Path, out: Path, num_prompts: int | None = None
+) -> None:
+    """Make the requests of one workload for one model and write them.
+
+    `num_prompts`: how many; by default as many as the study's neediest cell takes.
+
+    Raises:
+        StudyError, ModelFactsError, TokenizerError, WorkloadError: the workload cannot be made.
+    """
+    cells = cells_with(study, workload, model)
+    spec = study.workloads[workload]
+    count = num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
+    facts = read_model_facts(model_dir / "config.json")
+    vocabulary = load_vocabulary(model_dir, facts.vocab)
+    try:
+        requests, stream = make_requests(spec, vocabulary, count)
+        warmup = make_warmup(spec, vocabulary, requests)
+        check_fits([*requests, *warmup], cells, facts.max_positions)
+    except WorkloadError as e:
+        raise WorkloadError(f"workload {workload!r}: {e}") from None
+    manifest = {
+        "workload": workload,
+        "model": model,
+        "kind": stream.kind,
+        "seed": spec.seed,
+        **stream.details,
+        "specification": spec.model_dump(mode="json"),
+    }
+    write_workload(out, requests, warmup, manifest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the requests of one workload."""
+    parser = argparse.ArgumentParser(
+        description="Write the requests of a workload for a model: workload.jsonl (a request a line: request_id, "
+        "prompt_token_ids, output_tokens, arrival_s and, where prompts share one, prefix_tokens), beside it "
+        "warmup.jsonl (the same, other prompts) and workload.json (what the requests really are, their source and "
+        "length statistics).",
+        epilog="example: python -m workflow_scripts.prepare.workload --study config/studies/demo.yaml --workload chat "
+        "--model tiny-llama-57m --model-dir results/demo/prepared/models/tiny-llama-57m "
+        "--out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
+    parser.add_argument("--workload", required=True, help="a name under the study's `workloads`")
+    parser.add_argument("--model", required=True, help="a folder name under config/models/")
+    parser.add_argument("--model-dir", type=Path, required=True, help="the folder that prepare.model wrote")
+    parser.add_argument(
+        "--num-prompts", type=int, help="how many requests; default: the most that a cell of the study takes"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="workload.jsonl to write")
+    args = parser.parse_args(argv)
+    if args.num_prompts is not None and args.num_prompts < 1:
+        parser.error(f"--num-prompts: at least 1, not {args.num_prompts}")
+    try:
+        prepare_workload(load_study(args.study), args.workload, args.model, args.model_dir, args.out, args.num_prompts)
+    except (StudyError, CatalogError, ModelFactsError, TokenizerError, WorkloadError) as e:
+        print(f"prepare.workload: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
