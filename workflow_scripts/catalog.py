@@ -22,7 +22,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Positive = Annotated[float, Field(gt=0)]
 
 # Arithmetic that matrices of a dtype may run in: a float32 product may be rounded to TF32 on its way in.
-_ARITHMETIC: dict[Dtype, tuple[FlopDtype, ...]] = {
+_ARITHMETIC: Mapping[str, tuple[FlopDtype, ...]] = {
     "float32": ("fp32", "tf32"),
     "bfloat16": ("bf16",),
     "float16": ("fp16",),
@@ -78,7 +78,7 @@ class Gpu(_Strict):
             raise ValueError(f"{self.name}: cpu_cores belong to the kind cpu")
         return self
 
-    def peak_flop_per_s(self, dtype: Dtype) -> float | None:
+    def peak_flop_per_s(self, dtype: str) -> float | None:
         """Highest dense rate of matrix products on inputs of `dtype`; None where no data sheet gives one."""
         rates = self.dense_flop_per_s or {}
         return max((rates[a] for a in _ARITHMETIC[dtype] if a in rates), default=None)

@@ -1,0 +1,304 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.analyse.audit import AuditError, Workload, audit_table, ceiling, find_columns, main
+from workflow_scripts.catalog import CONFIG, get_model, load_gpus
+from workflow_scripts.model_facts import read_model_facts
+
+PUBLISHED = CONFIG / "published"
+GPUS = load_gpus()
+LLAMA = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+LLAMA_70B = read_model_facts(get_model("llama-3-70b").config)
+EVEN = Workload(200, 200)
+
+
+def audit(rows, workload=EVEN, facts=LLAMA, **options):
+    return audit_table(pd.DataFrame(rows), facts, workload, gpus=GPUS, **options)
+
+
+def row(gpu="H200", max_num_seqs=1, **throughput):
+    return {"gpu": gpu, "max_num_seqs": max_num_seqs, **(throughput or {"throughput_tok_s": 100})}
+
+
+def test_one_sequence_on_an_h200_is_limited_by_reading_the_weights():
+    highest = ceiling(LLAMA, GPUS["h200"], 1, Workload(1, 1000))
+    # 7.5e9 parameters of two bytes, all but the embedding table, and the KV of a few hundred tokens at 4.8 TB/s.
+    assert highest.output_tokens_per_s == pytest.approx(4.8e12 / (2 * (8_030_261_248 - 128256 * 4096)), rel=0.005)
+    assert (highest.gpu, highest.limit) == ("h200", "memory bandwidth")
+    assert "15.0 GB of weights at 4.8 TB/s" in highest.because
+
+
+def test_prompt_tokens_count_for_the_table_unless_its_column_says_output():
+    audited = audit([row(throughput_tok_s=600)])
+    assert audited.loc[0, "verdict"] == "possible"
+    assert audited.loc[0, "predicted_ceiling_tokens_per_s"] == pytest.approx(2 * 319.8, rel=0.01)
+    of_output = audit([row(output_tokens_per_s=600)])
+    assert of_output.loc[0, "verdict"] == "impossible"
+    assert of_output.loc[0, "predicted_ceiling_tokens_per_s"] == pytest.approx(319.8, rel=0.01)
+    assert of_output.loc[0, "times_ceiling"] == pytest.approx(600 / 319.8, rel=0.01)
+
+
+@pytest.mark.parametrize("workload", [Workload(200, 200), Workload(225, 190), Workload(1000, 200), Workload(100, 400)])
+def test_published_throughput_at_one_sequence_is_impossible_on_every_gpu(workload):
+    table = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+    audited = audit_table(table, LLAMA, workload, gpus=GPUS)
+    assert list(audited.columns[: len(table.columns)]) == list(table.columns)
+    few = audited[audited["max_num_seqs"] <= 4]
+    assert set(few[few["max_num_seqs"] == 1]["verdict"]) == {"impossible"}
+    assert few[few["max_num_seqs"] == 1]["times_ceiling"].min() > 5
+    assert set(audited[audited["max_num_seqs"] == 256]["verdict"]) == {"possible"}
+
+
+def test_the_published_h200_row_by_hand():
+    """11,939 tok/s at one sequence: at most 320 decode steps a second, each with one output and one prompt token."""
+    table = pd.read_csv(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+    first = audit_table(table, LLAMA, EVEN, gpus=GPUS).iloc[0]
+    assert (first["gpu"], first["max_num_seqs"], first["throughput_tok_s"]) == ("H200", 1, 11939)
+    assert first["verdict"] == "impossible"
+    assert first["times_ceiling"] == pytest.approx(11939 / (2 * 319.8), rel=0.01)
+    assert "18.7 times the ceiling for prompt and output tokens; 1 live sequences" in first["reason"]
+
+
+def test_an_ambiguous_card_is_the_one_with_the_highest_ceiling():
+    audited = audit([row("A100 PCIe"), row("H100"), row("h100-pcie")])
+    assert list(audited["ceiling_gpu"]) == ["a100-pcie-80gb", "h100-nvl", "h100-pcie"]
+
+
+def test_hf_at_batch_one_is_possible_only_if_prompts_count():
+    one = {"gpu": "A100 PCIe", "batch_size": 1}
+    assert audit([one | {"tok/s": 293}], Workload(250, 150)).loc[0, "verdict"] == "possible"
+    assert audit([one | {"generated tok/s": 293}], Workload(250, 150)).loc[0, "verdict"] == "impossible"
+
+
+def test_rows_that_do_not_say_how_many_sequences_get_a_stated_number():
+    table = pd.read_csv(PUBLISHED / "paged_attention_lab_block_size.csv")
+    audited = audit_table(table, LLAMA, EVEN, gpus=GPUS)
+    assert set(audited["verdict"]) == {"possible"}
+    assert audited["reason"].str.contains("max-num-seqs is not stated: 256 assumed").all()
+    alone = audit_table(table, LLAMA, EVEN, gpus=GPUS, default_max_num_seqs=1)
+    assert set(alone["verdict"]) == {"impossible"}
+    missing = audit([row(max_num_seqs=None, throughput_tok_s=5000)])
+    assert "256 assumed" in missing.loc[0, "reason"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (row("H300"), "unknown GPU 'H300'"),
+        (row(float("nan")), "unknown GPU 'nan'"),
+        (row("cpu-1core"), "no data sheet gives the rates of cpu-1core"),
+        (row(throughput_tok_s=None), "no number in throughput_tok_s"),
+        (row(throughput_tok_s="n/a"), "no number in throughput_tok_s"),
+        (row(throughput_tok_s=0), "no number in throughput_tok_s"),
+        (row(max_num_seqs="many"), "max_num_seqs is 'many'"),
+    ],
+)
+def test_what_cannot_be_judged_is_unknown_with_the_reason(rows, reason):
+    audited = audit([rows])
+    assert audited.loc[0, "verdict"] == "unknown"
+    assert reason in audited.loc[0, "reason"]
+    assert math.isnan(audited.loc[0, "times_ceiling"])
+
+
+def test_a_model_that_does_not_fit_has_no_throughput():
+    audited = audit([row("H100", 16), row("B200", 16)], facts=LLAMA_70B)
+    assert list(audited["verdict"]) == ["impossible", "possible"]
+    assert audited.loc[0, "limit"] == "memory size"
+    assert "141.1 GB of weights and a request do not fit" in audited.loc[0, "reason"]
+    assert audit([row("H200", 16)], facts=LLAMA_70B, gpu_memory_utilization=0.9).loc[0, "verdict"] == "impossible"
+
+
+def test_live_sequences_are_limited_by_the_kv_cache():
+    long = Workload(8000, 100)
+    many, few = ceiling(LLAMA, GPUS["l40s"], 1000, long), ceiling(LLAMA, GPUS["l40s"], 30, long)
+    # 48e9 - 16.06e9 bytes hold 243,640 tokens, 30.3 requests of 8,049.5 tokens.
+    assert many.output_tokens_per_s == pytest.approx(few.output_tokens_per_s, rel=0.02)
+    smaller = ceiling(LLAMA, GPUS["l40s"], 1000, Workload(2000, 1000), 0.6)
+    assert smaller.output_tokens_per_s < ceiling(LLAMA, GPUS["l40s"], 1000, Workload(2000, 1000)).output_tokens_per_s
+    assert "as many as the KV cache holds" in smaller.because
+
+
+def test_long_prompts_are_limited_by_arithmetic():
+    highest = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 1))
+    assert highest.limit == "arithmetic"
+    # 2 operations a matrix parameter and prompt token, and attention over 8,000 tokens.
+    flops = 2 * 6.98e9 * 8000 + 2 * 32 * 4096 * 8000 * 8001
+    assert highest.total_tokens_per_s == pytest.approx(8001 / (flops / 362.05e12), rel=0.01)
+
+
+def test_quantized_weights_raise_the_ceiling():
+    def output_rate(facts):
+        return ceiling(facts, GPUS["h200"], 1, Workload(1, 100)).output_tokens_per_s
+
+    assert 1.8 < output_rate(replace(LLAMA, quantization="fp8")) / output_rate(LLAMA) < 2
+    assert 2.5 < output_rate(replace(LLAMA, quantization="awq")) / output_rate(LLAMA) < 4
+
+
+@given(
+    a=st.integers(1, 2000),
+    b=st.integers(1, 2000),
+    prompt=st.floats(1, 4000),
+    output=st.floats(1, 4000),
+    gpu=st.sampled_from([name for name, gpu in GPUS.items() if gpu.kind != "cpu"]),
+)
+def test_more_sequences_or_memory_never_lower_a_ceiling(a, b, prompt, output, gpu):
+    a, b = sorted((a, b))
+    workload = Workload(prompt, output)
+    low, high = ceiling(LLAMA, GPUS[gpu], a, workload), ceiling(LLAMA, GPUS[gpu], b, workload)
+    assert low.total_tokens_per_s <= high.total_tokens_per_s * (1 + 1e-9)
+    assert high.output_tokens_per_s / high.total_tokens_per_s == pytest.approx(output / (prompt + output))
+    less = ceiling(LLAMA, GPUS[gpu], b, workload, 0.9)
+    assert less.total_tokens_per_s <= high.total_tokens_per_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["GPU", "Max-Num-Seqs", "Throughput (tok/s)"], ("GPU", "Throughput (tok/s)", "Max-Num-Seqs")),
+        (["device", "max_batch_size", "tokens_per_s"], ("device", "tokens_per_s", "max_batch_size")),
+        (["gpu", "concurrency", "Output_Tokens_Per_S"], ("gpu", "Output_Tokens_Per_S", "concurrency")),
+        (["gpu", "knob_max_num_seqs", "total_tokens_per_s"], ("gpu", "total_tokens_per_s", "knob_max_num_seqs")),
+        (["gpu", "tok/s", "requests_per_s", "tok_per_watt", "output_tokens"], ("gpu", "tok/s", None)),
+        (["gpu", "request_throughput", "Tokens/sec"], ("gpu", "Tokens/sec", None)),
+        (["gpu", "batch size", "output_tps"], ("gpu", "output_tps", "batch size")),
+    ],
+)
+def test_columns_are_found_by_the_names_that_tables_use(names, expected):
+    columns = find_columns(names)
+    assert (columns.gpu, columns.throughput, columns.sequences) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["metric", "unit", "vllm"], "no column names the GPU"),
+        (["gpu", "max_num_seqs"], "no column looks like a throughput"),
+        (["gpu", "output_tokens_per_s", "total_tokens_per_s"], "2 columns look like a throughput"),
+    ],
+)
+def test_a_table_without_what_is_needed_is_refused(names, message):
+    with pytest.raises(AuditError, match=message):
+        find_columns(names)
+
+
+def test_a_column_can_be_chosen():
+    names = ["gpu", "output_tokens_per_s", "total_tokens_per_s"]
+    assert find_columns(names, "total_tokens_per_s").counts_output_only is False
+    assert find_columns(names, "output_tokens_per_s").counts_output_only is True
+    with pytest.raises(AuditError, match="no column 'tps'"):
+        find_columns(names, "tps")
+
+
+def test_an_audited_table_can_be_audited_again():
+    once = audit([row()])
+    again = audit_table(once, LLAMA, EVEN, gpus=GPUS)
+    pd.testing.assert_frame_equal(once, again)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+MAX_NUM_SEQS = str(PUBLISHED / "paged_attention_lab_max_num_seqs.csv")
+OPTIONS = ["--model", "llama-3.1-8b-instruct", "--tokens-per-request", "200,200"]
+
+
+def test_the_command_prints_json_and_writes_the_table(tmp_path, capsys):
+    out = tmp_path / "verdicts.csv"
+    assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json", "--out", str(out)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["verdicts"] == {"possible": 8, "impossible": 12, "unknown": 0}
+    assert record["rows"][0]["verdict"] == "impossible"
+    written = pd.read_csv(out)
+    assert list(written["verdict"]) == [r["verdict"] for r in record["rows"]]
+
+
+def test_the_command_prints_a_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
+    printed = capsys.readouterr().out
+    assert "11939" in printed
+    assert printed.count("impossible") == 12
+    assert "not stated" not in printed
+    assert main([str(PUBLISHED / "paged_attention_lab_block_size.csv"), *OPTIONS, "--max-num-seqs", "64"]) == 0
+    assert "max-num-seqs is not stated: 64 assumed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    table = tmp_path / "table.csv"
+    table.write_text('gpu,throughput_tok_s\nH300,5\nH200,"~11,939"\n')
+    assert main([str(table), *OPTIONS]) == 0
+    printed = capsys.readouterr().out
+    assert "unknown GPU 'H300'" in printed
+    assert main([str(table), *OPTIONS, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["times_ceiling"] is None
+    assert rows[1]["times_ceiling"] > 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["none.csv", *OPTIONS], "none.csv: no such file"),
+        ([str(PUBLISHED / "engines_a100_80gb_llama31_8b.csv"), *OPTIONS], "no column names the GPU"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--model", "gpt-5"], "unknown model 'gpt-5'"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--quantization", "int3"], "quantization 'int3'"),
+        ([MAX_NUM_SEQS, *OPTIONS, "--kv-cache-dtype", "int3"], "KV cache dtype 'int3'"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
+    out = tmp_path / "out.csv"
+    assert main([*argv, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("")
+    assert main([str(table), *OPTIONS]) == 2
+    assert "not a CSV table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--tokens-per-request=200", "--tokens-per-request=0,5", "--max-num-seqs=0"])
+def test_options_out_of_range_are_refused(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([MAX_NUM_SEQS, *OPTIONS, option])
+    assert "is not" in capsys.readouterr().err
+
+
+# --- the claims ------------------------------------------------------------------------------------------------------
+
+
+def test_every_claim_has_an_id_a_source_a_text_and_quantities_with_units():
+    claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
+    sources = {"lab-hpc", "blog-engines", "lab-l4", "text-prefix", "text-users"}
+    assert len({claim["id"] for claim in claims}) == len(claims) >= 20
+    assert {claim["source"] for claim in claims} == sources
+    readme = (PUBLISHED / "README.md").read_text()
+    assert all(f"`{source}`" in readme for source in sources)
+    for claim in claims:
+        assert set(claim) - {"table"} == {"id", "source", "label", "text", "quantities"}
+        assert claim["label"] == "published"
+        assert claim["text"].endswith(".")
+        assert claim["quantities"]
+        for quantity in claim["quantities"]:
+            assert {"name", "unit"} <= set(quantity)
+            assert {"value", "values", "min", "max", "formula"} & set(quantity)
+
+
+def test_every_published_table_is_named_in_the_readme_and_by_a_claim():
+    tables = {path.name for path in Path(PUBLISHED).glob("*.csv")}
+    claims = yaml.safe_load((PUBLISHED / "claims.yaml").read_text())
+    assert {claim["table"] for claim in claims if "table" in claim} == tables
+    readme = (PUBLISHED / "README.md").read_text()
+    assert all(f"`{table}`" in readme for table in tables)

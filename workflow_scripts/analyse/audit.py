@@ -1,0 +1,394 @@
+"""Check a table of throughputs against what the hardware can do at most.
+
+    python -m workflow_scripts.analyse.audit config/published/paged_attention_lab_max_num_seqs.csv \\
+        --model llama-3.1-8b-instruct --tokens-per-request 200,200
+
+Every doubt is settled for the table: memory and arithmetic run at their data-sheet rates and overlap fully, prompts are
+read in steps in which others decode, tok/s counts prompt tokens unless the column says output, and a name that means
+several cards means the one with the highest ceiling. A number above such a ceiling is wrong, or says something else
+than its table does. One below it may still be wrong.
+
+What is taken as given: the model and its weights' type, one device a row, one new token a sequence and step (no
+speculative decoding), and prompts that are read in full (no shared prefix).
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from workflow_scripts import formulas
+from workflow_scripts.catalog import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.files import write_text
+from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model_facts
+
+Verdict = Literal["possible", "impossible", "unknown"]
+
+_GPU = r"gpu|gpu[ _-]?(name|type)|device|accelerator"
+_SEQUENCES = r"(knob[ _-])?max[ _-]?num[ _-]?seqs|max[ _-]?batch[ _-]?size|batch[ _-]?size|(max[ _-]?)?concurrency"
+_THROUGHPUT = r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*"
+_NOT_TOKENS = r".*(req|per[ _-]?watt|per[ _-]?joule|ratio|time|latency|ms\b).*"
+_OUTPUT = r".*(output|generat|decod).*"
+
+
+class AuditError(ValueError):
+    """A table that cannot be audited; the message says what is missing and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Tokens of every request: means, for a mix of requests."""
+
+    prompt_tokens: float
+    output_tokens: float
+
+    def __post_init__(self) -> None:
+        if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
+            raise AuditError("tokens per request must be two numbers of at least 1: prompt and output tokens")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Highest rates that a device allows, and what binds.
+
+    `total_tokens_per_s` counts prompt and output tokens, `output_tokens_per_s` output tokens alone. `limit` is
+    "memory bandwidth", "arithmetic" or "memory size", and `because` says it with numbers.
+    """
+
+    gpu: str
+    total_tokens_per_s: float
+    output_tokens_per_s: float
+    limit: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns that an audit reads; `sequences` is None where the table has none."""
+
+    gpu: str
+    throughput: str
+    sequences: str | None
+
+    @property
+    def counts_output_only(self) -> bool:
+        """Whether the throughput says that it leaves prompt tokens out."""
+        return re.fullmatch(_OUTPUT, self.throughput, re.IGNORECASE) is not None
+
+
+def ceiling(
+    facts: ModelFacts,
+    gpu: Gpu,
+    max_num_seqs: float,
+    workload: Workload,
+    gpu_memory_utilization: float = 1.0,
+    kv_cache_dtype: str = "auto",
+) -> Ceiling | None:
+    """Highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
+
+    The KV cache limits live sequences too: at best it has all memory that the weights leave, and holds of each sequence
+    what it holds on average over its steps.
+    """
+    if gpu.memory_bandwidth_bytes_per_s is None or gpu.memory_bytes is None or gpu.dense_flop_per_s is None:
+        return None
+    memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
+    bytes_per_token = facts.bytes_per_token(kv_cache_dtype)
+    held_tokens = workload.prompt_tokens + (workload.output_tokens - 1) / 2
+    fitting = formulas.kv_cache_bytes(memory, 1, facts.weight_bytes) / (bytes_per_token * held_tokens)
+    if fitting < 1:
+        because = f"{facts.weight_bytes / 1e9:.1f} GB of weights and a request do not fit in {memory / 1e9:.0f} GB"
+        return Ceiling(gpu.name, 0.0, 0.0, "memory size", because)
+    sequences = min(max_num_seqs, fitting)
+    bandwidth, flop_per_s = gpu.memory_bandwidth_bytes_per_s, _flop_per_s(facts, gpu)
+    flops = facts.request_flops(workload.prompt_tokens, workload.output_tokens)
+    time_s = formulas.request_time_min_s(
+        sequences,
+        workload.prompt_tokens,
+        workload.output_tokens,
+        facts.decode_weight_bytes,
+        bytes_per_token,
+        flops,
+        bandwidth,
+        flop_per_s,
+    )
+    if flops / flop_per_s >= time_s:
+        limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP a request at {flop_per_s / 1e12:.4g} TFLOP/s"
+    else:
+        live = f"{sequences:.4g} live sequences" + (", as many as the KV cache holds" if sequences == fitting else "")
+        weights = f"a step reads {facts.decode_weight_bytes / 1e9:.1f} GB of weights at {bandwidth / 1e12:.4g} TB/s"
+        limit, because = "memory bandwidth", f"{live}: {weights}"
+    total = formulas.total_tokens_per_s_ceiling(workload.prompt_tokens, workload.output_tokens, time_s)
+    return Ceiling(gpu.name, total, workload.output_tokens / time_s, limit, because)
+
+
+def _flop_per_s(facts: ModelFacts, gpu: Gpu) -> float:
+    """The rate of the model's type; the device's highest where quantized matrices may run in a smaller one."""
+    rates = gpu.dense_flop_per_s or {}
+    highest = max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
+    return highest or math.inf
+
+
+def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns:
+    """The columns of an audit, by names that tables use, in any case.
+
+    >>> find_columns(["GPU", "max-num-seqs", "Output tok/s", "TTFT ms"])
+    Columns(gpu='GPU', throughput='Output tok/s', sequences='max-num-seqs')
+
+    Raises:
+        AuditError: there is no GPU or throughput column, or more than one of the latter and none is chosen.
+    """
+
+    def like(pattern: str) -> list[str]:
+        return [name for name in names if re.fullmatch(pattern, name.strip(), re.IGNORECASE)]
+
+    found = ", ".join(names) or "none"
+    if not (gpus := like(_GPU)):
+        raise AuditError(f"no column names the GPU (gpu, device); columns: {found}")
+    rates = [name for name in like(_THROUGHPUT) if name not in like(_NOT_TOKENS)]
+    if throughput is not None and throughput not in names:
+        raise AuditError(f"no column {throughput!r}; columns: {found}")
+    if throughput is None and len(rates) != 1:
+        which = (
+            f"{len(rates)} columns look like a throughput ({', '.join(rates)}): choose one"
+            if rates
+            else ("no column looks like a throughput (tokens_per_s, throughput, tok/s): name it")
+        )
+        raise AuditError(f"{which} with --throughput-column; columns: {found}")
+    return Columns(gpus[0], throughput or rates[0], next(iter(like(_SEQUENCES)), None))
+
+
+def audit_table(
+    table: pd.DataFrame,
+    facts: ModelFacts,
+    workload: Workload,
+    *,
+    gpu_memory_utilization: float = 1.0,
+    kv_cache_dtype: str = "auto",
+    default_max_num_seqs: int = 256,
+    throughput_column: str | None = None,
+    gpus: Mapping[str, Gpu] | None = None,
+) -> pd.DataFrame:
+    """The table with a verdict on each row.
+
+    Args:
+        table: one row a throughput, with the columns that `find_columns` looks for.
+        facts: the model that all rows ran.
+        workload: tokens of a request.
+        gpu_memory_utilization: share of the memory that the engine could use at most.
+        kv_cache_dtype: type of the KV cache; "auto" is the model's.
+        default_max_num_seqs: live sequences of rows that do not say how many.
+        throughput_column: the column to check, where several look like it.
+        gpus: the catalogue; the project's own if None.
+
+    Returns:
+        The table's columns and `verdict` (possible, impossible, unknown), `predicted_ceiling_tokens_per_s`,
+        `times_ceiling` (the throughput over the ceiling), `ceiling_gpu` (the card with the highest one), `limit` (what
+        binds there) and `reason`.
+
+    Raises:
+        AuditError: a column is missing.
+    """
+    added = list(_unknown(""))
+    table = table.drop(columns=added, errors="ignore").reset_index(drop=True)
+    columns = find_columns([str(name) for name in table.columns], throughput_column)
+    gpus = load_gpus() if gpus is None else gpus
+
+    def verdict(row: Mapping[Any, Any]) -> dict[str, Any]:
+        sequences, assumed = _sequences(row, columns, default_max_num_seqs)
+        if sequences is None:
+            return _unknown(f"{columns.sequences} is {row[columns.sequences]!r}, not a number of sequences")
+        try:
+            candidates = resolve(str(row[columns.gpu]), gpus)
+        except CatalogError as e:
+            return _unknown(str(e).partition(";")[0])
+        ceilings = [
+            c
+            for g in candidates
+            if (c := ceiling(facts, g, sequences, workload, gpu_memory_utilization, kv_cache_dtype))
+        ]
+        if not ceilings:
+            return _unknown(f"no data sheet gives the rates of {row[columns.gpu]}")
+        highest = max(ceilings, key=lambda c: c.total_tokens_per_s)
+        return _judge(_number(row[columns.throughput]), highest, columns, assumed)
+
+    verdicts = pd.DataFrame([verdict(row) for row in table.to_dict(orient="records")], columns=added)
+    return pd.concat([table, verdicts], axis=1)
+
+
+def _sequences(row: Mapping[Any, Any], columns: Columns, default: int) -> tuple[float | None, str]:
+    """Live sequences of a row and, where it does not say, a note of what was assumed; None if it is no number."""
+    stated = None if columns.sequences is None else row[columns.sequences]
+    if stated is None or pd.isna(stated):
+        return default, f"; max-num-seqs is not stated: {default} assumed"
+    number = _number(stated)
+    return (number, "") if number >= 1 else (None, "")
+
+
+def _number(value: Any) -> float:
+    """A table's number, NaN if it is none: thousands separators and a sign for about do no harm.
+
+    >>> _number("~11,939"), _number(4.5), _number("n/a")
+    (11939.0, 4.5, nan)
+    """
+    try:
+        return float(re.sub(r"^\s*[~≈]|,", "", str(value)))
+    except ValueError:
+        return math.nan
+
+
+def _judge(throughput: float, highest: Ceiling, columns: Columns, assumed: str) -> dict[str, Any]:
+    limit = highest.output_tokens_per_s if columns.counts_output_only else highest.total_tokens_per_s
+    known = {"predicted_ceiling_tokens_per_s": limit, "ceiling_gpu": highest.gpu, "limit": highest.limit}
+    if not throughput > 0:
+        return _unknown(f"no number in {columns.throughput}") | known
+    times = throughput / limit if limit else math.inf
+    verdict: Verdict = "impossible" if times > 1 else "possible"
+    counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
+    reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
+    return {**_unknown(reason), **known, "verdict": verdict, "times_ceiling": times}
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    return {
+        "verdict": "unknown",
+        "predicted_ceiling_tokens_per_s": math.nan,
+        "times_ceiling": math.nan,
+        "ceiling_gpu": None,
+        "limit": None,
+        "reason": reason,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a verdict on each row of a table, and write them to a file if asked."""
+    args = _parser().parse_args(argv)
+    try:
+        table = _read_table(args.table)
+        model = get_model(args.model)
+        verdicts = audit_table(
+            table,
+            read_model_facts(model.config, model.dtype, args.quantization),
+            args.tokens_per_request,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_dtype=args.kv_cache_dtype,
+            default_max_num_seqs=args.max_num_seqs,
+            throughput_column=args.throughput_column,
+        )
+    except (AuditError, CatalogError, ModelFactsError) as e:
+        print(f"audit: {e}", file=sys.stderr)
+        return 2
+    if args.out is not None:
+        write_text(args.out, verdicts.to_csv(index=False))
+    if args.json:
+        print(json.dumps(_record(args, verdicts), indent=2))
+    else:
+        _print(args, table, verdicts)
+    return 0
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except FileNotFoundError:
+        raise AuditError(f"{path}: no such file") from None
+    except (ValueError, OSError) as e:
+        raise AuditError(f"{path}: not a CSV table: {e}") from None
+
+
+def _record(args: argparse.Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:
+    rows = json.loads(verdicts.to_json(orient="records"))
+    counts = verdicts["verdict"].value_counts().to_dict()
+    return {
+        "table": str(args.table),
+        "model": args.model,
+        "quantization": args.quantization,
+        "prompt_tokens": args.tokens_per_request.prompt_tokens,
+        "output_tokens": args.tokens_per_request.output_tokens,
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "verdicts": {name: int(counts.get(name, 0)) for name in ("possible", "impossible", "unknown")},
+        "rows": rows,
+    }
+
+
+def _print(args: argparse.Namespace, table: pd.DataFrame, verdicts: pd.DataFrame) -> None:
+    columns = find_columns([str(name) for name in table.columns], args.throughput_column)
+    workload: Workload = args.tokens_per_request
+    assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
+    tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens a request"
+    shown = Table(
+        title=f"{args.table.name}: {args.model}, {tokens}",
+        caption=f"predicted ceilings, every doubt settled for the table{assumed}",
+    )
+    stated = [columns.gpu, *([columns.sequences] if columns.sequences else []), columns.throughput]
+    for name in (*stated, "ceiling", "times"):
+        shown.add_column(name, justify="left" if name == columns.gpu else "right")
+    shown.add_column("verdict")
+    shown.add_column("limit")
+    for row in verdicts.to_dict(orient="records"):
+        ceiling_, times = row["predicted_ceiling_tokens_per_s"], row["times_ceiling"]
+        shown.add_row(
+            *(str(row[name]) for name in stated),
+            "" if math.isnan(ceiling_) else f"{ceiling_:,.0f}",
+            "" if math.isnan(times) else f"{times:.2f}",
+            row["verdict"],
+            row["reason"] if row["verdict"] == "unknown" else row["limit"],
+        )
+    Console().print(shown)
+
+
+def _workload(text: str) -> Workload:
+    try:
+        prompt_tokens, output_tokens = (float(part) for part in text.split(","))
+        return Workload(prompt_tokens, output_tokens)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1") from None
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return value
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workflow_scripts.analyse.audit",
+        description="Say of each throughput in a table whether the hardware allows it. Exit 0 also if it does not.",
+        epilog="example: config/published/paged_attention_lab_max_num_seqs.csv --model llama-3.1-8b-instruct "
+        "--tokens-per-request 200,200 --gpu-memory-utilization 0.9",
+    )
+    add = parser.add_argument
+    add("table", type=Path, help="CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs")
+    add("--model", required=True, help="name in config/models")
+    add("--tokens-per-request", type=_workload, required=True, metavar="PROMPT,OUTPUT", help="means, for a mix")
+    add("--quantization", help="of the layers' matrices, such as awq, gptq or fp8 (default: the config's)")
+    add("--gpu-memory-utilization", type=_share, default=1.0, help="share of the memory in use (default: all of it)")
+    add("--kv-cache-dtype", default="auto", help="default: auto, the model's")
+    add("--max-num-seqs", type=_positive, default=256, help="of rows that do not state it (default: 256)")
+    add("--throughput-column", help="the column to check, where several look like a throughput")
+    add("--json", action="store_true", help="print JSON")
+    add("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
