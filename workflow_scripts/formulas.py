@@ -115,6 +115,47 @@ def contiguous_preallocation_waste(tokens_used: Sequence[float], tokens_reserved
     return 1 - sum(tokens_used) / (len(tokens_used) * tokens_reserved_per_sequence)
 
 
+def blocks_summed(tokens: Number, block_size: float) -> Number:
+    """Blocks held by a sequence of 1 token, plus those of one of 2 tokens, and so on up to `tokens`. [Kwon]
+
+    What a growing sequence holds, added up over its steps. Blocks of 4: 1 + 1 + 1 + 1 + 2 + 2.
+
+    >>> blocks_summed(6.0, 4)
+    8.0
+    """
+    full = tokens // block_size
+    return block_size * full * (full + 1) / 2 + (tokens - full * block_size) * (full + 1)
+
+
+def token_seconds(prompt_tokens: Number, output_tokens: Number, prefill_s: Number, decode_s: Number) -> Number:
+    """Tokens that a request holds in the KV cache, integrated over its life: token-seconds.
+
+    The prompt is there while it is read (`prefill_s`). Of `output_tokens` tokens the first comes at its end and the
+    last one `decode_s` later, at even steps; each enters the cache in the step that makes the next one, so the last
+    one never does. 10 + 3 tokens, 2 s of prefill and two steps of 0.5 s: 10 x 2 s, 11 x 0.5 s, 12 x 0.5 s.
+
+    >>> token_seconds(10.0, 3.0, 2.0, 1.0)
+    31.5
+    """
+    return prompt_tokens * prefill_s + (prompt_tokens + output_tokens / 2) * decode_s
+
+
+def block_seconds(
+    prompt_tokens: Number, output_tokens: Number, prefill_s: Number, decode_s: Number, block_size: float
+) -> Number:
+    """Blocks that a request holds, integrated over its life as in `token_seconds`: block-seconds. [Kwon]
+
+    The same request in blocks of 11: 1 block for 2 s, 1 for 0.5 s, 2 for 0.5 s.
+
+    >>> float(block_seconds(10.0, 3.0, 2.0, 1.0, 11))
+    3.5
+    """
+    steps = np.maximum(output_tokens - 1, 1)  # a request of one token has no step, and no decode_s
+    grown = blocks_summed(prompt_tokens + output_tokens - 1, block_size) - blocks_summed(prompt_tokens, block_size)
+    blocks: Number = -(-prompt_tokens // block_size) * prefill_s + grown / steps * decode_s
+    return blocks
+
+
 # --- speed: what a step must read and compute --------------------------------------------------------------------
 
 
@@ -153,6 +194,38 @@ def prefill_flops(
     """
     attention = 2 * attention_width * prompt_tokens * (prompt_tokens + 1)
     return 2 * layer_parameters * prompt_tokens + 2 * lm_head_parameters + attention
+
+
+def decode_kv_tokens_read(prompt_tokens: Number, output_tokens: Number) -> Number:
+    """Tokens whose KV a request reads from the cache, added up over its decode steps. [Pope]
+
+    A step for each output token after the first; each reads the tokens of all steps before it. 10 + 4 tokens:
+    10 + 11 + 12.
+
+    >>> decode_kv_tokens_read(10.0, 4.0)
+    33.0
+    """
+    further = output_tokens - 1
+    return further * (prompt_tokens + (further - 1) / 2)
+
+
+def forward_flops(
+    layer_parameters: float,
+    lm_head_parameters: float,
+    attention_width: float,
+    tokens: Number,
+    logit_tokens: Number,
+    attended_tokens: Number,
+) -> Number:
+    """Operations of any mix of prompts and decode steps, from sums over them. [Pope]
+
+    All `tokens` pass the layers, the `logit_tokens` of them that are sampled from also the output matrix, and each
+    looks at itself and at those before it: `attended_tokens` pairs together. A prompt of 3 tokens has 1 + 2 + 3:
+
+    >>> forward_flops(7e9, 0.5e9, 10, tokens=3, logit_tokens=1, attended_tokens=6) == prefill_flops(7e9, 0.5e9, 3, 10)
+    True
+    """
+    return 2 * layer_parameters * tokens + 2 * lm_head_parameters * logit_tokens + 4 * attention_width * attended_tokens
 
 
 def step_time_min_s(

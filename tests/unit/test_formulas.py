@@ -134,3 +134,36 @@ def test_the_published_ratio_of_h200_to_l40s_is_that_of_arithmetic_and_not_of_ba
     assert (round(low, 2), round(high, 2)) == (2.73, 5.56)
     assert f.relative_difference(2.95, low) == pytest.approx(0.08, abs=0.005)
     assert f.relative_difference(2.95, high) == pytest.approx(-0.47, abs=0.005)
+
+
+@given(tokens=st.integers(0, 500), block_size=st.sampled_from([1, 2, 8, 16, 100]))
+def test_blocks_summed_is_the_sum(tokens, block_size):
+    assert f.blocks_summed(float(tokens), block_size) == sum(math.ceil(n / block_size) for n in range(1, tokens + 1))
+
+
+@given(
+    prompt=st.integers(1, 300),
+    output=st.integers(1, 100),
+    prefill_s=st.floats(0, 10),
+    step_s=st.floats(1e-3, 1),
+    block_size=st.sampled_from([1, 8, 16, 128]),
+)
+def test_token_and_block_seconds_are_sums_over_the_steps_of_a_request(prompt, output, prefill_s, step_s, block_size):
+    held = [prompt + i for i in range(1, output)]
+    times = (float(prompt), float(output), prefill_s, step_s * (output - 1))
+    assert f.token_seconds(*times) == pytest.approx(prompt * prefill_s + sum(held) * step_s)
+    blocks = math.ceil(prompt / block_size) * prefill_s + sum(math.ceil(n / block_size) for n in held) * step_s
+    assert f.block_seconds(*times, block_size) == pytest.approx(blocks)
+
+
+@given(prompt=tokens, output=st.integers(1, 60))
+def test_a_decode_step_reads_what_the_steps_before_it_wrote(prompt, output):
+    assert f.decode_kv_tokens_read(float(prompt), float(output)) == sum(prompt + i for i in range(output - 1))
+
+
+@given(sequences=count, kv=tokens, prompt=tokens)
+def test_forward_flops_hold_both_phases(sequences, kv, prompt):
+    decode = f.forward_flops(7e9, 5e8, 1e5, sequences, sequences, kv)
+    assert decode == pytest.approx(f.decode_step_flops(7.5e9, sequences, kv, 1e5))
+    prefill = f.forward_flops(7e9, 5e8, 1e5, prompt, 1, prompt * (prompt + 1) / 2)
+    assert prefill == pytest.approx(f.prefill_flops(7e9, 5e8, prompt, 1e5))
