@@ -213,8 +213,8 @@ def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:
 def _read_mapping(path: Path) -> dict[str, object]:
     try:
         return _mapping(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
-    except FileNotFoundError:
-        raise CatalogError(f"{path}: no such file") from None
+    except OSError as e:
+        raise CatalogError(f"{path}: {e.strerror}") from None
     except yaml.YAMLError as e:
         raise CatalogError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
 

@@ -210,8 +210,8 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
         path = path / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFactsError(f"{path}: no such file") from None
+    except OSError as e:
+        raise ModelFactsError(f"{path}: {e.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ModelFactsError(f"{path}: not JSON: {e}") from None
     if not isinstance(config, dict):
@@ -241,6 +241,8 @@ def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantizatio
         return ModelFacts(model_type=kind, dtype=dtype, quantization=quantization, **_READERS[kind](config))
     except KeyError as e:
         raise ModelFactsError(f"{kind}: missing {e.args[0]!r}") from None
+    except (TypeError, ZeroDivisionError) as e:
+        raise ModelFactsError(f"{kind}: sizes must be whole numbers above 0: {e}") from None
 
 
 def _llama(c: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path):
     path.write_text("- x\n")
     with pytest.raises(CatalogError, match="must be a mapping"):
         load_gpus(path)
-    with pytest.raises(CatalogError, match="no such file"):
+    with pytest.raises(CatalogError, match="No such file"):
         load_gpus(tmp_path / "none.yaml")
 
 

@@ -169,6 +169,8 @@ def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
         ({"model_type": "phi3", "sliding_window": 16}, "sliding_window 16"),
         ({"model_type": "opt", "ffn_dim": 9, "word_embed_proj_dim": 9}, "word_embed_proj_dim"),
         ({"model_type": "opt"}, "opt: missing 'ffn_dim'"),
+        ({"num_attention_heads": 0}, "llama: sizes must be whole numbers above 0"),
+        ({"hidden_size": "wide"}, "llama: sizes must be whole numbers above 0"),
         ({"dtype": "int4"}, "dtype 'int4' of the weights is unknown; allowed: float32"),
     ],
 )
@@ -184,7 +186,7 @@ def test_a_window_that_is_off_or_longer_than_the_model_is_no_window():
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "config.json"
-    with pytest.raises(ModelFactsError, match=r"config.json: no such file"):
+    with pytest.raises(ModelFactsError, match=r"config.json: No such file"):
         read_model_facts(tmp_path)
     path.write_text("{")
     with pytest.raises(ModelFactsError, match=r"config.json: not JSON"):

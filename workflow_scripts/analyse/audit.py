@@ -283,11 +283,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             default_max_num_seqs=args.max_num_seqs,
             throughput_column=args.throughput_column,
         )
+        if args.out is not None:
+            _write(args.out, verdicts)
     except (AuditError, CatalogError, ModelFactsError) as e:
         print(f"audit: {e}", file=sys.stderr)
         return 2
-    if args.out is not None:
-        write_text(args.out, verdicts.to_csv(index=False))
     if args.json:
         print(json.dumps(_record(args, verdicts), indent=2))
     else:
@@ -298,10 +298,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
-    except FileNotFoundError:
-        raise AuditError(f"{path}: no such file") from None
-    except (ValueError, OSError) as e:
-        raise AuditError(f"{path}: not a CSV table: {e}") from None
+    except OSError as e:
+        raise AuditError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise AuditError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
+
+
+def _write(path: Path, verdicts: pd.DataFrame) -> None:
+    try:
+        write_text(path, verdicts.to_csv(index=False))
+    except OSError as e:
+        raise AuditError(f"{path}: {e.strerror}") from None
 
 
 def _record(args: argparse.Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:

@@ -192,8 +192,8 @@ def _gpu_of(name: str) -> Gpu:
 def _read_log(path: Path) -> dict[str, Any]:
     try:
         log = read_json(path)
-    except FileNotFoundError:
-        raise CapacityError(f"{path}: no such file") from None
+    except OSError as e:
+        raise CapacityError(f"{path}: {e.strerror}") from None
     except ValueError:
         raise CapacityError(f"{path}: not the JSON that `python -m workflow_scripts.parse.engine_log` prints") from None
     if not isinstance(log, dict) or all(log.get(name) is None for name in LOG_FACTS):

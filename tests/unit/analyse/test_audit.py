@@ -246,7 +246,7 @@ def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["none.csv", *OPTIONS], "none.csv: no such file"),
+        (["none.csv", *OPTIONS], "none.csv: No such file"),
         ([str(PUBLISHED / "engines_a100_80gb_llama31_8b.csv"), *OPTIONS], "no column names the GPU"),
         ([MAX_NUM_SEQS, *OPTIONS, "--model", "gpt-5"], "unknown model 'gpt-5'"),
         ([MAX_NUM_SEQS, *OPTIONS, "--quantization", "int3"], "quantization 'int3'"),
@@ -260,6 +260,12 @@ def test_bad_input_ends_with_2_and_one_message(argv, message, capsys, tmp_path):
     assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_file_that_cannot_be_written_ends_with_2(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main([MAX_NUM_SEQS, *OPTIONS, "--out", str(tmp_path / "file" / "out.csv")]) == 2
+    assert "out.csv: " in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_table_is_refused(tmp_path, capsys):

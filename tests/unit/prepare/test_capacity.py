@@ -48,7 +48,9 @@ def kv_cache_gib(terms):
     return terms["available_kv_cache"].value / GIB
 
 
-# Start-up logs of vLLM that others published: what was started, where, and the GiB left for the KV cache.
+# Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with 0.10.1.1:
+# logs of dennislee22/vLLM-benchmarking. MI300X: AUGMXNT/MI300-testing, blocks of 16 tokens of 65,536 bytes. H100: the
+# accuracy report of llm-d-incubation/llm-d-planner. The last two: logs in notes on GitHub.
 A100_LOG = {"max_model_len": 16384, "vllm_version": "0.10.1.1"}
 H100_TABLE = {"max_model_len": 8192, "gpu_memory_utilization": 0.95}
 PUBLISHED = {
@@ -354,7 +356,8 @@ def test_the_command_reads_a_folder_and_a_log(tmp_path, capsys):
         (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
         (["--quantization", "int3"], "quantization 'int3' is not supported"),
         (["--kv-cache-dtype", "int3"], "unknown KV cache dtype 'int3'; allowed: auto"),
-        (["--from-log", "none.json"], "none.json: no such file"),
+        (["--from-log", "none.json"], "none.json: No such file"),
+        (["--from-log", "."], ".: Is a directory"),
         (["--observed", "0.5=8788"], "two utilizations"),
     ],
 )
