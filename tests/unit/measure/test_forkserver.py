@@ -1,0 +1,139 @@
+"""Jobs of the fork server end as they should, and nothing is left of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workflow_scripts.measure import forkserver
+from workflow_scripts.measure.forkserver import Ended, ForkServerError, run
+
+JOBS = "tests.unit.measure.forked_jobs"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
+    """Servers started in the test import little and end soon; gives those that were started."""
+    started: list[psutil.Process] = []
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: object) -> "subprocess.Popen[bytes]":
+        process = popen([*command, "--preload", "json", "--idle-s", "1.5"], **options)  # type: ignore[call-overload]
+        started.append(psutil.Process(process.pid))
+        return process  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(forkserver.subprocess, "Popen", start)
+    yield started
+    for process in started:
+        if process.is_running():
+            process.kill()
+
+
+def call(tmp_path: Path, *argv: str, time_limit_s: float = 30, word: str = "") -> tuple[Ended, str]:
+    log = tmp_path / f"{'-'.join(argv)}.log"
+    with log.open("wb") as stream:
+        ended = run(JOBS, argv, stream, {**os.environ, "WORD": word}, time_limit_s)
+    return ended, log.read_text(encoding="utf-8")
+
+
+def gone(pid: int, timeout_s: float = 5) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def hanging(log: Path, timeout_s: float = 10) -> list[int]:
+    """Process ids of the job that hangs and of its helper."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if log.exists() and log.read_text(encoding="utf-8").endswith("\n"):
+            return [int(word) for word in log.read_text(encoding="utf-8").split()]
+        time.sleep(0.02)
+    raise AssertionError("the job did not start")
+
+
+def test_a_job_has_its_own_log_environment_and_status(tmp_path: Path, server: list[psutil.Process]) -> None:
+    assert call(tmp_path, "say", "0", word="one") == (Ended(0), f"said one {Path.cwd()}\n")
+    assert call(tmp_path, "say", "3", word="two") == (Ended(3), f"said two {Path.cwd()}\n")
+    assert len(server) == 1
+
+
+def test_an_exception_is_status_1_with_its_traceback_in_the_log(tmp_path: Path, server: list[psutil.Process]) -> None:
+    ended, log = call(tmp_path, "raise")
+    assert ended == Ended(1)
+    assert "ValueError: the engine broke" in log
+    assert call(tmp_path, "say", "0")[0] == Ended(0)
+
+
+def test_a_killed_child_is_told_from_one_that_ended(tmp_path: Path, server: list[psutil.Process]) -> None:
+    assert call(tmp_path, "die")[0] == Ended(-signal.SIGKILL)
+
+
+def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path: Path, server: list[psutil.Process]) -> None:
+    ended, log = call(tmp_path, "hang", time_limit_s=1.5)
+    assert ended == Ended(None)
+    pids = [int(word) for word in log.split()]
+    assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path: Path, server: list[psutil.Process]) -> None:
+    caught: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            call(tmp_path, "hang")
+        except ForkServerError as e:
+            caught.append(e)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    job, helper = hanging(tmp_path / "hang.log")
+    server[0].kill()
+    thread.join(timeout=10)
+    assert "went away while the cell ran" in str(caught[0])
+    assert gone(job)
+    psutil.Process(helper).kill()  # the kernel ends the child; what that had started is its own to end
+
+
+def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path: Path, server: list[psutil.Process]) -> None:
+    call(tmp_path, "say", "0")
+    assert gone(server[0].pid, timeout_s=10)
+    assert not list(tmp_path.glob("kvsweep-*/*.sock"))
+    assert call(tmp_path, "say", "0")[0] == Ended(0)
+    assert len(server) == 2
+
+
+def test_commands_that_come_at_once_share_one_server(tmp_path: Path, server: list[psutil.Process]) -> None:
+    results: list[Ended] = []
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(call(tmp_path, "say", str(n))[0])) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert sorted(r.exit_status or 0 for r in results) == [0, 1, 2, 3]
+    assert len(server) == 1
+
+
+def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        forkserver.subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", "1/0"], **options)
+    )
+    with pytest.raises(ForkServerError, match=r"ended at once; its log is .*\.log"):
+        call(tmp_path, "say", "0")
