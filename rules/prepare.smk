@@ -13,6 +13,7 @@ rule prepare_model:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
+        weights=lambda wildcards: "--weights" if MODELS[wildcards.model]["load_format"] == "hub" else "",
     conda:
         "../envs/cpu.conda.yaml"
     shell:
@@ -20,6 +21,7 @@ rule prepare_model:
         " --study $STUDY"
         " --model {wildcards.model}"
         " --out {params.folder}"
+        " {params.weights}"
         " > {log} 2>&1"
 
 

@@ -14,7 +14,7 @@ class _Strict(BaseModel):
 
 
 class LengthDistribution(_Strict):
-    """Token counts drawn from a lognormal distribution and cut to [minimum, maximum]."""
+    """Token counts drawn from a lognormal distribution truncated to [minimum, maximum]."""
 
     median: Annotated[float, Field(gt=0, description="median of the lognormal, in tokens")]
     sigma: Annotated[float, Field(ge=0, description="standard deviation of the logarithm")]
@@ -34,7 +34,7 @@ class _Workload(_Strict):
         int | None,
         Field(ge=1, description="at least this many requests for each sequence that may run at once"),
     ] = None
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
 
     def prompts_for(self, max_concurrency: int) -> int:
         """Requests in one repeat of a cell where at most `max_concurrency` sequences may run at once."""
