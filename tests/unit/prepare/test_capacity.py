@@ -48,9 +48,9 @@ def kv_cache_gib(terms):
     return terms["available_kv_cache"].value / GIB
 
 
-# Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with 0.10.1.1:
-# logs of dennislee22/vLLM-benchmarking. MI300X: AUGMXNT/MI300-testing, blocks of 16 tokens of 65,536 bytes. H100: the
-# accuracy report of llm-d-incubation/llm-d-planner. The last two: logs in notes on GitHub.
+# Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with
+# 0.10.1.1: logs of dennislee22/vLLM-benchmarking. MI300X: AUGMXNT/MI300-testing, blocks of 16 tokens of 65,536 bytes.
+# H100: the accuracy report of llm-d-incubation/llm-d-planner. The last two: logs in notes on GitHub.
 A100_LOG = {"max_model_len": 16384, "vllm_version": "0.10.1.1"}
 H100_TABLE = {"max_model_len": 8192, "gpu_memory_utilization": 0.95}
 PUBLISHED = {
