@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from workflow_scripts.parse.engine_log_text import Line
+from workflow_scripts.parse.engine_log_text import Line, what_may_follow
 
 Value = int | float | str
 
@@ -212,28 +212,25 @@ def find_readings(lines: Sequence[Line]) -> list[tuple[Row, list[Reading]]]:
     """Collect what each row finds, rows in the order of `ROWS`, readings in the order of the log."""
     found: list[tuple[Row, list[Reading]]] = [(row, []) for row in ROWS]
     for index, line in enumerate(lines):
-        follow_up = _follow_up(lines, index)
-        if _WORTH_A_LOOK.search(line.text + follow_up):
+        rest = what_may_follow(lines, index)
+        if _WORTH_A_LOOK.search(line.text + "".join(rest)):
             for row, readings in found:
-                readings.extend(_reading(row, line, match) for match in _matches(row, line.text, follow_up))
+                readings.extend(_reading(row, line, match) for match in _matches(row, line.text, rest))
     return [(row, readings) for row, readings in found if readings]
 
 
-def _follow_up(lines: Sequence[Line], index: int) -> str:
-    """What may continue a line that was wrapped at words, so that its length does not show it."""
-    follow_up = ""
-    for line in lines[index + 1 : index + 3]:
-        if line.starts:
-            break
-        follow_up += line.text
-    return follow_up
-
-
-def _matches(row: Row, text: str, follow_up: str) -> Iterator[re.Match[str]]:
+def _matches(row: Row, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]]:
     within = list(row.pattern.finditer(text))
+    if within and rest and within[-1].end() == len(text) and _REST_OF_A_NUMBER.fullmatch(rest[0]):
+        within.pop()
     yield from within
-    if not within and follow_up:
-        yield from (m for m in row.pattern.finditer(text + follow_up) if m.start() < len(text) < m.end())
+    if rest and not within:
+        across = row.pattern.finditer(text + "".join(rest))
+        yield from (match for match in across if match.start() < len(text) < match.end())
+
+
+# A line of nothing but this, below one that ends in a number.
+_REST_OF_A_NUMBER = re.compile(r"[\d,.]+\s*")
 
 
 def _reading(row: Row, line: Line, match: re.Match[str]) -> Reading:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workflow_scripts.parse.engine_log_text import Line
+from workflow_scripts.parse.engine_log_text import Line, what_may_follow
 
 Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 
@@ -138,11 +138,11 @@ def judge(lines: Sequence[Line]) -> Verdict:
         if index in failures:
             pending.append(failures[index])
             gone = gone or pending[-1].ends_engine
-        elif _RESULT.search(line.text):
+        elif _says(_RESULT, lines, index):
             result, pending = line, []
-        elif _LIVES.search(line.text) and not gone:
+        elif _says(_LIVES, lines, index) and not gone:
             alive, pending = line, []
-        elif _STARTS.search(line.text):
+        elif _says(_STARTS, lines, index):
             result, alive, gone = None, None, False
     if result or (alive and all(failure.harmless for failure in pending)):
         return Verdict("ok", line=(result or alive or lines[0]).number)
@@ -150,6 +150,12 @@ def judge(lines: Sequence[Line]) -> Verdict:
         return Verdict()
     cause = _cause(pending)
     return Verdict(cause.status, cause.message, lines[cause.index].number)
+
+
+def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
+    text = lines[index].text
+    found = sign.search("".join([text, *what_may_follow(lines, index)]))
+    return found is not None and found.start() < len(text)
 
 
 def _cause(failures: Sequence[_Failure]) -> _Failure:
@@ -181,9 +187,9 @@ class _Stream:
 def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
     streams: dict[str | None, _Stream] = defaultdict(_Stream)
     for index, line in enumerate(lines):
-        if line.level in ("DEBUG", "INFO", "WARNING"):
-            continue
         body, stream = line.body, streams[line.rank]
+        if line.level in ("DEBUG", "INFO", "WARNING") or not body.strip():
+            continue
         if _SURVIVED.search(body):
             stream.announced = True
         elif _CHAIN.search(body):
@@ -192,7 +198,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             stream.raising = True
             stream.survives = stream.announced or (stream.chained and stream.survives)
             stream.announced = False
-        elif stream.raising and (not body.strip() or body[0].isspace()):
+        elif stream.raising and body[0].isspace():
             continue
         else:
             raised, chained = stream.raising, stream.chained
@@ -229,13 +235,12 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
 
 
 def _message(lines: Sequence[Line], index: int) -> str:
-    """The text of an exception, with the indented lines that Pydantic puts its reasons on."""
+    """The text of an exception, with the lines below it on which Pydantic puts its reasons."""
     message = lines[index].body.strip()
-    if not re.search(r"\d validation errors? for|:$", message):
+    if not re.search(r"\d validation errors? for", message):
         return message
     for line in lines[index + 1 : index + 9]:
-        if line.rank != lines[index].rank or not line.body.startswith((" ", "\t")):
+        if "For further information visit" in line.body or line.rank != lines[index].rank:
             break
-        if "For further information visit" not in line.body:
-            message += " " + re.sub(r" \[type=.*", "", line.body.strip())
+        message += " " + re.sub(r" \[type=.*", "", line.body.strip())
     return message

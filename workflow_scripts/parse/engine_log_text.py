@@ -5,9 +5,11 @@ did to the text; it knows nothing of what the lines say.
 """
 
 import codecs
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,16 +28,18 @@ _ENGINE_RECORD = re.compile(
 _OTHER_RECORD = re.compile(rf"{_LEVEL}\b\s*[:\-]?\s*(?P<body>.*)", re.DOTALL)
 
 _PROCESS = r"\((?P<process>[^()]*\bpid=\d+[^()]*)\)\s?"
-_DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s*"
-_JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
-# What collectors put before each line; the last alternatives are Kubernetes, CRI, Compose, srun --label and a README.
+_DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
+_JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
+_POD = r"\[pod/\S+\]\s"
+# Compose, srun --label, a README or a comment: what may also stand at the beginning of an engine's own words.
+_LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"> ")
 _PREFIX = re.compile(
-    rf"{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|\d\d:\d\d:\d\d(?:\.\d+)?\s"
-    r"|\[pod/\S+\]\s|(?:stdout|stderr) [FP] |[\w./-]+\s+\| |\d+: |[#>] "
+    rf"{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|\d\d:\d\d:\d\d(?:\.\d+)?\s|(?:stdout|stderr) [FP] |"
+    + "|".join(_LOOSE_PREFIXES)
 )
-_RECORD_START = re.compile(
-    rf"\s*$|{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[[WEIF]\d{{3,4}} "
+_RECORD_START = (
+    rf"\s*$|{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[[WEIF]\d{{3,4}} "
     r"|Traceback |={5}|-{5}|.{0,150}?\d+%\|"
 )
 # A line of these forms is whole in itself even where the line before it fills the terminal.
@@ -44,6 +48,8 @@ _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: 
 _NARROWEST_TERMINAL = 72
 # Escape codes that the terminal counted but that are gone make a wrapped line look shorter than the terminal.
 _WRAP_SLACK = 24
+# On one line in five at least: a collector puts its prefix on every record, but not on what a terminal wrapped.
+_SHARE_OF_A_PREFIX = 0.2
 
 
 @dataclass(frozen=True)
@@ -109,25 +115,60 @@ def decode(raw: bytes) -> str:
 def read_lines(text: str) -> list[Line]:
     r"""Split a log into its lines as the engine printed them.
 
-    A physical line that fills the terminal and is followed by one that begins no record was cut by the terminal; both
-    are joined again without a character between. Lines of a file that was not wrapped stay as they are.
+    A line that a terminal cut is as long as the terminal is wide, and what follows begins no record; both are joined
+    again without a character between. A file in which no width shows stays as it is.
 
     >>> [line.text for line in read_lines("INFO 09-04 01:02:16 [a.py:1] one\r\n\x1b[32mtwo\x1b[0m")]
     ['INFO 09-04 01:02:16 [a.py:1] one', 'two']
     """
     physical = list(_physical_lines(text))
-    width = max((len(line) for _, line in physical), default=0)
+    record_start = _record_start([line for _, line in physical])
+    cut_lengths = _cut_lengths([line for _, line in physical])
     lines: list[Line] = []
-    last_piece_fills = False
+    cut = False
     for number, line in physical:
-        starts = bool(_RECORD_START.match(line))
-        if lines and last_piece_fills and not starts and not _NOT_A_WRAP.match(line):
+        starts = bool(record_start.match(line))
+        if cut and not starts and not _NOT_A_WRAP.match(line):
             before = lines.pop()
             lines.append(Line(before.text + line, (*before.pieces, (len(before.text), number)), before.starts))
         else:
             lines.append(Line(line, ((0, number),), starts))
-        last_piece_fills = width >= _NARROWEST_TERMINAL and len(line) >= width - _WRAP_SLACK
+        cut = len(line) in cut_lengths
     return lines
+
+
+def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
+    """What may continue a line that was cut where its length does not show it: between words, or in a short log."""
+    follow_up = itertools.takewhile(lambda line: not line.starts, itertools.islice(lines, index + 1, index + 3))
+    return [line.text for line in follow_up]
+
+
+def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
+    """What begins a record in this file: always, or because a collector put it before every record here."""
+    prefixes = [
+        p
+        for p in _LOOSE_PREFIXES
+        if sum(bool(re.match(p, line)) for line in lines) > 1 + _SHARE_OF_A_PREFIX * len(lines)
+    ]
+    return re.compile("|".join([_RECORD_START, *prefixes]))
+
+
+def _cut_lengths(lines: Sequence[str]) -> set[int]:
+    """The lengths of the lines that a terminal cut, none where it cut nothing.
+
+    A terminal leaves several lines of just its width, all ending differently, and none that is longer: an engine
+    prints its configuration in one line of thousands of characters. Ranks that print the same leave lines of one
+    length, too, but those end alike. Where escape codes were lost, the lines of each kind of prefix have a length of
+    their own.
+    """
+    ends: dict[int, set[str]] = defaultdict(set)
+    for line in lines:
+        if not _PROGRESS_BAR.search(line):
+            ends[len(line)].add(line[-20:])
+    width = max(ends, default=0)
+    if width < _NARROWEST_TERMINAL or len(ends[width]) < 2:
+        return set()
+    return {length for length in range(width - _WRAP_SLACK, width + 1) if len(ends.get(length, ())) > 1}
 
 
 def _physical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,197 @@
+"""Whole logs, and what collectors and terminals do to them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.parse.engine_log import EngineLogFacts, main, parse_engine_log, read_engine_log, to_json
+
+LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
+EXPECTED = json.loads((LOGS / "expected.json").read_text())
+UNMODELLED = ("ranks", "read_from", "derived")
+
+
+def text_of(name: str) -> str:
+    """A log as it is, carriage returns and all."""
+    return (LOGS / name).read_bytes().decode()
+
+
+def stated(facts: EngineLogFacts) -> dict:
+    """What the log states, without where."""
+    return {name: value for name, value in to_json(facts).items() if value is not None and name not in UNMODELLED}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in LOGS.glob("*.log")))
+def test_reads_what_a_person_reads(name):
+    facts = read_engine_log(LOGS / name)
+    expected = dict(EXPECTED[name])
+
+    assert facts.derived == expected.pop("derived", {})
+    assert stated(facts) == expected
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_says_where_each_number_stands(name):
+    facts = read_engine_log(LOGS / name)
+    lines = text_of(name).split("\n")
+
+    for fact, number in facts.read_from.items():
+        value = getattr(facts, fact)
+        if fact not in ("status", "error", "preemptions"):
+            printed = re.sub(r"(?<=\d),(?=\d{3})", "", lines[number - 1])
+            assert str(value).removesuffix(".0") in printed, (fact, number)
+
+
+def test_a_number_that_was_not_printed_has_no_line():
+    facts = read_engine_log(LOGS / "template-0.2.7-serve.log")
+
+    assert facts.kv_cache_tokens == facts.num_gpu_blocks * facts.block_size
+    assert "kv_cache_tokens" not in facts.read_from
+
+
+PREFIXES = [
+    "",
+    "2024-05-30T16:23:28.123456789Z ",
+    "2024-05-30T16:23:28.123456789Z stderr F ",
+    "vllm-1  | ",
+    "May 30 16:23:28 node1 vllm[4242]: ",
+    "[pod/vllm-0/server] ",
+    "(ServeReplica pid=7, ip=10.0.0.7) ",
+    "0: ",
+]
+
+
+def wrapped(text: str, width: int) -> str:
+    """Cut lines as a terminal does, each piece that a carriage return begins anew."""
+    pieces = re.split(r"(\r?\n|\r)", text)
+    return "".join("\n".join(piece[i : i + width] for i in range(0, len(piece) or 1, width)) for piece in pieces)
+
+
+def coloured(text: str, places: list[int]) -> str:
+    """Put colour codes into each line."""
+    codes = ["\x1b[1;36m", "\x1b[0;0m", "\x1b[32m", "\x1b[0m"]
+    lines = []
+    for line in text.split("\n"):
+        for code, at in zip(codes, sorted((place % (len(line) + 1) for place in places), reverse=True), strict=False):
+            line = line[:at] + code + line[at:]
+        lines.append(line)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prefix=st.sampled_from(PREFIXES),
+    width=st.integers(80, 400) | st.none(),
+    places=st.lists(st.integers(0, 10**6), max_size=4),
+    newline=st.sampled_from(["\n", "\r\n"]),
+)
+def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newline):
+    text = text_of(name)
+    plain = stated(parse_engine_log(text))
+
+    changed = "\n".join(prefix + line for line in text.split("\n"))
+    if width is not None:
+        changed = wrapped(changed, width)
+    changed = coloured(changed, places).replace("\n", newline)
+
+    found = stated(parse_engine_log(changed))
+    # A terminal's cut shows in a log of several long lines; the end of a message of one long line may be lost.
+    assert found.pop("error", "")[:60] == plain.pop("error", "")[:60]
+    assert found == plain
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
+def test_any_text_is_a_log(text):
+    facts = parse_engine_log(text)
+
+    assert json.loads(json.dumps(to_json(facts), allow_nan=False)) == to_json(facts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_mix_of_lines_is_a_log(data):
+    """Lines of real logs in any order, cut anywhere."""
+    lines = [line for name in sorted(EXPECTED) for line in text_of(name).split("\n")]
+    picked = data.draw(st.lists(st.sampled_from(lines), max_size=30))
+    text = "\n".join(picked)
+
+    parse_engine_log(text[: data.draw(st.integers(0, len(text)))])
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(sorted(EXPECTED)), share=st.floats(0, 1))
+def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):
+    """A cut may hide a fact or, between ranks, show the other rank's; the cut line itself states nothing new."""
+    text = text_of(name)
+    lines = text[: int(len(text) * share)].split("\n")[:-1]
+    whole, part = stated(parse_engine_log(text)), stated(parse_engine_log("\n".join(lines)))
+    differ_by_rank_or_time = {
+        *("status", "error", "prefix_cache_hit_rate_pct", "preemptions", "kv_cache_tokens", "max_concurrency"),
+        *("available_kv_cache_gib", "model_weights_gib", "cuda_graph_gib", "block_size"),
+    }
+
+    assert all(whole.get(fact) == value for fact, value in part.items() if fact not in differ_by_rank_or_time)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "\x00\x01\x7fELF", "Dear Sir or Madam,\nthank you for your letter.\n"])
+def test_what_is_no_log_says_so(text):
+    facts = parse_engine_log(text)
+
+    assert facts.status is None
+    assert facts.error in ("the log is empty", "nothing of an inference engine was recognised in this log")
+    assert stated(facts) == {"error": facts.error}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings_of_redirects(tmp_path, encoding):
+    path = tmp_path / "vllm.log"
+    path.write_text("INFO 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2\n", encoding=encoding)
+
+    assert read_engine_log(path).num_gpu_blocks == 7
+
+
+def test_command_prints_one_object_with_all_keys(capsys):
+    assert main([str(LOGS / "vllm-0.32-cpu-ok.log")]) == 0
+
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == list(EngineLogFacts.model_fields)
+    assert printed["num_gpu_blocks"] is None
+    assert printed["kv_cache_tokens"] == 262144
+
+
+@pytest.mark.parametrize("name", ["missing.log", "."])
+def test_a_file_that_cannot_be_read_is_one_message(tmp_path, capsys, name):
+    assert main([str(tmp_path / name)]) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert str(tmp_path / name) in err
+
+
+@pytest.mark.parametrize("width", range(30, 100))
+def test_short_log_cut_anywhere(width):
+    text = (
+        "INFO 05-30 16:23:28 executor_base.py:110] # cuda blocks: 7191, # CPU blocks: 4681\n"
+        "INFO 05-30 16:23:28 executor_base.py:115] Maximum concurrency for 32768 tokens per request: 3.51x\n"
+        "INFO 05-30 16:23:28 [log.py:142] vllm cache_config_info with initialization after num_gpu_blocks is: 5867\n"
+        "INFO 05-30 16:24:18 model_runner.py:1562] Graph capturing finished in 43 secs, took 0.17 GiB\n"
+    )
+
+    assert stated(parse_engine_log(wrapped(text, width))) == stated(parse_engine_log(text))
+
+
+def test_derived_numbers_need_one_kind_of_attention():
+    log = "GPU KV cache size: 2,640,128 tokens\nMaximum concurrency for 16,384 tokens per request: {}x\n"
+    blocks = "Engine 000: vllm cache_config_info with initialization after num_gpu_blocks is: 165008\n"
+
+    assert parse_engine_log(log.format(161.14) + blocks).derived == {"block_size": 16}
+    assert parse_engine_log(log.format(284.25) + blocks).derived == {}
+    assert parse_engine_log(log.format(161.14) + blocks + "decode_context_parallel_size=2").derived == {}
+    assert parse_engine_log(log.format(161.14) + blocks.replace("165008", "165009")).derived == {}
