@@ -1,0 +1,125 @@
+"""Rates, latencies, concurrency, memory and energy of a repeat, by hand-worked numbers."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.analyse.timeline import request_facts, running_over_time, steady_rate, step_facts, trace_facts
+
+REQUEST = ("request_id", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
+
+
+def requests(*rows: tuple[object, ...], preemptions: int | None = 0) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=REQUEST).assign(cell_id="c", repeat=0, preemptions=preemptions)
+    return frame.astype({"prompt_tokens": "Int64", "output_tokens": "Int64", "preemptions": "Int64"})
+
+
+def only(frame: pd.DataFrame) -> pd.Series:
+    assert frame.index.tolist() == [("c", 0)]
+    return frame.iloc[0]
+
+
+def test_latencies_count_from_being_queued() -> None:
+    facts = only(request_facts(requests(("0", 10, 5, 1.0, 2.0, 4.0, 8.0), ("1", 20, 1, 0.0, 1.0, 3.0, 3.0))))
+    assert facts["num_requests"] == 2
+    assert facts["prompt_tokens"] == 30
+    assert facts["output_tokens"] == 6
+    assert facts["ttft_s_p50"] == pytest.approx(3.0)
+    assert facts["e2e_s_p50"] == pytest.approx(5.0)  # between 3 and 7
+    assert facts["e2e_s_p99"] == pytest.approx(3 + 0.99 * 4)
+    assert facts["tpot_s_p50"] == pytest.approx(1.0)  # 4 s for four tokens after the first; one token has no TPOT
+    assert facts["prefill_s_mean"] == pytest.approx(2.0)
+    assert facts["decode_s_mean"] == pytest.approx(2.0)
+    assert facts["preemptions"] == 0
+
+
+def test_an_engine_that_counts_no_preemptions_is_not_one_without() -> None:
+    assert pd.isna(only(request_facts(requests(("0", 1, 1, 0.0, 0.0, 1.0, 1.0), preemptions=None)))["preemptions"])
+
+
+def test_running_is_counted_between_scheduling_and_last_token() -> None:
+    facts = only(
+        running_over_time(
+            requests(("0", 1, 1, 0.0, 0.0, 1.0, 4.0), ("1", 1, 1, 0.0, 2.0, 3.0, 4.0), ("2", 1, 1, 0.0, 4.0, 5.0, 6.0))
+        )
+    )
+    assert facts["running_peak"] == 2  # the third starts at the instant when the others end
+    assert facts["running_mean"] == pytest.approx((1 * 2 + 2 * 2 + 1 * 2) / 6)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=20))
+def test_the_mean_is_never_above_the_peak_nor_the_peak_above_the_requests(spans: list[tuple[float, float]]) -> None:
+    rows = [(str(i), 1, 1, s, s, s, s + d) for i, (s, d) in enumerate(spans)]
+    facts = only(running_over_time(requests(*rows)))
+    assert facts["running_peak"] <= len(spans)
+    assert pd.isna(facts["running_mean"]) or 0 <= facts["running_mean"] <= facts["running_peak"] + 1e-9
+
+
+def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
+    # Two at once, one token a second each: full from the second's first token (2 s) until one is left (8 s).
+    rows = [
+        ("0", 1, 5, 0.0, 0.0, 1.0, 5.0),
+        ("1", 1, 5, 0.0, 1.0, 2.0, 6.0),
+        ("2", 1, 3, 0.0, 5.0, 6.0, 8.0),
+        ("3", 1, 5, 0.0, 6.0, 7.0, 11.0),
+    ]
+    rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
+    # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
+    assert rate.loc[("c", 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
+
+
+def test_a_workload_that_never_fills_the_engine_has_no_steady_rate() -> None:
+    rows = [(str(i), 1, 3, 0.0, 0.0, 1.0, 3.0) for i in range(7)]
+    assert steady_rate(requests(*rows), pd.Series({"c": 4})).empty
+
+
+def test_steps_weigh_with_the_time_they_last() -> None:
+    steps = pd.DataFrame(
+        {
+            "cell_id": "c",
+            "repeat": 0,
+            "time_s": [0.0, 1.0, 4.0],
+            "waiting": [3, 2, 0],
+            "kv_cache_usage": [0.1, 0.2, 0.6],
+            "kv_tokens_live": [None, None, None],
+            "kv_slots_reserved": [10, 20, 40],
+        }
+    )
+    facts = only(step_facts(steps))
+    assert facts["waiting_peak"] == 3
+    assert facts["kv_cache_usage_peak"] == 0.6
+    assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
+    assert facts["kv_slots_reserved_mean"] == pytest.approx((20 * 1 + 40 * 3) / 4)
+    assert pd.isna(facts["kv_tokens_live_mean"])
+
+
+def trace(**columns: list[object]) -> pd.DataFrame:
+    names = ("memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w", "energy_j")
+    empty: dict[str, object] = dict.fromkeys([*names, "throttle_reasons"])
+    frame = pd.DataFrame({"cell_id": "c", "repeat": 0, "time_s": [0.0, 1.0, 3.0], **empty, **columns})
+    return frame.astype({name: "Float64" for name in names} | {"throttle_reasons": "string"})
+
+
+def test_energy_is_the_counters_growth_where_there_is_one() -> None:
+    facts = only(trace_facts(trace(power_w=[100, 200, 400], energy_j=[1000, 1150, 1800])))
+    assert facts["energy_j"] == pytest.approx(800)
+    assert facts["power_w_mean"] == pytest.approx(700 / 3)
+    assert facts["trace_gap_s_max"] == pytest.approx(2.0)
+
+
+def test_without_a_counter_energy_is_the_trapezoid_over_power() -> None:
+    assert only(trace_facts(trace(power_w=[100, 200, 400])))["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
+
+
+def test_a_machine_without_power_has_no_energy_and_its_processes_memory() -> None:
+    facts = only(trace_facts(trace(process_memory_bytes=[1, 5, 3], process_cpu_pct=[50, 100, 150])))
+    assert pd.isna(facts["energy_j"])
+    assert facts["memory_used_bytes_max"] == 5
+    assert facts["memory_used_bytes_mean"] == pytest.approx(3)
+    assert facts["utilization_pct_mean"] == pytest.approx(100)
+
+
+def test_throttle_reasons_are_named_once_each() -> None:
+    facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"])))
+    assert facts["throttle_reasons"] == "HwThermalSlowdown,SwPowerCap"
