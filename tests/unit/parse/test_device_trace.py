@@ -1,0 +1,352 @@
+"""Traces of nvidia-smi in every form that it prints, and the pipeline's own."""
+
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.parse.device_trace import COLUMNS, main, parse_trace, read_trace, summarise
+
+MIB = 2**20
+HEADER = "timestamp, index, memory.used [MiB], memory.total [MiB], utilization.gpu [%], power.draw [W]\n"
+SAMPLES = [
+    ("2024/05/01 12:00:00.000", "0", 1000, 81920, 0, 60.5),
+    ("2024/05/01 12:00:01.000", "0", 70321, 81920, 97, 401.25),
+    ("2024/05/01 12:00:02.000", "0", 70320, 81920, 100, 420.0),
+]
+EXTREMES = {
+    "rows": 3,
+    "memory_used_mib_max": 70321,
+    "memory_used_mib_min": 1000,
+    "memory_free_mib_min": None,
+    "memory_total_mib_max": 81920,
+    "utilization_pct_max": 100,
+    "power_w_mean": 293.916667,
+}
+
+
+def with_units(samples=SAMPLES) -> str:
+    return "".join(
+        f"{t}, {i}, {used} MiB, {total} MiB, {util} %, {power} W\n" for t, i, used, total, util, power in samples
+    )
+
+
+def without_units(samples=SAMPLES) -> str:
+    return "".join(", ".join(map(str, sample)) + "\n" for sample in samples)
+
+
+def summary(text, columns=None) -> dict:
+    return summarise(parse_trace(text, columns)).model_dump()
+
+
+NAMES = ["timestamp", "index", "memory.used", "memory.total", "utilization.gpu", "power.draw"]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        (HEADER + with_units(), None),
+        (HEADER + without_units(), None),
+        (with_units(), NAMES),
+        (without_units(), NAMES),
+        (HEADER + with_units(), ["not", "looked", "at"]),
+        (HEADER.replace(", ", ",") + with_units().replace(", ", ","), None),
+        ("\ufeff" + HEADER + with_units(), None),
+        ((HEADER + with_units()).replace("\n", "\r\n"), None),
+        (HEADER + with_units(SAMPLES[:1]) + HEADER + with_units(SAMPLES[1:]), None),
+        (HEADER + with_units() + "\n\n", None),
+        ((HEADER + with_units()).rstrip("\n"), None),
+    ],
+    ids=[
+        *("header and units", "header", "units and columns", "columns", "header wins", "no spaces", "byte order mark"),
+        *("carriage returns", "header again", "empty lines", "no end of line"),
+    ],
+)
+def test_forms_of_one_trace(tmp_path, text, columns):
+    path = tmp_path / "gpu.csv"
+    path.write_bytes(text.encode())
+
+    trace = read_trace(path, columns)
+
+    assert summarise(trace).model_dump() == {**EXTREMES, "reason": None}
+    assert trace["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
+    assert trace["time_unix_s"].diff().tolist()[1:] == [1.0, 1.0]
+    assert trace["gpu"].tolist() == ["0", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "time,gpu,mem_used,mem_total,util,power",
+        "timestamp,index,memory_used_mib,memory_total_mib,utilization_pct,power_w",
+        "timestamp, uuid, memory.used [MiB], memory.total [MiB], utilization.gpu [%], power.draw.instant [W]",
+        "timestamp,index,memory.used,memory.total,gpu_util,power.draw.average",
+    ],
+)
+def test_other_names_of_the_fields(names):
+    assert summary(without_units(), names.split(",")) == {**EXTREMES, "reason": None}
+
+
+@pytest.mark.parametrize(
+    "null", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "[GPU requires reset]", ""]
+)
+def test_what_the_gpu_does_not_report_is_null(null):
+    text = HEADER + with_units(SAMPLES[:1]) + f"2024/05/01 12:00:01.000, 0, {null}, {null}, {null}, {null}\n"
+
+    found = summary(text)
+
+    assert found["rows"] == 2
+    assert (found["memory_used_mib_min"], found["utilization_pct_max"], found["power_w_mean"]) == (1000, 0, 60.5)
+
+
+def test_a_column_without_any_value_is_null():
+    found = summary("memory.used [MiB], power.draw [W]\n512 MiB, [N/A]\n513 MiB, [N/A]\n")
+
+    assert found["power_w_mean"] is None
+    assert found["memory_used_mib_max"] == 513
+    assert parse_trace("memory.used [MiB], power.draw [W]\n[N/A], [N/A]\n").shape[0] == 1
+
+
+def test_a_field_without_values_gives_way_to_its_next():
+    header = "power.draw [W], power.draw.average [W], power.draw.instant [W]\n"
+
+    assert summary(header + "100.00 W, 90.00 W, 80.00 W\n")["power_w_mean"] == 100
+    assert summary(header + "[N/A], [N/A], 80.00 W\n")["power_w_mean"] == 80
+
+
+def test_units_are_converted():
+    found = summary("memory.used, memory.free, power.draw\n1.5 GiB, 512 KiB, 50000 mW\n")
+
+    assert (found["memory_used_mib_max"], found["memory_free_mib_min"], found["power_w_mean"]) == (1536, 0.5, 50)
+    assert summary("memory.used [GiB]\n2\n")["memory_used_mib_max"] == 2048
+
+
+def test_memory_utilisation_is_not_the_gpus():
+    found = summary("utilization.memory [%], utilization.gpu [%], fan.speed [%]\n90 %, 40 %, 99 %\n")
+
+    assert found["utilization_pct_max"] == 40
+    assert summary("utilization.memory [%], memory.used [MiB]\n90 %, 1 MiB\n")["utilization_pct_max"] is None
+
+
+def test_limits_are_not_the_draw():
+    assert summary("power.limit [W], power.draw [W]\n700.00 W, 61.00 W\n")["power_w_mean"] == 61
+
+
+def test_several_gpus_in_turn():
+    text = HEADER + with_units(
+        [("2024/05/01 12:00:00.000", "0", 100, 81920, 5, 50), ("2024/05/01 12:00:00.001", "1", 900, 81920, 95, 150)]
+    )
+
+    trace = parse_trace(text)
+
+    assert trace.groupby("gpu")["memory_used_bytes"].max().to_dict() == {"0": 100 * MIB, "1": 900 * MIB}
+    assert summary(text)["memory_used_mib_max"] == 900
+    assert summary(text)["power_w_mean"] == 100
+
+
+@pytest.mark.parametrize(
+    "cut", ["2024/05/01 12:00:03.000, 0, 703", "2024/05/01 12:00:03.000, 0, 70320 MiB, 81920 MiB, 9 %, 4"]
+)
+def test_a_last_line_that_breaks_off_is_left_out(cut):
+    found = summary(HEADER + with_units() + cut)
+
+    assert {**found, "reason": None} == {**EXTREMES, "reason": None}
+    assert found["reason"] == "1 line without a readable sample"
+
+
+def test_lines_of_something_else_are_counted():
+    trace = parse_trace(
+        "Unable to determine the device handle for GPU\n" + HEADER + "No devices were found\n" + with_units()
+    )
+
+    assert trace.attrs["bad_lines"] == 2
+    assert len(trace) == 3
+
+
+def test_samples_of_another_query_are_not_taken():
+    text = HEADER + with_units() + "pid, used_gpu_memory [MiB]\n4242, 99999 MiB\n" + HEADER + with_units()
+
+    assert summary(text)["memory_used_mib_max"] == 70321
+    assert summary(text)["rows"] == 6
+
+
+def test_a_later_header_may_have_other_columns():
+    text = "memory.used [MiB]\n5 MiB\n" + "power.draw [W], memory.used [MiB]\n100 W, 7 MiB\n"
+
+    assert summary(text)["memory_used_mib_max"] == 7
+    assert summary(text)["power_w_mean"] == 100
+
+
+def test_units_alone_tell_some_columns():
+    found = summary(
+        "2024/05/01 12:00:00.000, 1000 MiB, 45 %, 61.50 W\n2024/05/01 12:00:01.000, 2000 MiB, 55 %, 62.50 W\n"
+    )
+
+    assert (found["rows"], found["memory_used_mib_max"], found["utilization_pct_max"]) == (2, 2000, 55)
+    assert found["power_w_mean"] == 62
+    assert found["reason"].startswith(
+        "there is no header; by their units were read: column 1 as timestamp, column 2 as"
+    )
+
+
+def test_a_constant_bound_of_two_sizes_is_the_total():
+    found = summary("1000 MiB, 81920 MiB\n2000 MiB, 81920 MiB\n")
+
+    assert (found["memory_used_mib_max"], found["memory_total_mib_max"]) == (2000, 81920)
+
+    found = summary("1000 MiB, 3000 MiB, 4000 MiB\n2000 MiB, 2000 MiB, 4000 MiB\n")
+
+    assert (found["memory_used_mib_max"], found["memory_total_mib_max"]) == (None, 4000)
+
+
+@pytest.mark.parametrize(
+    ("text", "unread"),
+    [
+        ("1000 MiB, 3000 MiB\n2000 MiB, 2000 MiB\n", "column 1, column 2"),
+        ("45 %, 12 %\n55 %, 13 %\n", "column 1, column 2"),
+        ("61.0 W, 700.0 W\n", "column 1, column 2"),
+        ("1000, 45, 61.5\n2000, 55, 62.5\n", "column 1, column 2, column 3"),
+        ("1410 MHz\n1980 MHz\n", "column 1"),
+    ],
+)
+def test_what_units_do_not_tell_stays_null_and_is_said(text, unread):
+    found = summary(text)
+
+    assert {value for name, value in found.items() if name not in ("rows", "reason")} == {None}
+    assert found["rows"] == text.count("\n")
+    assert found["reason"].endswith(f"not read, name them with --columns: {unread}")
+
+
+def test_clocks_and_reasons_for_throttling():
+    trace = parse_trace(
+        "clocks.current.sm [MHz], clocks.mem [MHz], temperature.gpu, clocks_throttle_reasons.active\n"
+        "1410 MHz, 1593 MHz, 66, 0x0000000000000024\n"
+        "1980 MHz, 1593 MHz, 67, [N/A]\n"
+    )
+
+    assert trace["sm_clock_mhz"].tolist() == [1410, 1980]
+    assert trace["temperature_c"].tolist() == [66, 67]
+    assert trace["throttle_reasons"][0] == ["SwPowerCap", "SwThermalSlowdown"]
+
+
+OWN = [
+    {
+        "time_unix_s": 100.0,
+        "time_monotonic_s": 5.0,
+        "memory_used_bytes": 3 * MIB,
+        "utilization_pct": 7,
+        "power_w": 60.0,
+    },
+    {
+        "time_unix_s": 100.1,
+        "time_monotonic_s": 5.1,
+        "memory_used_bytes": MIB,
+        "power_w": 80.0,
+        "throttle_reasons": ["A"],
+    },
+]
+
+
+def test_the_pipelines_own_trace():
+    text = "".join(json.dumps(record) + "\n" for record in [{"schema": "device_trace/1", "interval_s": 0.1}, *OWN])
+
+    trace = parse_trace(text)
+
+    assert trace.attrs["header"] == {"schema": "device_trace/1", "interval_s": 0.1}
+    assert trace.attrs["bad_lines"] == 0
+    assert trace["time_monotonic_s"].tolist() == [5.0, 5.1]
+    assert trace["throttle_reasons"].iloc[1] == ["A"]
+    assert "energy_j" not in trace
+    found = summary(text)
+    assert (found["rows"], found["memory_used_mib_max"], found["memory_used_mib_min"]) == (2, 3, 1)
+    assert (found["utilization_pct_max"], found["power_w_mean"], found["reason"]) == (7, 70, None)
+
+
+def test_bad_lines_of_the_pipelines_own_trace_are_counted():
+    lines = [json.dumps(record) for record in OWN]
+    text = "\n".join([lines[0], "{not json", "[1, 2]", '{"other": 1}', lines[1], lines[1][:30]])
+
+    trace = parse_trace(text)
+
+    assert (len(trace), trace.attrs["bad_lines"]) == (2, 4)
+    assert trace.attrs["reason"] == "4 lines without a readable sample"
+
+
+def test_wrong_types_are_null():
+    trace = parse_trace(
+        '{"time_unix_s": 1, "power_w": {"a": 1}, "memory_used_bytes": "many", "utilization_pct": null}\n'
+    )
+
+    assert len(trace) == 1
+    assert trace.reindex(columns=["power_w", "memory_used_bytes", "utilization_pct"]).isna().all(axis=None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "Dear Sir or Madam,\nthank you, and goodbye.\n", "\x00\x01\x02", "{", "{}\n"]
+)
+def test_what_is_no_trace_says_so(text):
+    found = summary(text)
+
+    assert found["rows"] == 0
+    assert {value for name, value in found.items() if name not in ("rows", "reason")} == {None}
+    assert found["reason"]
+
+
+CELLS = st.sampled_from(
+    ["1 MiB", "2 %", "3 W", "[N/A]", "ERR!", "", "4", "2024/05/01 12:00:00", "memory.used [MiB]", "x"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text()
+    | st.lists(st.lists(CELLS, max_size=4).map(", ".join), max_size=8).map("\n".join)
+    | st.lists(st.dictionaries(st.sampled_from(COLUMNS), st.integers() | st.text() | st.floats()), max_size=4).map(
+        lambda records: "\n".join(map(json.dumps, records))
+    )
+)
+def test_any_text_is_a_trace(text):
+    trace = parse_trace(text)
+
+    assert isinstance(trace, pd.DataFrame)
+    assert set(trace) <= set(COLUMNS)
+    json.loads(summarise(trace).model_dump_json())
+
+
+@settings(max_examples=50, deadline=None)
+@given(share=st.floats(0, 1))
+def test_a_trace_that_breaks_off_says_nothing_new(share):
+    text = HEADER + with_units()
+    found = summary(text[: int(len(text) * share)])
+
+    assert found["rows"] <= 3
+    assert found["memory_used_mib_max"] in (None, 1000, 70321)
+    assert found["power_w_mean"] in (None, 60.5, pytest.approx((60.5 + 401.25) / 2), EXTREMES["power_w_mean"])
+
+
+def test_command(tmp_path, capsys):
+    path = tmp_path / "gpu.csv"
+    path.write_text(without_units())
+
+    assert main([str(path), "--columns", ",".join(NAMES)]) == 0
+    assert json.loads(capsys.readouterr().out) == {**EXTREMES, "reason": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.csv"], "cannot read this trace"),
+        (["gpu.csv", "--columns", "memory.used,power.draw"], "--columns names 2 fields, but the lines have 6"),
+        (["gpu.csv", "--columns", "a,b,c,d,e,f"], "none is known; allowed are timestamp, index"),
+    ],
+)
+def test_bad_input_is_one_message(tmp_path, capsys, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpu.csv").write_text(without_units())
+
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err

@@ -1,0 +1,290 @@
+"""Samples out of what `nvidia-smi --query-gpu=... --format=csv -l` prints.
+
+With a header the columns are known; without one the caller names them, or what the units alone tell is used, and the
+rest stays unread and is said so. A value that the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+Value = float | str | list[str]
+Sample = dict[str, Value]
+
+# Field of nvidia-smi, and other names people give it -> column of the trace. Of several fields for one column the
+# first here that has values counts: `power.draw` is the average over the last second on GPUs since Ampere, as
+# `power.draw.average` is.
+_FIELDS = {
+    "timestamp": "time_unix_s",
+    "index": "gpu",
+    "uuid": "gpu",
+    "gpu_bus_id": "gpu",
+    "name": "gpu",
+    "memory.used": "memory_used_bytes",
+    "memory.free": "memory_free_bytes",
+    "memory.total": "memory_total_bytes",
+    "utilization.gpu": "utilization_pct",
+    "power.draw": "power_w",
+    "power.draw.average": "power_w",
+    "power.draw.instant": "power_w",
+    "clocks.sm": "sm_clock_mhz",
+    "clocks.mem": "memory_clock_mhz",
+    "temperature.gpu": "temperature_c",
+    "clocks_event_reasons.active": "throttle_reasons",
+    "clocks_throttle_reasons.active": "throttle_reasons",
+}
+_ALIASES = {
+    "time": "timestamp",
+    "gpu": "index",
+    "gpu_uuid": "uuid",
+    "pci.bus_id": "gpu_bus_id",
+    "gpu_name": "name",
+    "memory": "memory.used",
+    "mem": "memory.used",
+    "mem.used": "memory.used",
+    "mem.free": "memory.free",
+    "mem.total": "memory.total",
+    "util": "utilization.gpu",
+    "utilization": "utilization.gpu",
+    "gpu.util": "utilization.gpu",
+    "gpu.utilization": "utilization.gpu",
+    "power": "power.draw",
+    "clocks.current.sm": "clocks.sm",
+    "sm_clock": "clocks.sm",
+    "clocks.current.memory": "clocks.mem",
+    "memory_clock": "clocks.mem",
+    "temperature": "temperature.gpu",
+    "temp": "temperature.gpu",
+}
+FIELD_NAMES = tuple(_FIELDS)
+
+# Sizes are powers of 1024 also where an old driver wrote MB.
+_SCALE: dict[str, dict[str, float]] = {
+    "memory_used_bytes": {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
+    "power_w": {"": 1, "m": 1e-3, "W": 1, "k": 1e3},
+    "sm_clock_mhz": {"": 1, "M": 1, "G": 1e3},
+}
+_SCALE["memory_free_bytes"] = _SCALE["memory_total_bytes"] = _SCALE["memory_used_bytes"]
+_SCALE["memory_clock_mhz"] = _SCALE["sm_clock_mhz"]
+
+# The bits of NVML's mask, by the names that NVML gives them.
+_THROTTLE_BITS = {
+    0x1: "GpuIdle",
+    0x2: "ApplicationsClocksSetting",
+    0x4: "SwPowerCap",
+    0x8: "HwSlowdown",
+    0x10: "SyncBoost",
+    0x20: "SwThermalSlowdown",
+    0x40: "HwThermalSlowdown",
+    0x80: "HwPowerBrakeSlowdown",
+    0x100: "DisplayClockSetting",
+}
+
+_NUMBER = re.compile(r"([-+]?\d+(?:\.\d*)?)\s*([A-Za-z%]*)")
+_DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
+_HEADER_UNIT = re.compile(r"\s*\[([A-Za-z%]*)\]$")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a text holds: the samples in its order, the lines that hold none, and what a reader should know."""
+
+    rows: list[Sample]
+    bad_lines: int
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Column:
+    field: str | None  # of nvidia-smi; None: not one that is read
+    unit: str = ""  # that the header gives, for values without one
+
+
+def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
+    r"""Read samples. `columns` names the fields of a text without a header.
+
+    >>> parse_csv("memory.used [MiB], power.draw [W]\n1 MiB, 61.5 W\n[N/A], 60.5 W\n").rows
+    [{'memory_used_bytes': 1048576.0, 'power_w': 61.5}, {'power_w': 60.5}]
+
+    Raises:
+        ValueError: `columns` does not fit the lines.
+    """
+    # nvidia-smi quotes nothing, and none of its values holds a comma.
+    table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    header = next((names for row in table if (names := _header(row))), None)
+    notes: list[str] = []
+    current = header or _without_header(table, columns, notes)
+    # Under a header of another query, of processes for example, are no samples of a device.
+    readable = header is None or _names_a_field(header)
+    rows: list[Sample] = []
+    bad_lines = 0
+    for number, row in enumerate(table, start=1):
+        cut = number == len(table) and not text.endswith("\n") and _is_cut(row, table[:-1])
+        if names := _header(row):
+            current, readable = names, _names_a_field(names)
+        elif readable and len(row) == len(current) and _is_data(row) and not cut:
+            rows.append(_sample(row, current))
+        else:
+            bad_lines += 1
+    return Samples(rows, bad_lines, notes)
+
+
+def _is_data(row: Sequence[str]) -> bool:
+    return any(_NUMBER.fullmatch(cell) or _DATE.match(cell) or _is_null(cell) for cell in row)
+
+
+def _names_a_field(columns: Sequence[_Column]) -> bool:
+    return any(column.field for column in columns)
+
+
+def _field(name: str) -> str | None:
+    """The field that a name means.
+
+    >>> _field("memory.used [MiB]"), _field("Mem_Used"), _field("utilization_pct"), _field("fan.speed [%]")
+    ('memory.used', 'memory.used', 'utilization.gpu', None)
+    """
+    plain = _HEADER_UNIT.sub("", name.strip().lower())
+    for candidate in (plain, re.sub(r"_(?:mib|pct|w|mhz|c)$", "", plain)):
+        for spelling in (candidate, candidate.replace("_", "."), candidate.replace(" ", "_")):
+            field = _ALIASES.get(spelling, spelling)
+            if field in _FIELDS:
+                return field
+    return None
+
+
+def _header(row: Sequence[str]) -> list[_Column] | None:
+    """The columns that a line names; None for a line of values."""
+    units = [_HEADER_UNIT.search(cell) for cell in row]
+    named = [_field(cell) for cell in row]
+    if not any(unit and cell[: unit.start()] for unit, cell in zip(units, row, strict=True)) and not any(named):
+        return None
+    if any(_NUMBER.fullmatch(cell) or _DATE.match(cell) for cell in row):
+        return None
+    return [_Column(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
+
+
+def _without_header(table: Sequence[Sequence[str]], names: Sequence[str] | None, notes: list[str]) -> list[_Column]:
+    data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
+    if names is None:
+        return _inferred(data, notes)
+    if data and not any(len(row) == len(names) for row in data):
+        raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
+    columns = [_Column(_field(name)) for name in names]
+    if not _names_a_field(columns):
+        raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {', '.join(FIELD_NAMES)}")
+    return columns
+
+
+def _inferred(data: Sequence[Sequence[str]], notes: list[str]) -> list[_Column]:
+    """Columns by their units, where these leave one reading only; what was assumed and what was not goes to `notes`."""
+    width = Counter(map(len, data)).most_common(1)[0][0] if data else 0
+    cells = [[row[i] for row in data if len(row) == width] for i in range(width)]
+    by_unit: dict[str, list[int]] = {}
+    for i, column in enumerate(cells):
+        by_unit.setdefault(_unit_of(column), []).append(i)
+    fields: dict[int, str] = dict.fromkeys(by_unit.get("date", [])[:1], "timestamp")
+    for unit, field in (("M", "memory.used"), ("%", "utilization.gpu"), ("W", "power.draw")):
+        found = by_unit.get(unit, [])
+        if len(found) == 1:
+            fields[found[0]] = field
+        elif unit == "M" and (total := _bound(cells, found)) is not None:
+            fields[total] = "memory.total"
+            if len(found) == 2:
+                fields[sum(found) - total] = "memory.used"
+    if data:
+        assumed = [f"column {i + 1} as {field}" for i, field in sorted(fields.items())]
+        unread = [f"column {i + 1}" for i in range(width) if i not in fields]
+        notes.append(
+            "there is no header; by their units were read: "
+            + (", ".join(assumed) or "none")
+            + (f"; not read, name them with --columns: {', '.join(unread)}" if unread else "")
+        )
+    return [_Column(fields.get(i)) for i in range(width)]
+
+
+def _unit_of(column: Sequence[str]) -> str:
+    """The unit of a column's values: `M` for MiB, `%`, `W`, `date`, or nothing that tells."""
+    units = Counter(
+        "date" if _DATE.match(cell) else found[2][:1] if (found := _NUMBER.fullmatch(cell)) else ""
+        for cell in column
+        if not _is_null(cell)
+    )
+    unit = units.most_common(1)[0][0] if units else ""
+    # MHz begins like MiB.
+    return "" if unit == "M" and any("Hz" in cell for cell in column) else unit
+
+
+def _bound(cells: Sequence[Sequence[str]], sizes: Sequence[int]) -> int | None:
+    """Of the columns of sizes the one that never changes and is never less than the others, which do change."""
+    rows = [[_number(cell) for cell in row] for row in zip(*(cells[i] for i in sizes), strict=True)]
+    known = [[size for size in row if size is not None] for row in rows if None not in row]
+    constant = [k for k in range(len(sizes)) if len({row[k] for row in known}) == 1]
+    if len(constant) == 1 and all(row[constant[0]] == max(row) for row in known):
+        return sizes[constant[0]]
+    return None
+
+
+def _is_null(cell: str) -> bool:
+    """Whether nvidia-smi says that there is no value.
+
+    >>> [_is_null(cell) for cell in ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "0 %")]
+    [True, True, True, True, True, False]
+    """
+    return cell in ("", "-", "N/A", "ERR!", "Not Supported", "Unknown Error") or cell.startswith("[")
+
+
+def _is_cut(row: Sequence[str], before: Sequence[Sequence[str]]) -> bool:
+    """Whether the last value of the last line lacks the unit that its column has."""
+    found = _NUMBER.fullmatch(row[-1])
+    units = [m[2] for other in before if len(other) == len(row) and (m := _NUMBER.fullmatch(other[-1]))]
+    return found is not None and found[2] not in units and any(units)
+
+
+def _sample(row: Sequence[str], columns: Sequence[_Column]) -> Sample:
+    sample: Sample = {}
+    for field, cell, unit in _in_order_of_preference(row, columns):
+        column = _FIELDS[field]
+        value = None if column in sample or _is_null(cell) else _value(column, cell, unit)
+        if value is not None:
+            sample[column] = value
+    return sample
+
+
+def _in_order_of_preference(row: Sequence[str], columns: Sequence[_Column]) -> Iterator[tuple[str, str, str]]:
+    cells = {column.field: (cell, column.unit) for cell, column in zip(row, columns, strict=True) if column.field}
+    for field in _FIELDS:
+        if field in cells:
+            yield field, *cells[field]
+
+
+def _value(column: str, cell: str, unit: str) -> Value | None:
+    if column == "gpu":
+        return cell
+    if column == "time_unix_s":
+        return _unix_seconds(cell)
+    if column == "throttle_reasons":
+        return [name for bit, name in _THROTTLE_BITS.items() if int(cell, 16) & bit] if cell.startswith("0x") else None
+    found = _NUMBER.fullmatch(cell)
+    if not found:
+        return None
+    return float(found[1]) * _SCALE.get(column, {}).get((found[2] or unit)[:1], 1)
+
+
+def _number(cell: str) -> float | None:
+    found = _NUMBER.fullmatch(cell)
+    return float(found[1]) if found else None
+
+
+def _unix_seconds(cell: str) -> float | None:
+    """Seconds since the epoch. nvidia-smi prints local time without its zone, which is read as UTC.
+
+    >>> _unix_seconds("1970/01/01 00:00:01.500")
+    1.5
+    """
+    try:
+        when = datetime.fromisoformat(cell.replace("/", "-"))
+    except ValueError:
+        return None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
