@@ -34,7 +34,7 @@ PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 
 # What every command is told. Not in the rules' own text, where a study under another path would look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
-COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{PYTHONPATH:+:$PYTHONPATH}}"]
+COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
 if not workflow.deployment_settings.deployment_method:
     COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
 shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
