@@ -1,0 +1,301 @@
+"""Effects of knobs: what each knob does to throughput, whether it took effect, and what bound the engine instead.
+
+    python -m workflow_scripts.analyse.effects --study config/studies/demo.yaml \
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
+
+Cells are compared that differ in one knob alone. docs/tables.md documents every column, docs/statistics.md the tests.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.command import run, table_parser
+from workflow_scripts.analyse.repeats import (
+    BOUND_BY_NEEDS,
+    Record,
+    bound_by,
+    cell_summary,
+    knob_columns,
+    knob_text,
+    numbers,
+    records,
+)
+from workflow_scripts.analyse.statistics import (
+    CHANGES,
+    CONFIDENCE,
+    FLAT,
+    MOST_FURTHER_REPEATS,
+    NOT_DECIDED,
+    LogSamples,
+    further_repeats,
+    interval_text,
+    is_beyond,
+    log_margin,
+    ratio_interval,
+    verdicts,
+)
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+
+METRIC = "output_tokens_per_s"
+_PLACE = ("study", "source", "gpu", "engine", "model", "workload")
+PAIR, OVERALL = "pair", "overall"
+
+SCHEMA = table_schema(
+    "effects",
+    {
+        "study": TEXT,
+        "source": TEXT,
+        "gpu": TEXT,
+        "engine": TEXT,
+        "model": TEXT,
+        "workload": TEXT,
+        "held": TEXT,
+        "knob": TEXT,
+        "comparison": TEXT,
+        "value": TEXT,
+        "baseline": TEXT,
+        "values": TEXT,
+        "cell_id": TEXT,
+        "baseline_cell_id": TEXT,
+        "repeats": INTEGER,
+        "baseline_repeats": INTEGER,
+        "ratio": NUMBER,
+        "ratio_low": NUMBER,
+        "ratio_high": NUMBER,
+        "verdict": TEXT,
+        "margin_pct": NUMBER,
+        "repeats_needed": INTEGER,
+        "took_effect": FLAG,
+        "bound_by": TEXT,
+        "explanation": TEXT,
+    },
+)
+
+# What an engine shows of a knob: where two cells agree in it, the knob made no difference to the engine.
+_SEEN_IN = {
+    "block_size": "block_size_effective",
+    "page_size": "block_size_effective",
+    "max_num_seqs": "running_peak",
+    "batch_size": "running_peak",
+    "max_num_batched_tokens": "max_num_batched_tokens_effective",
+    "max_batch_tokens": "max_num_batched_tokens_effective",
+    "max_model_len": "max_model_len_effective",
+    "gpu_memory_utilization": "kv_cache_tokens",
+    "cpu_kv_cache_gib": "kv_cache_tokens",
+    "kv_cache_dtype": "kv_cache_tokens",
+    "num_blocks": "num_gpu_blocks",
+    "enable_prefix_caching": "prefix_cache_hits",
+    "attention_backend": "attention_backend",
+}
+# Of those, what should be the very value that was asked for.
+_AS_ASKED = {
+    "block_size_effective",
+    "running_peak",
+    "max_num_batched_tokens_effective",
+    "max_model_len_effective",
+    "num_gpu_blocks",
+    "attention_backend",
+}
+_OBSERVED = BOUND_BY_NEEDS | {
+    "block_size_effective": "first",
+    "max_num_batched_tokens_effective": "first",
+    "max_model_len_effective": "first",
+    "kv_cache_tokens": "first",
+    "num_gpu_blocks": "first",
+    "attention_backend": "first",
+    "prefix_cache_hits": "sum",
+}
+
+
+def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
+    """The effects table: for every knob and group of cells that differ in it alone, each value against the baseline
+    (the smallest value, or false), then all values of the group together.
+
+    Args:
+        cells: the cells table; a cell where the study leaves the knob to the engine is no value of it.
+        margin_pct: differences within this are `flat`.
+    """
+    summary = cell_summary(cells, METRIC, _OBSERVED)
+    summary["bound_by"] = bound_by(summary)
+    knobs = knob_columns(cells)
+    effects = [row for knob in knobs for row in _effects_of(summary, knob, knobs, margin_pct)]
+    return pd.DataFrame(effects, columns=list(SCHEMA.columns))
+
+
+def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct: float) -> Iterator[Record]:
+    others = [other for other in knobs if other != column]
+    rows = _groups(summary, column, others)
+    if rows.empty:
+        return
+    knob = column.removeprefix("knob_")
+    seen_in = _SEEN_IN.get(knob, "")
+    pairs = _compared(rows, _pairs(rows["group"]), seen_in, margin_pct)
+    is_baseline = ~rows["group"].duplicated()
+    against_baseline = pairs[is_baseline.iloc[pairs["b"]].to_numpy()].assign(comparison=PAIR)
+    effects = pd.concat([against_baseline, _overall(rows, pairs, margin_pct)]).sort_values("group", kind="stable")
+    cells = records(rows)
+    values = rows.groupby("group")["value"].agg(", ".join)
+    for effect in records(effects):
+        a, b = cells[effect["a"]], cells[effect["b"]]
+        row: Record = {name: a[name] for name in (*_PLACE, "cell_id", "repeats")}
+        row |= effect | {
+            "knob": knob,
+            "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
+            "value": a["value"],
+            "baseline": b["value"],
+            "values": values[effect["group"]],
+            "baseline_cell_id": b["cell_id"],
+            "baseline_repeats": b["repeats"],
+            "margin_pct": margin_pct,
+        }
+        yield row | {"explanation": _explanation(row, a, b, seen_in)}
+
+
+def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
+    """Cells that have others from which they differ in the knob alone: in order of `group` and the knob's value."""
+    alike = [*_PLACE, *others]
+    rows = summary[summary[column].notna()]
+    group = rows.groupby(alike, dropna=False, sort=False).ngroup()
+    rows = rows.assign(group=group, value=rows[column].map(knob_text)).sort_values(["group", column])
+    return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
+
+
+def _pairs(group: pd.Series) -> pd.DataFrame:
+    """All pairs of rows `a` and `b` of one group, `b` above `a`: row numbers."""
+    numbered = pd.DataFrame({"group": group, "row": np.arange(len(group))})
+    pairs = numbered.merge(numbered, on="group", suffixes=("_b", "_a"))
+    pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})
+    return pairs.reset_index(drop=True)
+
+
+def _compared(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
+    a, b = _samples(rows, pairs)
+    ratio, low, high = ratio_interval(a, b)
+    return pairs.assign(
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        verdict=verdicts(a, b, margin_pct),
+        repeats_needed=further_repeats(a, b, margin_pct),
+        took_effect=_took_effect(rows, pairs, seen_in),
+        bound_by=rows["bound_by"].iloc[pairs["a"]].array,
+    )
+
+
+def _samples(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[LogSamples, LogSamples]:
+    return LogSamples.of(rows.iloc[pairs["a"]]), LogSamples.of(rows.iloc[pairs["b"]])
+
+
+def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.Series:
+    if not seen_in:
+        return pd.Series(pd.NA, index=pairs.index, dtype="boolean")
+    a, b = (rows[seen_in].convert_dtypes().iloc[pairs[side]].reset_index(drop=True) for side in ("a", "b"))
+    return a.ne(b).astype("boolean")
+
+
+def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
+    """One row a group: its fastest value against its slowest, with a verdict over all pairs of the group.
+
+    Flat if every pair is, which needs no correction; changes if any pair does at its part of the 5 %.
+    """
+    by_speed = rows.sort_values("log_mean", kind="stable").reset_index(names="row").groupby("group")["row"]
+    ends = by_speed.agg(b="first", a="last").reset_index()
+    comparisons = pairs.groupby("group").size().astype(float)
+    a, b = _samples(rows, ends)
+    ratio, low, high = ratio_interval(a, b, 1 - (1 - CONFIDENCE) / numbers(comparisons))
+
+    of_all = numbers(comparisons.loc[pairs["group"]])
+    change = pairs.assign(beyond=is_beyond(*_samples(rows, pairs), margin_pct, of_all)).groupby("group")["beyond"].any()
+    flat = pairs["verdict"].eq(FLAT).groupby(pairs["group"]).all()
+    verdict = np.select([flat, change], [FLAT, CHANGES], NOT_DECIDED)
+
+    # Ends that lie further apart than the margin can only come to show a change, others only that all are flat.
+    to_change = further_repeats(a, b, margin_pct, numbers(comparisons))
+    to_flat = pairs["repeats_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
+    needed = np.where(np.abs(np.log(ratio)) > log_margin(margin_pct), to_change, to_flat)
+
+    unknown, took = pairs["took_effect"].isna(), pairs["took_effect"].fillna(False)
+    took_effect = took.groupby(pairs["group"]).any()
+    return ends.assign(
+        comparison=OVERALL,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        verdict=verdict,
+        repeats_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
+        took_effect=took_effect.mask(~took_effect & unknown.groupby(pairs["group"]).any()).array,
+        bound_by=rows.groupby("group")["bound_by"].agg(_names).array,
+    )
+
+
+def _names(column: pd.Series) -> str | None:
+    return ", ".join(sorted(column.dropna().unique())) or None
+
+
+def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:
+    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
+    if row["comparison"] == OVERALL:
+        subject = f"{row['knob']} over {row['values']}: from {row['baseline']} (slowest) to {row['value']} (fastest)"
+    else:
+        subject = f"{row['knob']} {row['value']} against {row['baseline']}:"
+    sentences = [
+        f"{subject} {ratio} the output tokens/s, {_verdict_text(row)}.",
+        _effect_text(row, a, b, seen_in),
+        _bound_text(row, a),
+    ]
+    return " ".join(s for s in sentences if s)
+
+
+def _verdict_text(row: Record) -> str:
+    margin = f"{row['margin_pct']:g} %"
+    if row["verdict"] == FLAT:
+        return f"flat: any difference is within {margin}"
+    if row["verdict"] == CHANGES:
+        return f"a change of more than {margin}"
+    if math.isnan(row["ratio_low"]):
+        return "not decided: it takes at least two repeats of each"
+    if math.isnan(row["repeats_needed"]):
+        return (
+            f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_REPEATS} further repeats of each"
+        )
+    return f"not decided at a margin of {margin}: about {row['repeats_needed']:g} further repeats of each would decide"
+
+
+def _effect_text(row: Record, a: Record, b: Record, seen_in: str) -> str:
+    if pd.isna(row["took_effect"]):
+        return "Nothing that the engine tells shows whether the knob took effect."
+    if row["comparison"] == OVERALL:
+        return "" if row["took_effect"] else f"It made no difference to the engine: {seen_in} never changed."
+    seen, before = knob_text(a[seen_in]), knob_text(b[seen_in])
+    asked = f", not the {row['value']} asked for" if seen_in in _AS_ASKED and seen != row["value"] else ""
+    if row["took_effect"]:
+        return f"It took effect: {seen_in} was {seen}{asked}, against {before}."
+    return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."
+
+
+def _bound_text(row: Record, a: Record) -> str:
+    if row["comparison"] == OVERALL or pd.isna(a["bound_by"]):
+        return ""
+    return {
+        "sequences": f"As many sequences ran as the settings allow ({a['max_concurrency_allowed']}).",
+        "prompts": f"All {a['num_requests']} requests ran at once, so a higher limit could change nothing.",
+        "kv_blocks": "The KV cache was full: it bound how many sequences ran.",
+        "token_budget": "What ran at once was bound by a step's budget of tokens: all else had room left.",
+    }[a["bound_by"]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the effects table of a study."""
+    parser = table_parser("effects", "What each knob does to throughput, and whether it took effect.")
+    return run(
+        parser,
+        argv,
+        lambda args, study, cells: [(args.out, "effects", knob_effects(cells, study.equivalence_margin_pct))],
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

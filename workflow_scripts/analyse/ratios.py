@@ -1,0 +1,265 @@
+"""Ratios of devices: the speed-up that was observed, beside the ratios of what the devices can do.
+
+    python -m workflow_scripts.analyse.ratios --study config/studies/demo.yaml \
+        --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \
+        --out results/demo/tables/ratios.parquet
+
+Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pydantic import ValidationError
+
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.explanation import (
+    CANDIDATES,
+    EXPLANATION_COLUMNS,
+    capability_ratios,
+    explanation_of,
+)
+from workflow_scripts.analyse.repeats import BOUND_BY_NEEDS, Record, bound_by, cell_summary, numbers, records
+from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models, resolve
+from workflow_scripts.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.study import Study
+
+METRICS = ("output_tokens_per_s", "total_tokens_per_s")
+SCHEMA = table_schema(
+    "ratios",
+    {
+        "study": TEXT,
+        "source": TEXT,
+        "gpu_a": TEXT,
+        "gpu_b": TEXT,
+        "engine": TEXT,
+        "model": TEXT,
+        "workload": TEXT,
+        "knobs": TEXT,
+        "metric": TEXT,
+        "repeats_a": INTEGER,
+        "repeats_b": INTEGER,
+        "ratio": NUMBER,
+        "ratio_low": NUMBER,
+        "ratio_high": NUMBER,
+        **dict.fromkeys(CANDIDATES, NUMBER),
+        "decode_share_a": NUMBER,
+        "decode_share_b": NUMBER,
+        "bound_by_a": TEXT,
+        "bound_by_b": TEXT,
+        **EXPLANATION_COLUMNS,
+    },
+)
+PUBLISHED_COLUMNS = (
+    "source",
+    "label_a",
+    "label_b",
+    "gpu_a",
+    "gpu_b",
+    "settings",
+    "approximate",
+    "ratio",
+    "ratio_min",
+    "ratio_max",
+    "bandwidth_ratio",
+    "flop_ratio",
+    *EXPLANATION_COLUMNS,
+)
+
+
+def device_ratios(cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None) -> pd.DataFrame:
+    """The ratios table: one row for each pair of devices, setting that both were measured with, and metric.
+
+    Of two devices, `a` is the one that is faster on geometric mean over all that they share.
+
+    Args:
+        cells: the cells table.
+        measured: devices with measured rates in place of those of the data sheet.
+    """
+    pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
+    if pairs.empty:
+        return pd.DataFrame(columns=list(SCHEMA.columns))
+    ratio, low, high = ratio_interval(LogSamples.of(pairs, "_a"), LogSamples.of(pairs, "_b"))
+    pairs = pairs.assign(
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        **_capability_columns(pairs, load_gpus(), ""),
+        **_capability_columns(pairs, measured or {}, "measured_"),
+        kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
+    )
+    return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
+
+
+def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
+    observed = BOUND_BY_NEEDS | {"kv_cache_tokens": "first", "prefill_s_mean": "mean", "decode_s_mean": "mean"}
+    summary = cell_summary(cells, metric, observed)
+    summary["bound_by"] = bound_by(summary)
+    summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
+    alike = ["study", "source", "engine", "model", "workload", "knobs"]
+    sides = ["gpu", "repeats", "log_mean", "log_variance", "kv_cache_tokens", "decode_share", "bound_by"]
+    quantization = [name for name in ("knob_quantization",) if name in summary]
+    one = summary[[*alike, *quantization, *sides]]
+    pairs = one.merge(one[[*alike, *sides]], on=alike, suffixes=("_a", "_b")).assign(metric=metric)
+    pairs = pairs[pairs["gpu_a"] != pairs["gpu_b"]]
+    lead = (
+        (pairs["log_mean_a"] - pairs["log_mean_b"])
+        .groupby([pairs[name] for name in ("study", "source", "gpu_a", "gpu_b")])
+        .transform("mean")
+    )
+    return pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
+
+
+def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
+    dtypes = {name: model.dtype for name, model in load_models().items()}
+    # Quantised weights may be multiplied in another type than the model's: then it is not known which rate applies.
+    quantised = pairs["knob_quantization"].notna() if "knob_quantization" in pairs else np.zeros(len(pairs), dtype=bool)
+    found = [
+        capability_ratios(gpus.get(a), gpus.get(b), None if is_quantised else dtypes.get(model))
+        for a, b, model, is_quantised in zip(pairs["gpu_a"], pairs["gpu_b"], pairs["model"], quantised, strict=True)
+    ]
+    bandwidth, flop = np.array(found).T
+    return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
+
+
+def _measured_row(row: Record) -> Record:
+    # Room for more tokens makes nothing faster unless a full cache held one of the two back.
+    kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
+    known, text = explanation_of(row, [c for c in CANDIDATES if c != "kv_tokens_ratio" or kv_bound])
+    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
+    rate = row["metric"].removesuffix("_tokens_per_s")
+    texts = [f"{row['gpu_a']} makes {observed} the {rate} tokens/s of {row['gpu_b']}.", text]
+    if not math.isnan(row["decode_share_a"]) and not math.isnan(row["decode_share_b"]):
+        shares = f"{100 * row['decode_share_a']:.0f} % and {100 * row['decode_share_b']:.0f} %"
+        texts.append(f"Decoding took {shares} of the time in which requests were served.")
+    return row | known | {"verdict_text": " ".join(texts)}
+
+
+def published_ratios(
+    frame: pd.DataFrame,
+    *,
+    value: str = "throughput_tok_s",
+    setting: str = "max_num_seqs",
+    dtype: Dtype = "bfloat16",
+) -> pd.DataFrame:
+    """Ratios of the devices of a published table, beside those of every device that its names may mean.
+
+    Args:
+        frame: the columns `gpu` (as published), `approximate`, and those that `value` and `setting` name: a rate for
+            each device and setting, without repeats.
+        value: column of rates.
+        setting: column of what was varied; devices are compared on the settings that both have.
+        dtype: type that the model was computed in, which chooses the FLOP rates.
+
+    Returns:
+        A row for each pair of names and pair of devices that they may mean, with PUBLISHED_COLUMNS. `ratio` is the
+        geometric mean over the settings, `ratio_min` and `ratio_max` the extremes; they are no interval, for there
+        are no repeats.
+
+    Raises:
+        CatalogError: a name that no device of the catalogue has.
+    """
+    logs = frame.assign(log=np.log(frame[value])).pivot_table(values="log", index=setting, columns="gpu", sort=False)
+    approximate = frame.groupby("gpu")["approximate"].any()
+    rows: list[Record] = []
+    for one, other in combinations(logs.columns, 2):
+        a, b = (one, other) if (logs[one] - logs[other]).mean() >= 0 else (other, one)
+        differences = (logs[a] - logs[b]).dropna()
+        if len(differences):
+            observed = {
+                "settings": len(differences),
+                "approximate": bool(approximate[a] or approximate[b]),
+                "ratio": math.exp(differences.mean()),
+                "ratio_min": math.exp(differences.min()),
+                "ratio_max": math.exp(differences.max()),
+            }
+            rows += [observed | reading for reading in published_readings(a, b, observed["ratio"], dtype)]
+    return pd.DataFrame(rows, columns=list(PUBLISHED_COLUMNS))
+
+
+def published_readings(label_a: str, label_b: str, ratio: float, dtype: Dtype) -> list[Record]:
+    """A published ratio of two devices beside the ratios of each pair of devices that the names may mean.
+
+    >>> for r in published_readings("H200", "L40S", 2.95, "bfloat16"):
+    ...     print(r["gpu_a"], r["gpu_b"], round(r["bandwidth_ratio"], 2), round(r["flop_ratio"], 2), r["explanation"])
+    h200 l40s 5.56 2.73 flop
+
+    Raises:
+        CatalogError: a name that no device of the catalogue has.
+    """
+    pairs = [(a, b, *capability_ratios(a, b, dtype)) for a, b in product(resolve(label_a), resolve(label_b))]
+    rows: list[Record] = []
+    for a, b, bandwidth, flop in pairs:
+        row = {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
+        row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}
+        known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
+        texts = [f"{label_a} was published as {ratio:.4g}x {label_b}, without repeats, so without an interval."]
+        if len(pairs) > 1:
+            lowest, highest = min(p[2] for p in pairs), max(p[2] for p in pairs)
+            texts.append(
+                f"The names may mean {len(pairs)} pairs; their bandwidth ratios: {lowest:.3g}x to {highest:.3g}x."
+            )
+            texts.append(f"Read as {a.name} over {b.name}:")
+        texts.append(text)
+        rows.append(
+            {"source": "published", "label_a": label_a, "label_b": label_b, "gpu_a": a.name, "gpu_b": b.name}
+            | row
+            | known
+            | {"verdict_text": " ".join(texts)}
+        )
+    return rows
+
+
+def measured_devices(folder: Path) -> dict[str, Gpu]:
+    """Devices that have a record NAME.json in `folder`, with measured rates in place of those of the data sheet.
+
+    Raises:
+        TableError: a record that is not readable.
+    """
+    return {
+        name: gpu.model_copy(
+            update={
+                "memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s,
+                "dense_flop_per_s": rates.matmul_flop_per_s,
+            }
+        )
+        for name, gpu in load_gpus().items()
+        if (rates := _rates(folder / f"{name}.json"))
+    }
+
+
+def _rates(path: Path) -> DeviceRates | None:
+    if not path.is_file():
+        return None
+    try:
+        return read_device_rates(path)
+    except ValidationError as e:
+        fault = e.errors()[0]
+        raise TableError(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+    except json.JSONDecodeError as e:
+        raise TableError(f"{path}: not JSON: {e}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the ratios table of a study."""
+    parser = table_parser("ratios", "The speed-up of each device over each other, beside what the devices can do.")
+    parser.add_argument("--devices", type=Path, help="folder with the measured rates of devices, NAME.json each")
+
+    def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+        measured = measured_devices(args.devices) if args.devices else {}
+        return [(args.out, "ratios", device_ratios(cells, measured))]
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,286 @@
+"""Which vLLM configuration to serve with: the fastest, the fastest within a latency, the smallest that is as fast.
+
+    python -m workflow_scripts.analyse.recommend --study config/studies/demo.yaml --results results \
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet
+
+Each comes with its interval, with the configurations that it is not told apart from, and as a `vllm serve` command.
+docs/tables.md documents every column.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.repeats import IDENTITY, Record, cell_summary, numbers, records
+from workflow_scripts.analyse.serve import ServeSettings, serve_settings
+from workflow_scripts.analyse.statistics import (
+    BoolArray,
+    FloatArray,
+    LogSamples,
+    interval_text,
+    is_not_below,
+    mean_interval,
+    ratio_interval,
+)
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.definition import model_key, resolved_models
+from workflow_scripts.knobs import VllmKnobs
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import Study
+
+PLACE = ("study", "source", "gpu", "model", "workload")
+RATE = "output_tokens_per_s"
+LATENCIES = ("tpot_s_p50", "ttft_s_p50")
+BEST, WITHIN_LATENCY, SMALLEST, PARETO = (
+    "best_throughput",
+    "best_within_latency",
+    "smallest_within_margin",
+    "pareto",
+)
+# Ties that the explanation names; the column `ties` has them all.
+MOST_NAMED = 5
+# Without a bound of the user's: as many times the lowest time per output token that any configuration gives.
+DEFAULT_TPOT_FACTOR = 2.0
+
+SCHEMA = table_schema(
+    "recommendations",
+    {
+        "study": TEXT,
+        "source": TEXT,
+        "gpu": TEXT,
+        "model": TEXT,
+        "workload": TEXT,
+        "role": TEXT,
+        "cell_id": TEXT,
+        "knobs": TEXT,
+        "repeats": INTEGER,
+        **{f"{metric}{end}": NUMBER for metric in (RATE, *LATENCIES) for end in ("", "_low", "_high")},
+        "ttft_s_p99_worst": NUMBER,
+        "tpot_s_p99_worst": NUMBER,
+        "latency_bound": TEXT,
+        "margin_pct": NUMBER,
+        "ties": TEXT,
+        "explanation": TEXT,
+        "command": TEXT,
+        "config_yaml": TEXT,
+    },
+)
+
+_OBSERVED = {
+    "ttft_s_p99": "max",
+    "tpot_s_p99": "max",
+    "block_size_effective": "first",
+    "max_num_seqs_effective": "first",
+    "max_num_batched_tokens_effective": "first",
+    "max_model_len_effective": "first",
+}
+# `vllm serve` has other defaults for these than the offline engine, so what took effect is written out.
+_PINNED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+
+Settings = Mapping[str, tuple[Mapping[str, Any], Path]]
+
+
+def recommendations(
+    cells: pd.DataFrame,
+    margin_pct: float,
+    models: Settings,
+    ttft_p99_s: float | None = None,
+    tpot_p99_s: float | None = None,
+) -> pd.DataFrame:
+    """The recommendations table: rows for each role in each device, model and workload that vLLM was measured on.
+
+    Args:
+        cells: the cells table.
+        margin_pct: a configuration is as fast as the best if it is shown to be no slower by more than this.
+        models: name to the model's resolved definition and its prepared folder; no command for other models.
+        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, to be kept in every repeat. If neither is given,
+            DEFAULT_TPOT_FACTOR times the lowest median time per output token, for the 99th percentile of that time.
+    """
+    summary = _summary(cells)
+    rows = [
+        row
+        for _, place in summary.groupby(list(PLACE), sort=False)
+        for row in _of_place(place.reset_index(drop=True), margin_pct, models, ttft_p99_s, tpot_p99_s)
+    ]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns))
+
+
+def _summary(cells: pd.DataFrame) -> pd.DataFrame:
+    """vLLM's cells with rate and latencies as means with intervals, `log_*` being of the rate."""
+    vllm = cells[cells["engine"] == "vllm"]
+    summary = _with_interval(cell_summary(vllm, RATE, _OBSERVED), RATE)
+    for latency in LATENCIES:
+        other = _with_interval(cell_summary(vllm, latency), latency)
+        columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high"]
+        summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
+    return summary.rename(columns={"ttft_s_p99": "ttft_s_p99_worst", "tpot_s_p99": "tpot_s_p99_worst"})
+
+
+def _with_interval(summary: pd.DataFrame, metric: str) -> pd.DataFrame:
+    value, low, high = mean_interval(LogSamples.of(summary))
+    return summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
+
+
+def _of_place(
+    place: pd.DataFrame, margin_pct: float, models: Settings, ttft_p99_s: float | None, tpot_p99_s: float | None
+) -> Iterator[Record]:
+    cells = records(place)
+    everything = np.ones(len(place), dtype=bool)
+    best = _fastest(place, everything)
+
+    bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
+    ties = _ties(place, best, everything)
+    yield _row(cells[best], BEST, models, ties, _fastest_text(cells[best], f"of {_configurations(len(cells))}", ties))
+
+    latency: Record = {"latency_bound": bound}
+    if within.any():
+        fastest = _fastest(place, within)
+        ties = _ties(place, fastest, within)
+        which = f"of the {within.sum()} of {_configurations(len(cells))} that keep {bound}"
+        text = _fastest_text(cells[fastest], which, ties)
+        yield _row(cells[fastest], WITHIN_LATENCY, models, ties, text) | latency
+    else:
+        where: Record = {name: cells[best][name] for name in PLACE}
+        text = f"None of {_configurations(len(cells))} keeps {bound}."
+        yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
+
+    as_fast = is_not_below(LogSamples.of(place), _repeated(place, best), margin_pct)
+    as_fast[best] = True
+    smallest = _smallest(place, as_fast)
+    text = _smallest_text(cells, smallest, best, int(as_fast.sum()), margin_pct)
+    yield _row(cells[smallest], SMALLEST, models, [], text) | {"margin_pct": margin_pct}
+
+    for member in np.flatnonzero(_on_front(place)):
+        text = "No other configuration is as good in rate and both latencies and better in one, by their means."
+        yield _row(cells[member], PARETO, models, [], text)
+
+
+def _row(cell: Record, role: str, models: Settings, ties: list[str], explanation: str) -> Record:
+    settings = _serve_settings(cell, models)
+    return cell | {
+        "role": role,
+        "ties": ", ".join(ties) or None,
+        "explanation": explanation,
+        "command": settings and settings.command(),
+        "config_yaml": settings and settings.config(),
+    }
+
+
+def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
+    return int(np.where(among, numbers(place["log_mean"]), -np.inf).argmax())
+
+
+def _ties(place: pd.DataFrame, best: int, among: BoolArray) -> list[str]:
+    """Knobs of the others that are not shown to be slower than the best."""
+    _, low, _ = ratio_interval(_repeated(place, best), LogSamples.of(place))
+    tied = among & ~(low > 1)
+    tied[best] = False
+    return [str(knobs) for knobs in place["knobs"][tied]]
+
+
+def _repeated(place: pd.DataFrame, row: int) -> LogSamples:
+    """One cell as many times as there are cells, to compare it with each."""
+    return LogSamples.of(place.iloc[[row] * len(place)])
+
+
+def _within_latency(place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None) -> tuple[str, BoolArray]:
+    """The bound in words, and which cells keep it in every repeat."""
+    default = ""
+    if ttft_p99_s is None and tpot_p99_s is None:
+        tpot_p99_s = DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
+        default = f" ({DEFAULT_TPOT_FACTOR:g} times the lowest tpot_s_p50)"
+    bounds = {"ttft_s_p99": ttft_p99_s, "tpot_s_p99": tpot_p99_s}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    within = np.ones(len(place), dtype=bool)
+    for name, bound in given.items():
+        within &= numbers(place[f"{name}_worst"]) <= bound
+    return " and ".join(f"{name} <= {bound:.4g} s" for name, bound in given.items()) + default, within
+
+
+def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
+    """The cell with the fewest sequences, then the least memory reserved, then the smallest block."""
+    columns = [
+        "max_concurrency_allowed",
+        "knob_gpu_memory_utilization",
+        "knob_cpu_kv_cache_gib",
+        "block_size_effective",
+    ]
+    order = [column for column in columns if column in place] + ["knobs"]
+    return int(place[among].sort_values(order, kind="stable").index[0])
+
+
+def _on_front(place: pd.DataFrame) -> BoolArray:
+    values = np.column_stack([numbers(place[RATE]), *(-numbers(place[latency]) for latency in LATENCIES)])
+    return pareto_front(values)
+
+
+def pareto_front(values: FloatArray) -> BoolArray:
+    """Which rows no other row beats; every column is better the higher it is. A row with a NaN is not on the front.
+
+    >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
+    [True, True, False, False]
+    """
+    known = ~np.isnan(values).any(axis=1)
+    beaten = [((values >= row).all(axis=1) & (values > row).any(axis=1) & known).any() for row in values]
+    return known & ~np.array(beaten, dtype=bool)
+
+
+def _configurations(count: int) -> str:
+    return f"{count} configuration{'s' * (count != 1)}"
+
+
+def _fastest_text(cell: Record, which: str, ties: list[str]) -> str:
+    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"])
+    text = f"{cell['knobs']} makes the most output tokens/s {which}: {rate}."
+    if ties:
+        more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
+        text += f" It is not told apart from {', '.join(ties[:MOST_NAMED])}{more}."
+    return text
+
+
+def _smallest_text(cells: list[Record], smallest: int, best: int, as_fast: int, margin_pct: float) -> str:
+    cell, fastest = cells[smallest]["knobs"], cells[best]["knobs"]
+    if smallest == best:
+        return f"No smaller configuration than the fastest, {fastest}, is shown to be within {margin_pct:g} % of it."
+    return (
+        f"{cell} is the smallest of the {as_fast} of {_configurations(len(cells))} that are"
+        f" shown to be within {margin_pct:g} % of the fastest, {fastest}, or are it."
+    )
+
+
+def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
+    if cell["model"] not in models:
+        return None
+    model, folder = models[cell["model"]]
+    knobs = {
+        name.removeprefix("knob_"): value
+        for name, value in cell.items()
+        if name.startswith("knob_") and name.removeprefix("knob_") in VllmKnobs.model_fields and not pd.isna(value)
+    }
+    effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
+    return serve_settings(model, folder, VllmKnobs.model_validate(knobs), effective)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the recommendations table of a study."""
+    parser = table_parser("recommend", "Which vLLM configuration to serve with.", table="recommendations")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder that holds all studies")
+    parser.add_argument("--ttft-p99-s", type=float, help="bound on the 99th percentile of the time to the first token")
+    parser.add_argument("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token")
+
+    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+        paths = StudyPaths(args.results, study.name)
+        models = {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
+        table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, args.tpot_p99_s)
+        return [(args.out, "recommendations", table)]
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""The cells table with the repeats of each cell summed up: one row a cell, for comparisons of cells."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.statistics import FloatArray, summarise
+
+Record = dict[str, Any]
+
+# What a cell is. Cells of two studies or sources are never pooled, whatever their names.
+IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id")
+
+# Share of KV blocks in use from which on the cache counts as full: a waiting request takes several blocks.
+KV_CACHE_FULL = 0.95
+
+
+def counted(cells: pd.DataFrame) -> pd.DataFrame:
+    """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
+    return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
+
+
+def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """One row a counted cell: identity, knobs, and `repeats`, `log_mean`, `log_variance` of `metric`.
+
+    A cell without a single value of the metric has no row. `observed` names further columns of the cells table and
+    how their values over the repeats become one: `first`, `min`, `max`, `mean` or `sum`. A null among them is passed
+    over, and all nulls give a null.
+    """
+    rows = counted(cells)
+    summary = summarise(rows, IDENTITY, metric)
+    further = dict.fromkeys(["max_concurrency_allowed", *knob_columns(cells)], "first") | dict(observed or {})
+    groups = rows.groupby(list(IDENTITY), dropna=False, sort=False)
+    for name, how in further.items():
+        taken = groups[name].sum(min_count=1) if how == "sum" else groups[name].agg(how)
+        summary[name] = taken.array
+    return summary[summary["repeats"] > 0].reset_index(drop=True)
+
+
+def knob_columns(cells: pd.DataFrame) -> list[str]:
+    """Names of the columns that hold knobs."""
+    return [str(name) for name in cells.columns if str(name).startswith("knob_")]
+
+
+def knob_text(value: Any) -> str:
+    """A knob's value as a study writes it.
+
+    >>> [knob_text(v) for v in (16, 32.0, 0.9, True, "fp8")]
+    ['16', '32', '0.9', 'true', 'fp8']
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value)).lower()
+    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
+
+
+# What `bound_by` looks at.
+BOUND_BY_NEEDS = {
+    "num_requests": "first",
+    "running_peak": "max",
+    "preemptions": "sum",
+    "kv_cache_usage_peak": "max",
+}
+
+
+def bound_by(summary: pd.DataFrame) -> pd.Series:
+    """The limit that kept a cell from running more sequences at once.
+
+    `kv_blocks`: requests were thrown out of the cache, or waited while it was full; `sequences`: as many ran as the
+    settings allow; `prompts`: all requests ran; `token_budget`: none of these, so a step's budget of tokens is left.
+    Null where the engine does not tell how many sequences ran.
+    """
+    running, requests = numbers(summary["running_peak"]), numbers(summary["num_requests"])
+    # Continuous batching of HuggingFace has no limit of sequences: what it allows at most is its token budget.
+    allowed = np.where(summary["engine"] == "hf-continuous", np.inf, numbers(summary["max_concurrency_allowed"]))
+    limit = np.select(
+        [
+            numbers(summary["preemptions"]) > 0,
+            running >= allowed,
+            running >= requests,
+            (running < requests) & (numbers(summary["kv_cache_usage_peak"]) >= KV_CACHE_FULL),
+            running < requests,
+        ],
+        ["kv_blocks", "sequences", "prompts", "kv_blocks", "token_budget"],
+        "",
+    )
+    return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
+
+
+def records(frame: pd.DataFrame) -> list[Record]:
+    """Rows as mappings of column to value."""
+    return cast(list[Record], frame.to_dict("records"))
+
+
+def numbers(column: pd.Series) -> FloatArray:
+    """A column as floats, null as NaN."""
+    return column.to_numpy(dtype=float, na_value=np.nan)

@@ -1,0 +1,71 @@
+"""A measured vLLM configuration as what `vllm serve` takes: a command line, or a file for its `--config`."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workflow_scripts.knobs import VllmKnobs
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What to serve and how: `arguments` by vLLM's names of them on the command line, and environment variables."""
+
+    model: str
+    arguments: dict[str, Any]
+    environment: dict[str, str]
+
+    def command(self) -> str:
+        """One line for a shell.
+
+        >>> ServeSettings("org/model", {"max-num-seqs": 16, "enable-prefix-caching": False}, {}).command()
+        'vllm serve org/model --max-num-seqs 16 --no-enable-prefix-caching'
+        """
+        words = [f"{name}={value}" for name, value in self.environment.items()] + ["vllm", "serve", self.model]
+        for name, value in self.arguments.items():
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                words += [f"--{name}", str(value)]
+        return shlex.join(words)
+
+    def config(self) -> str:
+        """A YAML file for `vllm serve --config`; what only the environment can say is a comment.
+
+        >>> print(ServeSettings("org/model", {"max-num-seqs": 16}, {"VLLM_CPU_KVCACHE_SPACE": "1"}).config(), end="")
+        # environment: VLLM_CPU_KVCACHE_SPACE=1
+        model: org/model
+        max-num-seqs: 16
+        """
+        comments = [f"# environment: {name}={value}\n" for name, value in self.environment.items()]
+        return "".join(comments) + yaml.safe_dump({"model": self.model} | self.arguments, sort_keys=False)
+
+
+def serve_settings(
+    model: Mapping[str, Any], model_dir: Path, knobs: VllmKnobs, effective: Mapping[str, int]
+) -> ServeSettings:
+    """Settings that serve a model as a cell was measured.
+
+    Args:
+        model: the model as the study resolves it (`hub_repo`, `revision`, `dtype`, `load_format`).
+        model_dir: its prepared folder, which stands in for a hub model where the weights are random.
+        knobs: what the study set.
+        effective: engine arguments that took effect and that `vllm serve` would choose otherwise than the offline
+            engine does; what the study set goes before.
+    """
+    if model["load_format"] == "hub":
+        name, arguments = str(model["hub_repo"]), {"revision": model["revision"]} if model["revision"] else {}
+    else:
+        name, arguments = str(model_dir), {"load-format": model["load_format"]}
+    settings = {**effective, **knobs.set_values()}
+    kv_cache_gib = settings.pop("cpu_kv_cache_gib", None)
+    ordered = [field for field in VllmKnobs.model_fields if field in settings]
+    return ServeSettings(
+        name,
+        arguments | {"dtype": model["dtype"]} | {field.replace("_", "-"): settings[field] for field in ordered},
+        {} if kv_cache_gib is None else {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)},
+    )
