@@ -1,5 +1,8 @@
 """Analyse: facts become tidy tables and verdicts."""
 
+# Tables of the report; each is written as Parquet and as CSV.
+TABLES = ["cells"]
+
 
 rule cells_table:
     """One row a cell and repeat, with everything measured of it."""

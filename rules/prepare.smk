@@ -28,7 +28,7 @@ rule prepare_model:
 rule prepare_workload:
     """The requests of a workload, tokenised for a model, and others to warm up with."""
     input:
-        model=lambda wildcards: prepared_model(wildcards.model),
+        model=lambda wildcards: ancient(prepared_model(wildcards.model)),
     output:
         workload=PATHS.workload("{model}", "{workload}", "{prompts}-{key}"),
         warmup=PATHS.workload("{model}", "{workload}", "{prompts}-{key}").with_name("warmup.jsonl"),

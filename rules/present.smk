@@ -1,11 +1,50 @@
 """Present: figures and the page, drawn from tables alone."""
 
 
+rule figures:
+    """Every figure of the report, as SVG for the page and PNG for papers."""
+    input:
+        tables=[PATHS.tables / f"{name}.parquet" for name in TABLES],
+        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
+        code=sources("present"),
+    output:
+        directory(PATHS.figures),
+    log:
+        PATHS.root / "logs/figures.log",
+    params:
+        tables=PATHS.tables,
+        parsed=PATHS.root / "parsed",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.present.figures"
+        " --study $STUDY"
+        " --tables {params.tables}"
+        " --parsed {params.parsed}"
+        " --out {output}"
+        " > {log} 2>&1"
+
+
 rule report:
     """The report of the study: one page that opens offline."""
     input:
-        PATHS.tables / "cells.parquet",
+        tables=[PATHS.tables / f"{name}.parquet" for name in TABLES],
+        figures=PATHS.figures,
+        code=sources("present"),
     output:
         PATHS.report,
+    log:
+        PATHS.root / "logs/report.log",
+    params:
+        tables=PATHS.tables,
+        cells=PATHS.root / "cells",
+    conda:
+        "../envs/cpu.conda.yaml"
     shell:
-        "touch {output}"
+        "python -m workflow_scripts.present.page"
+        " --study $STUDY"
+        " --tables {params.tables}"
+        " --figures {input.figures}"
+        " --cells {params.cells}"
+        " --out {output}"
+        " > {log} 2>&1"

@@ -117,10 +117,11 @@ def snakemake(environment: dict[str, str]) -> Callable[..., subprocess.Completed
 
 
 def snakemake_command(study: Path, results: Path, *arguments: str) -> list[str]:
+    options = [a for a in arguments if a.startswith("-")]
+    targets = [a for a in arguments if not a.startswith("-")]
     return [
-        *(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock"),
-        *("--config", f"study={study}", f"results={results}"),
-        *("--", *arguments),
+        *(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock", *options),
+        *("--config", f"study={study}", f"results={results}", "--", *targets),
     ]
 
 

@@ -73,8 +73,8 @@ def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does
 def test_prepared_files_are_named_after_what_they_are_made_from() -> None:
     cells, models = expand(DEMO), resolved_models(DEMO)
     keys = {(c.workload, workload_key(cell_definition(DEMO, c, models))) for c in cells}
-    assert len(keys) == 2  # chat and shared-prefix, each for 24 prompts
-    assert all(key.startswith("24-") for _, key in keys)
+    assert len(keys) == 2  # chat and shared-prefix, each for 32 prompts
+    assert all(key.startswith("32-") for _, key in keys)
     dummy = models["tiny-llama-57m"]
     assert model_key(dummy) != model_key({**dummy, "dtype": "bfloat16"})
 
