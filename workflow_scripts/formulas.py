@@ -115,7 +115,7 @@ def contiguous_preallocation_waste(tokens_used: Sequence[float], tokens_reserved
     return 1 - sum(tokens_used) / (len(tokens_used) * tokens_reserved_per_sequence)
 
 
-def blocks_summed(tokens: Number, block_size: float) -> Number:
+def blocks_summed(tokens: Number, block_size: Number | float) -> Number:
     """Blocks held by a sequence of 1 token, plus those of one of 2 tokens, and so on up to `tokens`. [Kwon]
 
     What a growing sequence holds, added up over its steps. Blocks of 4: 1 + 1 + 1 + 1 + 2 + 2.
@@ -141,7 +141,7 @@ def token_seconds(prompt_tokens: Number, output_tokens: Number, prefill_s: Numbe
 
 
 def block_seconds(
-    prompt_tokens: Number, output_tokens: Number, prefill_s: Number, decode_s: Number, block_size: float
+    prompt_tokens: Number, output_tokens: Number, prefill_s: Number, decode_s: Number, block_size: Number | float
 ) -> Number:
     """Blocks that a request holds, integrated over its life as in `token_seconds`: block-seconds. [Kwon]
 
@@ -318,7 +318,9 @@ def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, reque
 # --- speed: how near to the limit --------------------------------------------------------------------------------
 
 
-def model_bandwidth_utilization(read_bytes: float, time_s: float, memory_bandwidth_bytes_per_s: float) -> float:
+def model_bandwidth_utilization(
+    read_bytes: Number, time_s: Number, memory_bandwidth_bytes_per_s: Number | float
+) -> Number:
     """MBU: the rate at which a step read what it had to, as a share of the device's bandwidth.
 
     >>> model_bandwidth_utilization(16e9, 0.005, 4.8e12)
@@ -327,7 +329,7 @@ def model_bandwidth_utilization(read_bytes: float, time_s: float, memory_bandwid
     return read_bytes / time_s / memory_bandwidth_bytes_per_s
 
 
-def model_flops_utilization(flops: float, time_s: float, flop_per_s: float) -> float:
+def model_flops_utilization(flops: Number, time_s: Number, flop_per_s: Number | float) -> Number:
     """MFU: the rate at which a step did the operations it had to, as a share of the device's rate.
 
     >>> model_flops_utilization(16e12, 0.04, 1000e12)

@@ -1,0 +1,44 @@
+"""Parsed tables made up for tests, with the columns and types that the parse room writes."""
+
+from io import BytesIO
+
+import pandas as pd
+
+REQUEST_COLUMNS = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "request_id": "string",
+    "prompt_tokens": "Int64",
+    "output_tokens": "Int64",
+    "queued_s": "Float64",
+    "scheduled_s": "Float64",
+    "first_token_s": "Float64",
+    "last_token_s": "Float64",
+    "preemptions": "Int64",
+    "cached_prompt_tokens": "Int64",
+}
+STEP_COLUMNS = {"cell_id": "string", "repeat": "Int64", "time_s": "Float64", "running": "Int64"}
+
+
+def requests(cell_id, *rows, repeat=0):
+    """Requests of (prompt tokens, output tokens, cached prompt tokens[, scheduled, first token, last token])."""
+    names = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "scheduled_s", "first_token_s", "last_token_s")
+    records = [
+        {"cell_id": cell_id, "repeat": repeat, "request_id": str(i), **dict(zip(names, row, strict=False))}
+        for i, row in enumerate(rows)
+    ]
+    return pd.DataFrame(records, columns=list(REQUEST_COLUMNS)).astype(REQUEST_COLUMNS)
+
+
+def steps(cell_id, number, repeat=0):
+    """So many steps of one sequence, a second each."""
+    rows = [{"cell_id": cell_id, "repeat": repeat, "time_s": i, "running": 1} for i in range(number)]
+    return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
+
+
+def write_parsed(folder, name, *frames):
+    """Write a parsed table as the parse room does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    buffer = BytesIO()
+    pd.concat(frames, ignore_index=True).to_parquet(buffer, index=False)
+    (folder / f"{name}.parquet").write_bytes(buffer.getvalue())

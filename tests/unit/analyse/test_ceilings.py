@@ -1,0 +1,338 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.analyse.parsed_tables import requests
+from workflow_scripts.analyse.ceilings import (
+    ARITHMETIC,
+    MEMORY,
+    Rates,
+    binding,
+    by_resource,
+    least_steps,
+    phase_flops,
+    phase_times,
+    rates_of,
+)
+from workflow_scripts.analyse.tables import TableError
+from workflow_scripts.analyse.work import request_sums
+from workflow_scripts.catalog import get_gpu, get_model
+from workflow_scripts.device_rates import DeviceRates
+from workflow_scripts.model_facts import model_facts, read_model_facts
+
+TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
+# One layer of 4 x 4 matrices and a vocabulary of 8: numbers small enough to add up by hand.
+TOY = model_facts(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 4,
+        "intermediate_size": 4,
+        "num_attention_heads": 1,
+        "vocab_size": 8,
+        "max_position_embeddings": 1000,
+    },
+    "float32",
+)
+CPU = get_gpu("cpu-all")
+
+
+def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured"):
+    flops = None if fp32 is None else {"fp32": fp32}
+    gpu = CPU.model_copy(update={"memory_bandwidth_bytes_per_s": bandwidth, "dense_flop_per_s": flops})
+    return Rates(source, gpu, cache_bytes)
+
+
+def work(rows, *, allowed=256, effective=None, blocks=None, block_size=None, tp=1, pp=1):
+    """One repeat of (prompt, output, cached) requests, ready for `phase_times`."""
+    sums = request_sums(requests("c", *rows), pd.Series({"c": block_size}, dtype="Float64")).reset_index()
+    sums["max_num_seqs_effective"] = pd.array([effective], dtype="Int64")
+    sums["max_concurrency_allowed"] = pd.array([allowed], dtype="Int64")
+    sums["num_gpu_blocks"] = pd.array([blocks], dtype="Float64")
+    sums["tensor_parallel_size"], sums["pipeline_parallel_size"] = tp, pp
+    return sums.join(least_steps(sums))
+
+
+def times(rows, facts=TINY, device=None, kv_cache_dtype="auto", **options):
+    device = device or rates(1e9, 1e9)
+    return phase_times(work(rows, **options), facts, device, kv_cache_dtype).iloc[0].to_dict()
+
+
+# --- rates -------------------------------------------------------------------------------------------------------
+
+
+def record(**changes):
+    return DeviceRates(
+        gpu="cpu-all",
+        copy_bytes_per_s=30e9,
+        copy_bytes_per_s_median=20e9,
+        read_bytes_per_s=25e9,
+        read_bytes_per_s_median=22e9,
+        matmul_flop_per_s={"fp32": 100e9},
+        matmul_flop_per_s_median={"fp32": 90e9},
+        last_level_cache_bytes=32 * 2**20,
+        device={},
+        threads=2,
+        host="h",
+        torch_version="2",
+        measured_at="2026-01-01T00:00:00Z",
+        samples={},
+    ).model_copy(update=changes)
+
+
+def test_a_cpu_has_only_measured_rates(tmp_path):
+    assert rates_of(CPU, tmp_path) == []
+    record().write(tmp_path / "cpu-all.json")
+    (found,) = rates_of(CPU, tmp_path)
+    assert (found.source, found.cache_bytes) == ("measured", 32 * 2**20)
+    assert found.memory_bandwidth_bytes_per_s == 30e9
+    assert found.flop_per_s(TINY, "auto") == 100e9
+
+
+def test_reading_may_be_faster_than_copying(tmp_path):
+    record(read_bytes_per_s=40e9, last_level_cache_bytes=None).write(tmp_path / "cpu-all.json")
+    (found,) = rates_of(CPU, tmp_path)
+    assert found.memory_bandwidth_bytes_per_s == 40e9
+    assert found.cache_bytes == 0
+
+
+def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
+    h200 = get_gpu("h200")
+    (datasheet,) = rates_of(h200, tmp_path)
+    assert datasheet == Rates("datasheet", h200, 0)
+    record(gpu="h200", matmul_flop_per_s={"bf16": 700e12}).write(tmp_path / "h200.json")
+    datasheet, measured = rates_of(h200, tmp_path)
+    assert (datasheet.source, measured.source) == ("datasheet", "measured")
+    # The data sheet says nothing of the cache; the record does, for both.
+    assert datasheet.cache_bytes == measured.cache_bytes == 32 * 2**20
+    assert datasheet.memory_bandwidth_bytes_per_s == 4.8e12
+    llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    assert datasheet.flop_per_s(llama, "auto") == 989.5e12
+    assert measured.flop_per_s(llama, "auto") == 700e12
+
+
+def test_a_quantized_model_or_cache_may_run_at_the_highest_rate_of_the_data_sheet(tmp_path):
+    record(gpu="h200", matmul_flop_per_s={"bf16": 700e12}).write(tmp_path / "h200.json")
+    datasheet, measured = rates_of(get_gpu("h200"), tmp_path)
+    llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    awq = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16", "awq")
+    for facts, kv_cache_dtype in ((awq, "auto"), (llama, "fp8")):
+        assert datasheet.flop_per_s(facts, kv_cache_dtype) == 1979e12
+        assert math.isnan(measured.flop_per_s(facts, kv_cache_dtype))
+    assert datasheet.flop_per_s(llama, "bfloat16") == 989.5e12
+
+
+def test_rates_that_are_not_known_are_nan():
+    unknown = rates()
+    assert math.isnan(unknown.memory_bandwidth_bytes_per_s)
+    assert math.isnan(unknown.flop_per_s(TINY, "auto"))
+    assert math.isnan(Rates("datasheet", CPU, 0).flop_per_s(TINY, "fp8"))
+
+
+@pytest.mark.parametrize("text", ["{}", "[1, 2", '{"schema_version": 2}'])
+def test_a_record_that_is_none_is_one_message(tmp_path, text):
+    (tmp_path / "cpu-all.json").write_text(text)
+    with pytest.raises(TableError, match=r"cpu-all\.json: no record of a device's rates") as raised:
+        rates_of(CPU, tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+# --- steps -------------------------------------------------------------------------------------------------------
+
+
+def steps(*rows, **options):
+    found = work(list(rows), **options).iloc[0]
+    assert found["output_tokens_per_step_max"] == found["output_tokens"] / found["steps_min"]
+    return found["sequences_max"], found["steps_min"], found["steps_bound_by"]
+
+
+def test_the_settings_limit_the_sequences():
+    assert steps((5, 4, 0), (5, 4, 0), (5, 4, 0), allowed=2) == (2, 6, "max_num_seqs")
+    assert steps((5, 3, 0), (5, 3, 0), (5, 3, 0), allowed=2) == (2, 5, "max_num_seqs")
+
+
+def test_what_took_effect_counts_before_what_was_asked():
+    assert steps((5, 4, 0), (5, 4, 0), allowed=256, effective=1) == (1, 8, "max_num_seqs")
+    assert steps((5, 4, 0), (5, 4, 0), allowed=1, effective=2) == (2, 4, "requests")
+
+
+def test_there_are_no_more_sequences_than_requests():
+    assert steps((5, 4, 0), (5, 4, 0)) == (2, 4, "requests")
+    assert steps((5, 4, 0), (5, 4, 0), allowed=2) == (2, 4, "requests")
+
+
+def test_the_longest_request_needs_a_step_for_each_token():
+    assert steps((5, 10, 0), (5, 2, 0), (5, 1, 0), allowed=3) == (3, 10, "longest_request")
+    assert steps((5, 10, 0), (5, 2, 0), (5, 1, 0), allowed=2) == (2, 10, "longest_request")
+
+
+def test_the_blocks_limit_the_sequences():
+    # Each request holds 2 blocks of 8 in each of its 4 steps; 5 blocks hold at most 2.5 of them.
+    rows = [(9, 4, 0)] * 4
+    assert steps(*rows, block_size=8, blocks=5) == (4, math.ceil(4 * 4 * 2 / 5), "kv_blocks")
+    assert steps(*rows, block_size=8, blocks=8) == (4, 4, "requests")
+    assert steps(*rows, block_size=8, blocks=7) == (4, 5, "kv_blocks")
+
+
+# --- times -------------------------------------------------------------------------------------------------------
+
+
+def test_flops_of_a_toy():
+    # 4 x (4 + 4 + 4 + 4) attention and 3 x 4 x 4 MLP parameters in its layer; 32 in the output matrix.
+    prefill, decode = phase_flops(work([(3, 2, 1)]), TOY)
+    assert prefill[0] == 2 * 112 * 2 + 2 * 32 + 4 * 4 * (2 + 3)
+    assert decode[0] == 2 * 112 + 2 * 32 + 4 * 4 * 4
+    assert TOY.request_flops(3, 2) == phase_flops(work([(3, 2, 0)]), TOY)[0][0] + decode[0]
+
+
+def test_times_of_one_request_alone():
+    # Each of its 3 steps reads the weights; steps 2 and 3 also the KV of 10 and 11 tokens.
+    found = times([(10, 3, 0)], device=rates(1e9, 1e9))
+    kv = TINY.bytes_per_token()
+    assert found["prefill_memory_s"] == pytest.approx(TINY.decode_weight_bytes / 1e9)
+    assert found["decode_memory_s"] == pytest.approx((2 * TINY.decode_weight_bytes + 21 * kv) / 1e9)
+    assert found["prefill_arithmetic_s"] == pytest.approx(TINY.prefill_flops(10) / 1e9)
+    assert found["decode_arithmetic_s"] == pytest.approx((TINY.request_flops(10, 3) - TINY.prefill_flops(10)) / 1e9)
+    # Alone it cannot read for one phase while it computes for the other.
+    assert found["wall_s_min"] == pytest.approx(found["prefill_arithmetic_s"] + found["decode_memory_s"])
+    assert not found["weights_fit_cache"]
+
+
+def test_several_sequences_share_the_weights_and_overlap():
+    found = times([(10, 3, 0)] * 4, device=rates(1e9, 1e9))
+    kv = TINY.bytes_per_token()
+    memory, arithmetic = by_resource(pd.DataFrame([found]))
+    assert memory[0] == pytest.approx((3 * TINY.decode_weight_bytes + 4 * 21 * kv) / 1e9)
+    assert arithmetic[0] == pytest.approx(4 * TINY.request_flops(10, 3) / 1e9)
+    assert found["wall_s_min"] == max(memory[0], arithmetic[0])
+    fast = times([(10, 3, 0)] * 4, device=rates(1e9, 1e15))
+    assert fast["wall_s_min"] == pytest.approx(memory[0])
+
+
+def test_the_published_bound_of_a_sequence_alone():
+    llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    found = times([(1, 1001, 0)], facts=llama, device=rates_of(get_gpu("h200"), get_model("opt-125m").config)[0])
+    # Every step reads 15.01 GB of weights, all but the embedding table, and 500 tokens of KV on average.
+    step_bytes = 2 * (8030261248 - 128256 * 4096) + 500.5 * 131072
+    assert found["decode_memory_s"] == pytest.approx(1000 * step_bytes / 4.8e12)
+    assert 1000 / found["decode_memory_s"] == pytest.approx(318.4, abs=0.1)
+
+
+def test_a_smaller_cache_type_is_read_faster():
+    weights = TINY.decode_weight_bytes
+    full, half = (times([(100, 3, 0)], kv_cache_dtype=t)["decode_memory_s"] * 1e9 for t in ("auto", "float16"))
+    assert (full - 2 * weights) == pytest.approx(2 * (half - 2 * weights))
+
+
+def test_cached_prefixes_are_not_computed_and_their_kv_is_read_once_a_step():
+    alone = times([(100, 2, 0), (100, 2, 0)])
+    shared = times([(100, 2, 0), (100, 2, 64)])
+    kv = TINY.bytes_per_token()
+    # One step of two sequences: 2 x 100 tokens, or 64 once and 2 x 36.
+    assert (alone["decode_memory_s"] - shared["decode_memory_s"]) * 1e9 == pytest.approx(64 * kv)
+    saved = TINY.prefill_flops(64) - TINY.prefill_flops(0)
+    assert (alone["prefill_arithmetic_s"] - shared["prefill_arithmetic_s"]) * 1e9 == pytest.approx(saved)
+    assert shared["decode_arithmetic_s"] == alone["decode_arithmetic_s"]
+
+
+def test_what_the_cache_keeps_of_the_weights_is_not_read_again():
+    half = TINY.decode_weight_bytes // 2
+    found = times([(10, 3, 0)], device=rates(1e9, 1e9, cache_bytes=half))
+    assert found["prefill_memory_s"] == pytest.approx((TINY.decode_weight_bytes - half) / 1e9)
+    assert not found["weights_fit_cache"]
+    found = times([(10, 3, 0)], device=rates(1e9, 1e9, cache_bytes=TINY.decode_weight_bytes))
+    assert found["weights_fit_cache"]
+    assert found["prefill_memory_s"] == found["decode_memory_s"] == 0
+    assert found["wall_s_min"] == pytest.approx(TINY.request_flops(10, 3) / 1e9)
+
+
+def test_ranks_add_up_but_stages_read_their_weights_in_turn():
+    one = times([(10, 3, 0)] * 4)
+    tensor = times([(10, 3, 0)] * 4, tp=2)
+    for name in ("prefill_memory_s", "decode_memory_s", "prefill_arithmetic_s", "decode_arithmetic_s", "wall_s_min"):
+        assert tensor[name] == pytest.approx(one[name] / 2)
+    pipeline = times([(10, 3, 0)] * 4, pp=2)
+    assert pipeline["prefill_memory_s"] == pytest.approx(one["prefill_memory_s"])
+    kv_s = 4 * 21 * TINY.bytes_per_token() / 1e9
+    assert pipeline["decode_memory_s"] == pytest.approx(one["decode_memory_s"] - kv_s / 2)
+    assert pipeline["decode_arithmetic_s"] == pytest.approx(one["decode_arithmetic_s"] / 2)
+    cached = times([(10, 3, 0)], tp=2, pp=2, device=rates(1e9, 1e9, cache_bytes=TINY.decode_weight_bytes // 4))
+    assert cached["weights_fit_cache"]
+
+
+def test_a_rate_that_is_not_known_limits_nothing():
+    memory = times([(10, 3, 0)], device=rates(1e9, None))
+    assert np.isnan(memory["prefill_arithmetic_s"])
+    assert memory["wall_s_min"] == pytest.approx(memory["prefill_memory_s"] + memory["decode_memory_s"])
+    arithmetic = times([(10, 3, 0)] * 2, device=rates(None, 1e9))
+    assert np.isnan(arithmetic["decode_memory_s"])
+    assert arithmetic["wall_s_min"] == pytest.approx(2 * TINY.request_flops(10, 3) / 1e9)
+
+
+def test_the_slower_resource_binds():
+    nan = math.nan
+    memory, arithmetic = pd.Series([2.0, 1.0, 1.0, nan, 1.0, nan]), pd.Series([1.0, 2.0, 1.0, 1.0, nan, nan])
+    found = binding(memory, arithmetic)
+    assert found[:5].tolist() == [MEMORY, ARITHMETIC, MEMORY, ARITHMETIC, MEMORY]
+    assert found.isna().tolist() == [False] * 5 + [True]
+
+
+# --- no schedule is faster ---------------------------------------------------------------------------------------
+
+
+def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes, prefix_cached):
+    """Time of an ideal engine that fills every step, each as long as the slower of reading and computing.
+
+    With `prefix_cached` all sequences of a step read their common prefix once.
+    """
+    waiting = [SimpleNamespace(prompt=p, left=o, cached=c, held=0) for p, o, c in rows]
+    prefix = max((c for _, _, c in rows), default=0) if prefix_cached else 0
+    running, total_s = [], 0.0
+    while waiting or running:
+        started = [waiting.pop(0) for _ in range(min(allowed - len(running), len(waiting)))]
+        flops = sum(
+            TINY.prefill_flops(r.prompt) - TINY.prefill_flops(r.cached) + TINY.prefill_flops(0) for r in started
+        )
+        flops += sum(TINY.decode_flops(1, r.held + 1) for r in running)
+        common = [min(prefix, r.prompt) for r in running]
+        kv_tokens = sum(r.held for r in running) - sum(common) + max(common, default=0)
+        read = max(0, TINY.decode_weight_bytes + kv_tokens * TINY.bytes_per_token() - cache_bytes)
+        total_s += max(read / bytes_per_s, flops / flop_per_s)
+        for r in started:
+            r.held = r.prompt - 1
+        running += started
+        for r in running:
+            r.left, r.held = r.left - 1, r.held + 1
+        running = [r for r in running if r.left]
+    return total_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 12)), min_size=1, max_size=7),
+    allowed=st.integers(1, 4),
+    intensity=st.floats(0.1, 1000),
+    cache_bytes=st.sampled_from([0, 10**8, 10**9]),
+    prefix=st.integers(0, 200),
+)
+def test_no_schedule_beats_the_shortest_time(rows, allowed, intensity, cache_bytes, prefix):
+    cached = [(p, o, min(prefix, p - 1) if i else 0) for i, (p, o) in enumerate(rows)]
+    bytes_per_s, flop_per_s = 1e9, intensity * 1e9
+    least = times(cached, device=rates(bytes_per_s, flop_per_s, cache_bytes), allowed=allowed)["wall_s_min"]
+    reached = best_schedule_s(cached, allowed, bytes_per_s, flop_per_s, cache_bytes, prefix_cached=prefix > 0)
+    assert least <= reached * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(prompt=st.integers(1, 300), output=st.integers(1, 12), n=st.integers(1, 5), intensity=st.floats(0.1, 1000))
+def test_the_shortest_time_is_reached_where_requests_run_one_by_one(prompt, output, n, intensity):
+    rows = [(prompt, output, 0)] * n
+    least = times(rows, device=rates(1e9, intensity * 1e9), allowed=1)["wall_s_min"]
+    reached = best_schedule_s(rows, 1, 1e9, intensity * 1e9, 0, False)
+    # Decode steps grow by a token each, so that at most one of them is bound by both.
+    assert least == pytest.approx(reached, rel=0.02)

@@ -1,0 +1,184 @@
+"""The shortest time in which a device can serve the requests of a repeat, and what binds it in each phase.
+
+Every doubt is settled for the device, so that what is faster is impossible; docs/limits.md says what that means.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.tables import TableError
+from workflow_scripts.catalog import Gpu
+from workflow_scripts.device_rates import read_device_rates
+from workflow_scripts.model_facts import ModelFacts
+
+MEMORY, ARITHMETIC = "memory bandwidth", "arithmetic"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A device with rates of one source: a `gpu` whose bandwidth and arithmetic are those of that source.
+
+    `cache_bytes` is the size of its last-level cache, 0 where that is unknown.
+    """
+
+    source: Literal["datasheet", "measured"]
+    gpu: Gpu
+    cache_bytes: int
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """NaN where the source has none."""
+        return self.gpu.memory_bandwidth_bytes_per_s or np.nan
+
+    def flop_per_s(self, facts: ModelFacts, kv_cache_dtype: str) -> float:
+        """Highest rate at which any part of the model may be computed, in operations/s; NaN where the source has none.
+
+        A quantized model or cache may be computed in a smaller type, at the highest rate of a data sheet. Which rates
+        a device was measured at says nothing of those types.
+        """
+        if facts.quantization or facts.kv_dtype_bytes(kv_cache_dtype) < facts.kv_dtype_bytes():
+            rates = self.gpu.dense_flop_per_s if self.source == "datasheet" else None
+            return max((rates or {}).values(), default=np.nan)
+        return self.gpu.peak_flop_per_s(facts.dtype) or np.nan
+
+
+def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
+    """A device's rates from its data sheet and, where `devices` holds its record, as they were measured.
+
+    Raises:
+        TableError: the record is not one, or of another schema.
+    """
+    record = devices / f"{gpu.name}.json"
+    try:
+        measured = read_device_rates(record) if record.exists() else None
+    except ValueError as e:
+        raise TableError(f"{record}: no record of a device's rates: {' '.join(str(e).split())}") from None
+    cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
+    found = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
+    if measured:
+        rates = {
+            "memory_bandwidth_bytes_per_s": measured.memory_bytes_per_s,
+            "dense_flop_per_s": measured.matmul_flop_per_s,
+        }
+        found.append(Rates("measured", gpu.model_copy(update=rates), cache_bytes))
+    return found
+
+
+def least_steps(work: pd.DataFrame) -> pd.DataFrame:
+    """The fewest steps that give all output tokens of a repeat, and what keeps them from being fewer.
+
+    A step gives at most one token to each sequence that runs: no more than the settings allow, than there are
+    requests, and than the KV blocks hold. The longest request needs a step for each of its tokens.
+
+    Args:
+        work: sums of `analyse.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`.
+
+    Returns:
+        `sequences_max`: sequences that may run at once; `steps_min`; `output_tokens_per_step_max`: output tokens over
+        `steps_min`; `steps_bound_by`: max_num_seqs, requests, kv_blocks or longest_request.
+    """
+    allowed = work["max_num_seqs_effective"].fillna(work["max_concurrency_allowed"]).astype(float)
+    sequences = np.minimum(allowed, work["requests"])
+    by_sequences = np.ceil(work["output_tokens"] / sequences)
+    by_blocks = np.ceil(work["block_steps"] / work["num_gpu_blocks"].astype(float)).fillna(0.0)
+    longest = work["output_tokens_longest"]
+    steps = np.maximum(np.maximum(by_sequences, longest), by_blocks)
+    bound_by = np.select(
+        [by_sequences == steps, longest == steps],
+        [np.where(allowed < work["requests"], "max_num_seqs", "requests"), "longest_request"],
+        "kv_blocks",
+    )
+    return pd.DataFrame(
+        {
+            "sequences_max": sequences,
+            "steps_min": steps,
+            "output_tokens_per_step_max": work["output_tokens"] / steps,
+            "steps_bound_by": bound_by,
+        },
+        index=work.index,
+    )
+
+
+def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
+    """Operations of the prefills and of the decode steps of a repeat. Cached prefix tokens are not computed."""
+    sizes = (
+        facts.layers * facts.layer_matrix_parameters,
+        facts.vocab * facts.hidden,
+        facts.layers * facts.attention_width,
+    )
+
+    def flops(tokens: str, logit_tokens: str, attended_tokens: str) -> FloatArray:
+        sums = (numbers(work[name]) for name in (tokens, logit_tokens, attended_tokens))
+        return formulas.forward_flops(*sizes, *sums)
+
+    return (
+        flops("computed_prompt_tokens", "requests", "prefill_attended_tokens"),
+        flops("decode_tokens", "decode_tokens", "decode_attended_tokens"),
+    )
+
+
+def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+    """Shortest times (s) of the two phases of a repeat by memory and by arithmetic, and of both together.
+
+    Args:
+        work: sums of `analyse.work`, the columns of `least_steps`, and the ranks `tensor_parallel_size` and
+            `pipeline_parallel_size`.
+        facts: the model that all rows ran.
+        rates: the device, each rank on one of its kind.
+        kv_cache_dtype: type of the KV cache; "auto" is the model's.
+
+    Returns:
+        `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null where
+        a rate is unknown. No time by memory is above 0 where all weights fit in the cache (`weights_fit_cache`).
+    """
+    stages = work["pipeline_parallel_size"]
+    ranks = work["tensor_parallel_size"] * stages
+    # What the cache keeps from one step to the next is not read from memory again.
+    weights_read = (facts.decode_weight_bytes - rates.cache_bytes * ranks).clip(lower=0) * work["steps_min"]
+    own, shared = work["kv_tokens_read"] - work["kv_tokens_shared"], work["kv_tokens_shared"]
+    kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"]) * (weights_read > 0)
+    bytes_per_s = rates.memory_bandwidth_bytes_per_s * ranks
+    # The stages of a pipeline read their weights one after the other for each of its batches.
+    weights_s = weights_read * stages / bytes_per_s
+    # Each request's first token comes from its prefill.
+    prefills = work["requests"] / work["output_tokens"]
+    prefill_flops, decode_flops = phase_flops(work, facts)
+    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * ranks
+    times = pd.DataFrame(
+        {
+            "prefill_memory_s": weights_s * prefills,
+            "prefill_arithmetic_s": prefill_flops / flop_per_s,
+            "decode_memory_s": weights_s * (1 - prefills) + kv_read / bytes_per_s,
+            "decode_arithmetic_s": decode_flops / flop_per_s,
+        }
+    )
+    memory_s, arithmetic_s = by_resource(times)
+    prefill_s = np.fmax(times["prefill_memory_s"], times["prefill_arithmetic_s"])
+    decode_s = np.fmax(times["decode_memory_s"], times["decode_arithmetic_s"])
+    # A sequence alone is either in its prefill or decoding; of several, one may compute while another reads.
+    alone = work["sequences_max"] == 1
+    times["wall_s_min"] = (prefill_s + decode_s).where(alone, np.fmax(memory_s, arithmetic_s))
+    times["weights_fit_cache"] = (facts.decode_weight_bytes <= rates.cache_bytes * ranks).astype("boolean")
+    return times
+
+
+def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Both phases together: the time by memory, and that by arithmetic."""
+    return (
+        times["prefill_memory_s"] + times["decode_memory_s"],
+        times["prefill_arithmetic_s"] + times["decode_arithmetic_s"],
+    )
+
+
+def binding(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
+    """Which resource takes longer; null where neither time is known."""
+    slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, MEMORY)
+    known = memory_s.notna() | arithmetic_s.notna()
+    return pd.Series(slower, index=memory_s.index, dtype="string").where(known)

@@ -1,0 +1,238 @@
+"""What the hardware allows each repeat at most, how near it came, and which numbers cannot be true.
+
+    python -m workflow_scripts.analyse.limits --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
+        --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet
+
+One row a repeat and source of rates: the device's data sheet, and what the device was measured to do. docs/limits.md
+says how the numbers are made.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.ceilings import (
+    Rates,
+    binding,
+    by_resource,
+    least_steps,
+    phase_flops,
+    phase_times,
+    rates_of,
+)
+from workflow_scripts.analyse.cells import MEASURED
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.timeline import REPEAT
+from workflow_scripts.analyse.work import read_work
+from workflow_scripts.catalog import get_gpu, get_model
+from workflow_scripts.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.study import Study
+
+# A measured rate is that of one moment: on a shared host it was seen to differ by a fifth from minute to minute.
+TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
+
+TOKEN_RATES = ("output_tokens_per_s", "total_tokens_per_s")
+_LABELS = {"datasheet": "data sheet", "measured": "device as measured"}
+
+_SETTINGS: dict[str, tuple[str, str | int]] = {
+    "quantization": ("knob_quantization", ""),
+    "kv_cache_dtype": ("knob_kv_cache_dtype", "auto"),
+    "tensor_parallel_size": ("knob_tensor_parallel_size", 1),
+    "pipeline_parallel_size": ("knob_pipeline_parallel_size", 1),
+}
+
+COLUMNS = {
+    "cell_id": TEXT,
+    "repeat": INTEGER,
+    "rates": TEXT,
+    "memory_bandwidth_bytes_per_s": NUMBER,
+    "flop_per_s": NUMBER,
+    "weights_fit_cache": FLAG,
+    "sequences_max": NUMBER,
+    "steps_min": NUMBER,
+    "output_tokens_per_step_max": NUMBER,
+    "steps_bound_by": TEXT,
+    "prefill_memory_s": NUMBER,
+    "prefill_arithmetic_s": NUMBER,
+    "decode_memory_s": NUMBER,
+    "decode_arithmetic_s": NUMBER,
+    "prefill_bound_by": TEXT,
+    "decode_bound_by": TEXT,
+    "bound_by": TEXT,
+    "wall_s_min": NUMBER,
+    **{f"{rate}_ceiling{by}": NUMBER for rate in TOKEN_RATES for by in ("", "_memory", "_arithmetic")},
+    "steps": NUMBER,
+    "read_bytes": NUMBER,
+    "flops": NUMBER,
+    "mbu": NUMBER,
+    "mfu": NUMBER,
+    "engine_mbu": NUMBER,
+    "engine_mfu": NUMBER,
+    "engine_read_bytes_difference": NUMBER,
+    "engine_flops_difference": NUMBER,
+    "factor": NUMBER,
+    "tolerance": NUMBER,
+    "exceeds": FLAG,
+    "ceiling_broken": TEXT,
+    "source": TEXT,
+}
+table_schema("limits", COLUMNS)
+
+
+def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The table for repeats with their sums (see `analyse.work`), and why some of them have no rows.
+
+    Args:
+        work: rows of the cells table joined with the sums over their requests.
+        devices: folder with the records of devices that were measured.
+    """
+    if work.empty:
+        return pd.DataFrame(columns=list(COLUMNS)), []
+    settings = {name: _setting(work, column, default) for name, (column, default) in _SETTINGS.items()}
+    work = work.assign(**settings).join(least_steps(work))
+    parts: list[pd.DataFrame] = []
+    reasons: list[str] = []
+    for key, rows in work.groupby(["gpu", "model", "quantization", "kv_cache_dtype"]):
+        gpu, model, quantization, kv_cache_dtype = map(str, key)
+        try:
+            facts = _facts(model, quantization or None)
+        except ModelFactsError as e:
+            reasons.append(f"no limits of {model}: {e}")
+            continue
+        rates_found = rates_of(get_gpu(gpu), devices)
+        if not rates_found:
+            reasons.append(f"no limits on {gpu}: it has no data sheet, and {devices} has no record of it")
+        parts += [_limits(rows, facts, rates, kv_cache_dtype) for rates in rates_found]
+    table = pd.concat(parts) if parts else pd.DataFrame(columns=list(COLUMNS))
+    return table.sort_values([*REPEAT, "rates"])[list(COLUMNS)], list(dict.fromkeys(reasons))
+
+
+def _setting(work: pd.DataFrame, column: str, default: str | int) -> pd.Series:
+    """A knob's column, with the engine's default where a study does not set it."""
+    values = work[column] if column in work else pd.Series(None, index=work.index, dtype=object)
+    return values.astype(object).where(values.notna(), default).infer_objects()
+
+
+def _facts(model: str, quantization: str | None) -> ModelFacts:
+    entry = get_model(model)
+    return read_model_facts(entry.config, entry.dtype, quantization)
+
+
+def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
+    times = phase_times(work, facts, rates, kv_cache_dtype)
+    memory_s, arithmetic_s = by_resource(times)
+    table = work.join(times).assign(
+        rates=rates.source,
+        memory_bandwidth_bytes_per_s=rates.memory_bandwidth_bytes_per_s,
+        flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
+        prefill_bound_by=binding(times["prefill_memory_s"], times["prefill_arithmetic_s"]),
+        decode_bound_by=binding(times["decode_memory_s"], times["decode_arithmetic_s"]),
+        bound_by=binding(memory_s, arithmetic_s),
+        source="predicted",
+    )
+    tokens = {"output_tokens_per_s": table["output_tokens"]}
+    tokens["total_tokens_per_s"] = table["output_tokens"] + table["prompt_tokens"]
+    for rate, count in tokens.items():
+        for by, time_s in (("", times["wall_s_min"]), ("_memory", memory_s), ("_arithmetic", arithmetic_s)):
+            table[f"{rate}_ceiling{by}"] = count / time_s.where(time_s > 0)
+    return _verdict(_utilization(table, facts, kv_cache_dtype))
+
+
+def _utilization(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> pd.DataFrame:
+    """Add what the repeat had to read and compute, as a share of what the device could in the same time.
+
+    The difference to the engine's estimate of the bytes read is taken with what the engine counts besides.
+    """
+    ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
+    wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
+    bytes_per_s, flop_per_s = (numbers(table[name]) * ranks for name in ("memory_bandwidth_bytes_per_s", "flop_per_s"))
+    # Estimates are per device.
+    engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
+    kv_bytes = numbers(table["kv_tokens_read"]) * facts.bytes_per_token(kv_cache_dtype)
+    read_bytes = steps * facts.decode_weight_bytes + kv_bytes
+    flops = np.add(*phase_flops(table, facts))
+    return table.assign(
+        read_bytes=read_bytes,
+        flops=flops,
+        mbu=formulas.model_bandwidth_utilization(read_bytes, wall_s, bytes_per_s),
+        mfu=formulas.model_flops_utilization(flops, wall_s, flop_per_s),
+        engine_mbu=formulas.model_bandwidth_utilization(engine_read_bytes, wall_s, bytes_per_s),
+        engine_mfu=formulas.model_flops_utilization(engine_flops, wall_s, flop_per_s),
+        engine_read_bytes_difference=engine_read_bytes / (read_bytes + _activation_bytes(table, facts)) - 1,
+        engine_flops_difference=engine_flops / flops - 1,
+    )
+
+
+def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
+    """Bytes that vLLM's estimate counts as read besides weights and earlier tokens' KV (vllm/v1/metrics/perf.py).
+
+    The inputs of each layer's matrix products, queries and activation function, those of the output matrix, and the
+    keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
+    """
+    tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
+    inputs = facts.layers * (2 * facts.hidden + 2 * facts.attention_width + 3 * facts.intermediate)
+    elements = tokens * inputs + numbers(table["output_tokens"]) * facts.hidden
+    own_kv = numbers(table["prompt_tokens"] + table["decode_tokens"]) * facts.bytes_per_token()
+    return elements * DTYPE_BYTES[facts.dtype] + own_kv
+
+
+def _verdict(table: pd.DataFrame) -> pd.DataFrame:
+    """Add by which factor a repeat came near its ceiling or above it, and which one it breaks."""
+    output, total = (table[rate].astype(float) / table[f"{rate}_ceiling"] for rate in TOKEN_RATES)
+    highest = 1 + table["rates"].map(TOLERANCE)
+    exceeds = (output > highest) | (total > highest)
+    which = pd.Series(np.where(output > highest, *TOKEN_RATES), index=table.index, dtype="string")
+    broken = which + ": " + table["bound_by"] + " of the " + table["rates"].map(_LABELS)
+    return table.assign(
+        factor=np.fmax(output, total),
+        tolerance=highest - 1,
+        exceeds=exceeds,
+        ceiling_broken=broken.where(exceeds).astype("string"),
+    )
+
+
+def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
+    """The cells table with every cell `invalid` that has a repeat above a ceiling; `reason` says which ceiling.
+
+    One impossible repeat puts the clock or the count of all repeats of its cell in doubt. Their values stay.
+    """
+    broken = limits[limits["exceeds"].fillna(False)].sort_values("factor")
+    worst = {
+        row.cell_id: f"repeat {row.repeat} is {row.factor:.3g} times its ceiling on {row.ceiling_broken}"
+        for row in broken.itertuples()
+    }
+    reason = cells["cell_id"].map(worst).where(cells["outcome"].eq("ok") & cells["source"].eq(MEASURED))
+    return cells.assign(
+        outcome=cells["outcome"].mask(reason.notna(), "invalid"), reason=cells["reason"].mask(reason.notna(), reason)
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the limits of a study's repeats."""
+    parser = table_parser("limits", "Ceilings of each repeat from memory bandwidth and arithmetic, MBU, MFU, verdict.")
+    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
+    parser.add_argument("--devices", type=Path, required=True, help="folder with NAME.json of measured devices")
+    parser.epilog = f"{parser.epilog} --parsed results/demo/parsed --devices results/demo/prepared/devices"
+
+    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
+        # A table may hold cells of other studies and of published data too; only the study's own have evidence here.
+        own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+        table, reasons = limits_table(read_work(own, args.parsed), args.devices)
+        for reason in reasons:
+            print(reason, file=sys.stderr)
+        yield args.out, "limits", table
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+"""What the requests of each repeat come to: sums that a model's sizes turn into bytes and operations."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.facts import read_parsed
+from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.timeline import REPEAT
+
+REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
+
+
+def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
+    """The repeats among `cells` that ended ok and whose requests are known, with the sums of `request_sums`.
+
+    `steps` is the number of the scheduler's steps, null where the engine does not tell them. `parsed` holds a folder
+    for each GPU.
+    """
+    ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
+    parts = []
+    for gpu, rows in ok.groupby("gpu"):
+        if not (parsed / str(gpu) / "requests.parquet").exists():
+            continue
+        requests = read_parsed(parsed, str(gpu), "requests", REQUEST_COLUMNS)
+        requests = requests[requests["cell_id"].isin(rows["cell_id"])]
+        blocks = rows.drop_duplicates("cell_id").set_index("cell_id")["block_size_effective"]
+        work = request_sums(requests, blocks).join(step_counts(parsed / str(gpu) / "steps.parquet"))
+        parts.append(rows.merge(work, left_on=REPEAT, right_index=True, suffixes=("_of_cell", "")))
+    return pd.concat(parts, ignore_index=True) if parts else ok.head(0)
+
+
+def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
+    """Sums over the requests of each repeat, one row a cell and repeat.
+
+    requests                 how many
+    prompt_tokens, output_tokens, output_tokens_longest
+    decode_tokens            output tokens after each request's first: one decode step of one sequence each
+    computed_prompt_tokens   prompt tokens not found in the prefix cache
+    prefill_attended_tokens, decode_attended_tokens   pairs of a token and one that it looks at
+    kv_tokens_read           cached tokens that decode steps read
+    kv_tokens_shared         those of them that may lie in a prefix that other sequences read in the same step
+    block_steps              blocks held, added up over the steps that give output tokens; 0 without blocks
+
+    Args:
+        requests: the columns `REQUEST_COLUMNS`.
+        block_size: tokens a KV block by cell_id, null where the engine has no blocks.
+    """
+    keys = [requests["cell_id"], requests["repeat"]]
+    cached = requests["cached_prompt_tokens"].fillna(0)
+    # A request whose prompt made the entries that others found holds the same blocks, without a hit of its own.
+    longest_hit = cached.groupby(keys).transform("max")
+    p, o, c, hit = (
+        numbers(column) for column in (requests["prompt_tokens"], requests["output_tokens"], cached, longest_hit)
+    )
+    block = numbers(requests["cell_id"].map(block_size))
+    shared, decode = np.minimum(p, hit), o - 1
+    held = formulas.blocks_summed(p + o - 1, block) - formulas.blocks_summed(p - 1, block) - o * (shared // block)
+    terms = pd.DataFrame(
+        {
+            "requests": np.ones_like(p),
+            "prompt_tokens": p,
+            "output_tokens": o,
+            "decode_tokens": decode,
+            "computed_prompt_tokens": p - c,
+            "prefill_attended_tokens": (p * (p + 1) - c * (c + 1)) / 2,
+            "decode_attended_tokens": decode * (p + (decode + 1) / 2),
+            "kv_tokens_read": formulas.decode_kv_tokens_read(p, o),
+            "kv_tokens_shared": decode * shared,
+            "block_steps": held,
+        },
+        index=requests.index,
+    )
+    sums = terms.groupby(keys).sum()
+    return sums.assign(output_tokens_longest=terms["output_tokens"].groupby(keys).max())
+
+
+def step_counts(steps: Path) -> pd.Series:
+    """Steps of each cell and repeat in a parsed table; read as codes, since it may have millions of rows."""
+    table = pq.read_table(steps, columns=REPEAT, read_dictionary=["cell_id"])
+    counts = table.group_by(REPEAT).aggregate([([], "count_all")]).to_pandas()
+    counts["cell_id"] = counts["cell_id"].astype("string")
+    steps_of: pd.Series = counts.set_index(REPEAT)["count_all"].astype(float).rename("steps")
+    return steps_of
