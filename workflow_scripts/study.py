@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from workflow_scripts.knobs import ENGINES
 from workflow_scripts.workloads import Workload
@@ -27,7 +27,13 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-OneOrMore = Annotated[list[Name], BeforeValidator(_as_list), Field(min_length=1)]
+_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN}
+OneOrMore = Annotated[
+    list[Name],
+    BeforeValidator(_as_list),
+    Field(min_length=1),
+    WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA, "minItems": 1}]}),
+]
 
 
 class _Strict(BaseModel):
@@ -156,7 +162,7 @@ def _allowed_keys(loc: tuple[int | str, ...]) -> str:
     elif loc and loc[0] == "models" and len(loc) == 3:
         owner = ModelOverride
     elif len(loc) != 1:
-        return "; see config/schemas/study.schema.json for the keys allowed here"
+        return "; config/schemas/study.schema.json has the keys allowed here"
     return f"; allowed: {', '.join(owner.model_fields)}"
 
 

@@ -233,7 +233,7 @@ def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_
     assert group_is_gone(group)
     folder = outcome_of(results, ENDLESS).parent
     assert sorted(p.name for p in folder.iterdir()) == ["measure.log"]
-    planned = snakemake(study, results, "-n", *targets).stderr
+    planned = snakemake(study, results, "-n", *targets).stdout
     assert f"output: {outcome_of(results, ENDLESS)}" in planned
     assert f"output: {outcome_of(results, other)}" not in planned
     assert outcome_of(results, other).stat().st_mtime_ns == before
