@@ -10,6 +10,7 @@ Management for LLM Serving with PagedAttention, 2023; [Williams] Williams et al.
 
 import math
 from collections.abc import Sequence
+from statistics import linear_regression
 from typing import TypeVar
 
 import numpy as np
@@ -79,6 +80,20 @@ def max_concurrency(num_blocks: int, block_size: int, max_model_len: int) -> flo
     (5.73, 5.0)
     """
     return num_blocks / math.ceil(max_model_len / block_size)
+
+
+def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block: float) -> tuple[float, float]:
+    """Bytes of a device's memory, and of all in its budget that is no KV cache, from pairs of utilization and blocks.
+
+    By `kv_cache_bytes` the blocks are a straight line of the utilization: its slope is the memory and its intercept
+    the overhead, both counted in blocks. Needs two utilizations that differ. Blocks of 2 bytes on 100 bytes of memory
+    of which 10 are taken:
+
+    >>> memory_and_overhead([(0.5, 20), (0.75, 32.5)], 2)
+    (100.0, 10.0)
+    """
+    line = linear_regression(*zip(*observed, strict=True))
+    return line.slope * bytes_per_block, -line.intercept * bytes_per_block
 
 
 # --- KV cache: how much is wasted --------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import linear_regression
 from typing import Any
 
 from workflow_scripts import formulas
@@ -101,8 +100,7 @@ def _requests(block_size: int, max_model_len: int, terms: Mapping[str, Term]) ->
 def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Any]:
     """What blocks that were seen at several utilizations say of the device's memory and of the overhead.
 
-    Blocks are a straight line of the utilization: its slope is the device's memory and its intercept all that is not
-    KV cache, both counted in blocks. So a prediction that misses can be told from a device that was another one.
+    A prediction that misses can be told from a device that was another one: see `formulas.memory_and_overhead`.
 
     Args:
         terms: the prediction for this model and GPU.
@@ -115,9 +113,8 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
         raise CapacityError("--observed is needed for two utilizations or more, to tell memory from overhead")
     if "device_memory" not in terms:
         raise CapacityError("--observed cannot be explained with a given size of the KV cache")
-    line = linear_regression(*zip(*observed, strict=True))
     per_block, device = terms["bytes_per_block"].value, terms["device_memory"].value
-    memory, overhead = line.slope * per_block, -line.intercept * per_block
+    memory, overhead = formulas.memory_and_overhead(observed, per_block)
     expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
     return {
         "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
