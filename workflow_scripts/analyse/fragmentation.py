@@ -1,0 +1,247 @@
+"""How much of the memory set aside for KV holds no token: as the engine laid it out, and in other layouts.
+
+    python -m workflow_scripts.analyse.fragmentation --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --parsed results/demo/parsed --out results/demo/tables/waste.parquet
+
+One row a repeat and layout. docs/fragmentation.md says how the numbers are made.
+"""
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.cells import MEASURED
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.facts import read_parsed
+from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.timeline import REPEAT
+from workflow_scripts.study import Study
+from workflow_scripts.workloads import SharedPrefixWorkload
+
+PREDICTED = "predicted"
+WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+
+COLUMNS = {
+    "cell_id": TEXT,
+    "repeat": INTEGER,
+    "layout": TEXT,
+    "block_size": INTEGER,
+    "sequences_live_mean": NUMBER,
+    "tokens_held_mean": NUMBER,
+    "slots_held_mean": NUMBER,
+    "waste_pct": NUMBER,
+    "wasted_slots_per_sequence": NUMBER,
+    "expected_wasted_slots_per_sequence": NUMBER,
+    "engine_slots_held_mean": NUMBER,
+    "computed_from": TEXT,
+    "source": TEXT,
+}
+table_schema("waste", COLUMNS)
+
+TIMES = ("scheduled_s", "first_token_s", "last_token_s")
+OF_REQUEST = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
+
+
+def waste_table(cells: pd.DataFrame, parsed: Path, prefix_tokens: Mapping[str, int]) -> pd.DataFrame:
+    """The table for the cells that ended ok.
+
+    Args:
+        cells: rows of the cells table.
+        parsed: folder with a folder of parsed tables for each GPU.
+        prefix_tokens: length of the prompts' shared beginning, by workload; those without one are absent.
+    """
+    ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
+    parts = [caches_as_measured(ok)]
+    for gpu, rows in ok.groupby("gpu"):
+        if (parsed / str(gpu) / "requests.parquet").exists():
+            requests = read_parsed(parsed, str(gpu), "requests", OF_REQUEST)
+            parts += layouts(timeline(rows, requests, prefix_tokens))
+    table = pd.concat([part for part in parts if len(part)] or parts)
+    return table.reindex(columns=list(COLUMNS)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
+
+
+# --- the life of every request -----------------------------------------------------------------------------------
+
+
+def timeline(cells: pd.DataFrame, requests: pd.DataFrame, prefix_tokens: Mapping[str, int]) -> pd.DataFrame:
+    """One row a request, in the order of the workload; repeats in which a time is missing are left out.
+
+    Returns:
+        The columns of `cells` that layouts need, and
+        `row`: number of the request's repeat;
+        `prompt_tokens`, `output_tokens`, `scheduled_s`, `last_token_s`;
+        `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
+        `shared_tokens`: those at the beginning of its prompt that lie in blocks of other requests too.
+    """
+    of_repeat = cells.assign(
+        batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
+        engine_slots_held_mean=cells["kv_cache_usage_mean"] * cells["kv_cache_tokens"],
+    )[[*REPEAT, "workload", "block_size_effective", "max_model_len_effective", "batch_size", "engine_slots_held_mean"]]
+    t = requests.merge(of_repeat, on=REPEAT)
+    t["row"] = t.groupby(REPEAT, sort=False).ngroup()
+    t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
+    return t.assign(
+        prefill_s=t["first_token_s"] - t["scheduled_s"],
+        decode_s=t["last_token_s"] - t["first_token_s"],
+        live_s=t["last_token_s"] - t["scheduled_s"],
+        shared_tokens=_shared_tokens(t, prefix_tokens),
+    )
+
+
+def _shared_tokens(t: pd.DataFrame, prefix_tokens: Mapping[str, int]) -> pd.Series:
+    """Tokens that each request shares: what it found in the prefix cache, or all of its workload's prefix.
+
+    Whose entries were found is not recorded. It is taken to be the first request that found none itself and is long
+    enough; it shares as much as the others.
+    """
+    hits = t["cached_prompt_tokens"].fillna(0)
+    shared = t["workload"].map(prefix_tokens).fillna(hits).where(hits > 0, 0)
+    longest = shared.groupby(t["row"]).transform("max")
+    may_own = t[(longest > 0) & (shared == 0) & (t["prompt_tokens"] >= longest)]
+    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates("row").index
+    return shared.mask(shared.index.isin(owners), longest)
+
+
+# --- layouts: tokens held and slots set aside, integrated over time, by repeat --------------------------------------
+
+
+def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
+    """Blocks of `block_size` tokens, taken as a sequence grows; whole blocks of a shared prefix are held once."""
+    shared = numbers(t["shared_tokens"]) // block_size * block_size
+    held_once = shared * numbers(t["live_s"])
+    slot_s = formulas.block_seconds(*_lengths(t), block_size) * block_size
+    prefix_s = pd.Series(shared, index=t.index).groupby(t["row"]).max() * _sharing_s(t)
+    own = _by_repeat(t, formulas.token_seconds(*_lengths(t)) - held_once, slot_s - held_once)
+    return own.add(prefix_s.fillna(0.0), axis="index")
+
+
+def _sharing_s(t: pd.DataFrame) -> pd.Series:
+    """Time in which at least one of the requests that share a prefix is live; null where none shares."""
+    sharing = t[t["shared_tokens"] > 0].sort_values(["row", "scheduled_s"], kind="stable")
+    row = sharing["row"]
+    earlier_s = sharing["last_token_s"].groupby(row).cummax().groupby(row).shift().fillna(-np.inf)
+    alone_s = (sharing["last_token_s"] - np.maximum(sharing["scheduled_s"], earlier_s)).clip(lower=0)
+    shared_s: pd.Series = alone_s.groupby(row).sum().reindex(t["row"].unique())
+    return shared_s
+
+
+def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
+    """So many slots for each request, set aside for all of its life; nothing is shared."""
+    return _by_repeat(t, formulas.token_seconds(*_lengths(t)), slots * numbers(t["live_s"]))
+
+
+def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
+    """Batches in the order of the workload, padded to their longest prompt and run to their longest output.
+
+    How long such a step would take is not known; so time counts in steps, the prefill being one.
+    """
+    batches = t.assign(batch=t.groupby("row").cumcount() // t["batch_size"], rows=1).groupby(["row", "batch"])
+    longest = batches[["prompt_tokens", "output_tokens"]].max()
+    slots = numbers(batches["rows"].sum()) * _held_over_steps(longest)
+    held = _by_repeat(t, _held_over_steps(t), np.zeros(len(t)))
+    return held.assign(
+        slot_s=pd.Series(slots, index=longest.index).groupby("row").sum(),
+        live_s=t["output_tokens"].groupby(t["row"]).sum(),
+        span_s=longest["output_tokens"].groupby("row").sum(),
+    )
+
+
+def _held_over_steps(t: pd.DataFrame) -> FloatArray:
+    prompt, output = numbers(t["prompt_tokens"]), numbers(t["output_tokens"])
+    return formulas.token_seconds(prompt, output, np.ones_like(prompt), output - 1)
+
+
+def _lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    return (
+        numbers(t["prompt_tokens"]),
+        numbers(t["output_tokens"]),
+        numbers(t["prefill_s"]),
+        numbers(t["decode_s"]),
+    )
+
+
+def _by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:
+    return pd.DataFrame({"token_s": token_s, "slot_s": slot_s}).groupby(numbers(t["row"])).sum(min_count=1)
+
+
+# --- rows of the table -------------------------------------------------------------------------------------------
+
+
+def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Rows of the table: what requests' lives (see `timeline`) come to in each layout."""
+    by_row = t.groupby("row")
+    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
+    rows["live_s"] = by_row["live_s"].sum()
+    rows["span_s"] = by_row["last_token_s"].max() - by_row["scheduled_s"].min()
+    block_size = t["block_size_effective"]
+    yield _means("paged", rows, paged(t, numbers(block_size)), rows["block_size_effective"], source=MEASURED)
+    rows = rows.drop(columns="engine_slots_held_mean")
+    for size in WHATIF_BLOCK_SIZES:
+        whatif = paged(t, np.full(len(t), float(size)))
+        yield _means("block_size_whatif", rows, whatif, pd.Series(size, index=rows.index))
+    yield _means("contiguous_max_model_len", rows, contiguous(t, numbers(t["max_model_len_effective"])))
+    own_length = numbers(t["prompt_tokens"] + t["output_tokens"])
+    yield _means("contiguous_request_length", rows, contiguous(t, own_length))
+    yield _means("padded_batch", rows.drop(columns=["live_s", "span_s"]), padded_batches(t), computed_from="lengths")
+
+
+def _means(
+    layout: str,
+    rows: pd.DataFrame,
+    held: pd.DataFrame,
+    block_size: pd.Series | None = None,
+    computed_from: str = "timeline",
+    source: str = PREDICTED,
+) -> pd.DataFrame:
+    t = rows.join(held)
+    table = t.assign(
+        layout=layout,
+        sequences_live_mean=t["live_s"] / t["span_s"],
+        tokens_held_mean=t["token_s"] / t["span_s"],
+        slots_held_mean=t["slot_s"] / t["span_s"],
+        waste_pct=100 * formulas.internal_fragmentation(numbers(t["token_s"]), numbers(t["slot_s"]), 1),
+        wasted_slots_per_sequence=(t["slot_s"] - t["token_s"]) / t["live_s"],
+        computed_from=computed_from,
+        source=source,
+    )
+    if block_size is not None:
+        table["block_size"] = block_size.astype(float)
+        table["expected_wasted_slots_per_sequence"] = block_size.map(formulas.expected_slots_wasted_per_sequence)
+    return table.dropna(subset="waste_pct")
+
+
+def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the caches whose size the engine told at every step: HuggingFace's, which are padded like their batch."""
+    told = cells[cells["kv_slots_reserved_mean"].notna()]
+    tokens, slots = told["kv_tokens_live_mean"], told["kv_slots_reserved_mean"]
+    return told[REPEAT].assign(
+        layout="hf_" + told["knob_cache_implementation"].fillna("dynamic") + "_cache" if len(told) else "",
+        tokens_held_mean=tokens,
+        slots_held_mean=slots,
+        waste_pct=100 * formulas.internal_fragmentation(numbers(tokens), numbers(slots), 1),
+        computed_from="steps",
+        source=MEASURED,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write how much KV memory each repeat wasted."""
+    parser = table_parser("fragmentation", "Share of KV memory that held no token, as it was and in other layouts.")
+    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
+
+    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
+        own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+        prefix_tokens = {n: w.prefix_tokens for n, w in study.workloads.items() if isinstance(w, SharedPrefixWorkload)}
+        yield args.out, "waste", waste_table(own, args.parsed, prefix_tokens)
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
