@@ -2,7 +2,9 @@ import math
 
 import numpy as np
 import pandas as pd
-from hypothesis import given
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
@@ -46,6 +48,7 @@ def test_a_request_of_one_token_decodes_nothing():
     assert found["computed_prompt_tokens"] == 7
 
 
+@settings(deadline=None)
 @given(lengths, st.sampled_from([1, 4, 16]))
 def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
     rows = [(p, o, None if c is None else min(c, p - 1)) for p, o, c in rows]
@@ -91,6 +94,12 @@ def test_steps_are_counted_by_repeat(tmp_path):
     counts = step_counts(tmp_path / "steps.parquet")
     assert counts.name == "steps"
     assert counts.to_dict() == {("a", 0): 3.0, ("a", 1): 2.0, ("b", 0): 1.0}
+
+
+def test_steps_of_a_table_that_is_read_in_parts(tmp_path):
+    table = pa.Table.from_pandas(pd.concat([steps("a", 3), steps("b", 2), steps("a", 1)]), preserve_index=False)
+    pq.write_table(table, tmp_path / "steps.parquet", row_group_size=2)
+    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 0): 4.0, ("b", 0): 2.0}
 
 
 def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
