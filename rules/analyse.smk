@@ -1,26 +1,201 @@
 """Analyse: facts become tidy tables and verdicts."""
 
-# Tables of the report; each is written as Parquet and as CSV.
-TABLES = ["cells"]
 
-
-rule cells_table:
-    """One row a cell and repeat, with everything measured of it."""
+rule measured_cells:
+    """One row a cell and repeat, with everything measured of it; nothing is held against its ceilings yet."""
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("analyse"),
     output:
-        table=PATHS.tables / "cells.parquet",
-        csv=PATHS.tables / "cells.csv",
+        table=PATHS.tables / "measured/cells.parquet",
+        csv=PATHS.tables / "measured/cells.csv",
     log:
-        PATHS.root / "logs/cells_table.log",
-    params:
-        parsed=PATHS.root / "parsed",
+        PATHS.root / "logs/measured_cells.log",
     conda:
         "../envs/cpu.conda.yaml"
+    params:
+        parsed=PATHS.root / "parsed",
     shell:
         "python -m workflow_scripts.analyse.cells"
         " --study $STUDY"
         " --parsed {params.parsed}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
+rule limits:
+    """Ceilings, MBU and MFU of every repeat; a cell above a ceiling becomes `invalid` in the cells table."""
+    input:
+        cells=PATHS.tables / "measured/cells.parquet",
+        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
+        devices=lambda wildcards: device_records(),
+        code=sources("analyse"),
+    output:
+        **written("limits"),
+        **written("cells", of="cells_"),
+    log:
+        PATHS.root / "logs/limits.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        parsed=PATHS.root / "parsed",
+        devices=PATHS.device("any").parent,
+    shell:
+        "python -m workflow_scripts.analyse.limits"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --parsed {params.parsed}"
+        " --devices {params.devices}"
+        " --out {output.table}"
+        " --checked-out {output.cells_table}"
+        " > {log} 2>&1"
+
+
+rule waste:
+    """KV memory that holds no token: paged, contiguous, padded, and as HuggingFace reserves it."""
+    input:
+        cells=table("cells"),
+        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
+        code=sources("analyse"),
+    output:
+        **written("waste"),
+    log:
+        PATHS.root / "logs/waste.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        parsed=PATHS.root / "parsed",
+    shell:
+        "python -m workflow_scripts.analyse.fragmentation"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --parsed {params.parsed}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
+rule ratios:
+    """The speed-up of each device over each other, beside what the devices can do."""
+    input:
+        cells=table("cells"),
+        devices=lambda wildcards: device_records(),
+        code=sources("analyse"),
+    output:
+        **written("ratios"),
+    log:
+        PATHS.root / "logs/ratios.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        devices=PATHS.device("any").parent,
+    shell:
+        "python -m workflow_scripts.analyse.ratios"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --devices {params.devices}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
+rule effects:
+    """What each knob does to throughput, and whether it took effect."""
+    input:
+        cells=table("cells"),
+        code=sources("analyse"),
+    output:
+        **written("effects"),
+    log:
+        PATHS.root / "logs/effects.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.analyse.effects"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
+rule engines:
+    """vLLM against HuggingFace at equal work, and how much of the gain is batching."""
+    input:
+        cells=table("cells"),
+        code=sources("analyse"),
+    output:
+        **written("engines"),
+        **written("engine_decomposition", of="decomposition_"),
+    log:
+        PATHS.root / "logs/engines.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.analyse.engines"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --out {output.table}"
+        " --decomposition-out {output.decomposition_table}"
+        " > {log} 2>&1"
+
+
+rule recommendations:
+    """Which vLLM configuration to serve with."""
+    input:
+        cells=table("cells"),
+        code=sources("analyse"),
+    output:
+        **written("recommendations"),
+    log:
+        PATHS.root / "logs/recommendations.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.analyse.recommend"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --results $RESULTS"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
+rule capacity:
+    """KV capacity, predicted beside measured."""
+    input:
+        cells=table("cells"),
+        predictions=PATHS.capacity,
+        code=sources("analyse"),
+    output:
+        **written("capacity"),
+    log:
+        PATHS.root / "logs/capacity.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.analyse.capacity"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --predictions {input.predictions}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
+rule claims:
+    """What others published, held against limits, arithmetic and this study."""
+    input:
+        tables=[table(name) for name in TABLES if name != "claims"],
+        published=sorted(map(str, Path("config/published").glob("*.*"))),
+        code=sources("analyse"),
+    output:
+        **written("claims"),
+    log:
+        PATHS.root / "logs/claims.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        tables=PATHS.tables,
+    shell:
+        "python -m workflow_scripts.analyse.claims"
+        " --study $STUDY"
+        " --tables {params.tables}"
+        " --published config/published"
         " --out {output.table}"
         " > {log} 2>&1"

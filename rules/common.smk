@@ -18,8 +18,20 @@ from workflow_scripts.grid import expand as expand_study
 from workflow_scripts.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study import StudyError, load_study, study_file
 
-
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
+# Tables of the report; each is written as Parquet and as CSV.
+TABLES = [
+    "cells",
+    "limits",
+    "waste",
+    "ratios",
+    "effects",
+    "engines",
+    "engine_decomposition",
+    "recommendations",
+    "capacity",
+    "claims",
+]
 PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
@@ -94,3 +106,22 @@ def is_current(cell):
     """Whether the cell's outcome is there and is that of its present definition."""
     outcome = PATHS.outcome(cell)
     return outcome.exists() and read_json(outcome).get("definition_sha256") == definition_sha256(definition(cell))
+
+
+def device_records():
+    """Records of the devices' rates; none is asked for where all cells of a device were measured on another host."""
+    wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not all_measured(gpu)]
+    return [PATHS.device(gpu) for gpu in wanted]
+
+
+def all_measured(gpu):
+    return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu)
+
+
+def table(name):
+    return PATHS.tables / f"{name}.parquet"
+
+
+def written(name, of=""):
+    """Both files of a table, by the names `table` and `csv`; with another name in front where a rule writes two."""
+    return {f"{of}table": table(name), f"{of}csv": table(name).with_suffix(".csv")}

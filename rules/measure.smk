@@ -14,15 +14,15 @@ rule measure:
         PATHS.outcome(CELL_PATTERN),
     log:
         PATHS.cell(CELL_PATTERN) / "measure.log",
-    params:
-        definition=lambda wildcards: definition_sha256(definition(cell_id(wildcards))),
-        cell=lambda wildcards: cell_id(wildcards),
+    conda:
+        ENGINE_ENVIRONMENT
     # All cores of a local run: nothing else may load the machine while a cell is timed.
     threads: workflow.cores or 1
     resources:
         host_device=1,
-    conda:
-        ENGINE_ENVIRONMENT
+    params:
+        definition=lambda wildcards: definition_sha256(definition(cell_id(wildcards))),
+        cell=lambda wildcards: cell_id(wildcards),
     shell:
         "python -m workflow_scripts.measure.cell"
         " --study $STUDY"

@@ -10,12 +10,12 @@ rule parse:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
     log:
         PATHS.root / "logs/parse/{gpu}.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    threads: workflow.cores or 1
     params:
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),
-    threads: workflow.cores or 1
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         "python -m workflow_scripts.parse.cells"
         " --cells {params.cells}"

@@ -11,11 +11,11 @@ rule prepare_model:
         manifest=PATHS.model("{model}", "{key}") / "model_manifest.json",
     log:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
+    conda:
+        "../envs/cpu.conda.yaml"
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model]["load_format"] == "hub" else "",
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         "python -m workflow_scripts.prepare.model"
         " --study $STUDY"
@@ -35,10 +35,10 @@ rule prepare_workload:
         manifest=PATHS.workload("{model}", "{workload}", "{prompts}-{key}").with_name("workload.json"),
     log:
         PATHS.root / "logs/prepare_workload/{model}/{workload}/{prompts}-{key}.log",
-    params:
-        model_dir=lambda wildcards, input: Path(input.model).parent,
     conda:
         "../envs/cpu.conda.yaml"
+    params:
+        model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
         "python -m workflow_scripts.prepare.workload"
         " --study $STUDY"
@@ -54,3 +54,32 @@ rule prepare:
     """Everything that cells need before a device is held."""
     input:
         sorted({prepared_workload(cell) for cell in CELLS}),
+
+
+rule prepare_device:
+    """The rates at which a device copies, reads and multiplies: what its cells are held against."""
+    output:
+        PATHS.device("{gpu}"),
+    log:
+        PATHS.root / "logs/prepare_device/{gpu}.log",
+    conda:
+        ENGINE_ENVIRONMENT
+    threads: workflow.cores or 1
+    resources:
+        host_device=1,
+    shell:
+        "python -m workflow_scripts.prepare.device" " --gpu {wildcards.gpu}" " --out {output}" " > {log} 2>&1"
+
+
+rule predict_capacity:
+    """KV blocks, tokens and concurrency of every cell, as they should come out."""
+    output:
+        PATHS.capacity,
+    log:
+        PATHS.root / "logs/predict_capacity.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        definitions=definition_sha256({cell: definition(cell) for cell in CELLS}),
+    shell:
+        "python -m workflow_scripts.prepare.predictions" " --study $STUDY" " --out {output}" " > {log} 2>&1"

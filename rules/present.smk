@@ -4,18 +4,18 @@
 rule figures:
     """Every figure of the report, as SVG for the page and PNG for papers."""
     input:
-        tables=[PATHS.tables / f"{name}.parquet" for name in TABLES],
+        tables=[table(name) for name in TABLES],
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("present"),
     output:
         directory(PATHS.figures),
     log:
         PATHS.root / "logs/figures.log",
+    conda:
+        "../envs/cpu.conda.yaml"
     params:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         "python -m workflow_scripts.present.figures"
         " --study $STUDY"
@@ -28,18 +28,18 @@ rule figures:
 rule report:
     """The report of the study: one page that opens offline."""
     input:
-        tables=[PATHS.tables / f"{name}.parquet" for name in TABLES],
+        tables=[table(name) for name in TABLES],
         figures=PATHS.figures,
         code=sources("present"),
     output:
         PATHS.report,
     log:
         PATHS.root / "logs/report.log",
+    conda:
+        "../envs/cpu.conda.yaml"
     params:
         tables=PATHS.tables,
         cells=PATHS.root / "cells",
-    conda:
-        "../envs/cpu.conda.yaml"
     shell:
         "python -m workflow_scripts.present.page"
         " --study $STUDY"

@@ -39,9 +39,18 @@ class StudyPaths:
         """
         return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
 
+    def device(self, gpu: str) -> Path:
+        """Record of the rates at which a device copies, reads and multiplies."""
+        return self.root / "prepared" / "devices" / f"{gpu}.json"
+
     def parsed(self, gpu: str) -> Path:
         """Folder with the tables of facts of one GPU's cells."""
         return self.root / "parsed" / gpu
+
+    @property
+    def capacity(self) -> Path:
+        """Predicted KV capacity, a record a cell."""
+        return self.root / "prepared" / "capacity.jsonl"
 
     @property
     def tables(self) -> Path:

@@ -2,7 +2,8 @@
 
     python -m workflow_scripts.analyse.limits --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
-        --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet
+        --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet \\
+        --checked-out results/demo/tables/cells.parquet
 
 One row a repeat and source of rates: the device's data sheet, and what the device was measured to do. docs/limits.md
 says how the numbers are made.
@@ -205,6 +206,8 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
 
     One impossible repeat puts the clock or the count of all repeats of its cell in doubt. Their values stay.
     """
+    if limits.empty:  # no device has known rates
+        return cells
     broken = limits[limits["exceeds"].fillna(False)].sort_values("factor")
     worst = {
         row.cell_id: f"repeat {row.repeat} is {row.factor:.3g} times its ceiling on {row.ceiling_broken}"
@@ -221,7 +224,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = table_parser("limits", "Ceilings of each repeat from memory bandwidth and arithmetic, MBU, MFU, verdict.")
     parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
     parser.add_argument("--devices", type=Path, required=True, help="folder with NAME.json of measured devices")
-    parser.epilog = f"{parser.epilog} --parsed results/demo/parsed --devices results/demo/prepared/devices"
+    parser.add_argument("--checked-out", type=Path, required=True, help="the cells, those above a ceiling `invalid`")
+    parser.epilog = (
+        f"{parser.epilog} --parsed results/demo/parsed --devices results/demo/prepared/devices"
+        " --checked-out results/demo/tables/cells.parquet"
+    )
 
     def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
         # A table may hold cells of other studies and of published data too; only the study's own have evidence here.
@@ -230,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for reason in reasons:
             print(reason, file=sys.stderr)
         yield args.out, "limits", table
+        yield args.checked_out, "cells", mark_invalid(cells, table)
 
     return run(parser, argv, make)
 

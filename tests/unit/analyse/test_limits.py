@@ -363,7 +363,8 @@ def run(parsed, study, out):
     cells = out.parent / "cells.parquet"
     write_table(parsed.table(), cells)
     folders = ["--parsed", str(parsed.folder), "--devices", str(parsed.devices)]
-    return main(["--study", str(study), "--cells", str(cells), *folders, "--out", str(out)])
+    outs = ["--out", str(out), "--checked-out", str(out.parent / "checked" / "cells.parquet")]
+    return main(["--study", str(study), "--cells", str(cells), *folders, *outs])
 
 
 def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, study, tmp_path, capsys):
@@ -387,6 +388,8 @@ def test_the_command_says_what_has_no_limits(parsed, study, tmp_path, capsys):
     assert run(parsed, study, out) == 0
     assert "no limits on cpu-all" in capsys.readouterr().err
     assert read_table(out).empty
+    checked = read_table(out.parent / "checked" / "cells.parquet")
+    assert checked["outcome"].tolist() == parsed.table()["outcome"].tolist()
 
 
 def test_bad_input_is_one_message(parsed, study, tmp_path, capsys):
