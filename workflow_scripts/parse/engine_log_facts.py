@@ -69,10 +69,11 @@ class Row:
     per_rank: bool
 
 
+# A number begins where no digit stands before it, so that a long run of digits is looked at once.
 _GROUPS = {
-    "count": r"(?P<{0}>-?\d+(?:,\d{{3}})*)",
-    "number": r"(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)",
-    "size": r"(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
+    "count": r"(?<![\d.,])(?P<{0}>-?\d+(?:,\d{{3}})*)",
+    "number": r"(?<![\d.,])(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)",
+    "size": r"(?<![\d.,])(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
 }
 
 
@@ -110,14 +111,14 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}"),
     _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),  # V0 on a CPU before 0.7
     _rank_row(_smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"),  # V1, INFO until 0.12, then DEBUG
-    _rank_row(_smallest, r"cache_config_info\{.*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
-    _rank_row(_smallest, r"cache_config_info\{.*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
+    _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
+    _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
     # --- block size --------------------------------------------------------------------------------------------------
     # What the engine set stands before what was asked for.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # 0.7 on
-    _row(_first, r"cache_config_info\{.*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
-    _row(_first, r"(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b.*?" + _BLOCK_SIZE),
+    _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
+    _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b).*?" + _BLOCK_SIZE),
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1, 0.8 on
@@ -162,7 +163,7 @@ ROWS: tuple[Row, ...] = (
     # --- while serving -----------------------------------------------------------------------------------------------
     # The other rates in these lines are `External prefix cache hit rate` and `MM cache hit rate`.
     _row(_last, r"Prefix cache hit rate: (?:GPU: )?{prefix_cache_hit_rate_pct:number}%"),
-    _row(_last, r"num_preemptions(?:_total)?\{.*?\} {preemptions:count}"),  # /metrics
+    _row(_last, r"num_preemptions(?:_total)?\{[^{}]*\} {preemptions:count}"),  # /metrics
     _row(_largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"),  # V0: counts since the start
     _row(_total, r"(?<!_)Preemptions: {preemptions:count}"),  # V1, 0.15 on: counts since the line before
     # --- benchmarks --------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ ROWS: tuple[Row, ...] = (
     # `vllm bench throughput`; until 0.6.4 the one rate printed was that of prompt and output tokens together.
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
     _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total )?tokens/s"),
-    _row(_last, r"Throughput: [\d.]+ requests/s, .*?tokens/s, {output_tokens_per_s:number} output tokens/s"),
+    _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output tokens/s"),
     # The result files of both, also printed into logs.
     _row(_last, r"\"(?:request_throughput|requests_per_second)\": {requests_per_s:number}"),
     _row(_last, r"\"(?:total_token_throughput|tokens_per_second)\": {total_tokens_per_s:number}"),
@@ -192,8 +193,12 @@ ROWS: tuple[Row, ...] = (
 
 # A line without any of these words holds no fact. It saves trying every row on every line of a long log.
 _WORTH_A_LOOK = re.compile(
-    r"blocks|block[-_ ]size|acheConfig|KV|concurrency|GiB|GB|MiB|MB|[Bb]ytes|ersion|engine|ackend|hit|reempt|hroughput"
-    r"|TTFT|TPOT|ITL|_ms|per_second"
+    (
+        r"blocks: |blocks is: |_blocks|block[-_ ]size|kv_cache_size|KV [Cc]ache (?:size|memory|is|as|on|layout)"
+        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory)|for weights?|activation"
+        r"|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend|hit rate|reempt|hroughput|TTFT|TPOT|ITL"
+        r"|per_second|_ms\"|LLM engine|ersion"
+    ).replace(" ", r"\s*")
 )
 
 _GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}

@@ -36,6 +36,11 @@ _LIVES = re.compile(
 )
 _RESULT = re.compile(r"Successful requests: +[1-9]|Throughput: [\d.]+ requests/s|\"(?:completed|num_requests)\": [1-9]")
 
+# Somebody stopped a server: what it prints from then on, of dying workers for example, is no failure of the engine.
+_STOPS = re.compile(
+    r"^Shutting down(?: FastAPI HTTP server\.?)?$|Received (?:SIGINT|SIGTERM|KeyboardInterrupt)|^KeyboardInterrupt$"
+)
+
 # --- signs of failure ---
 
 # Causes that have a status of their own, in the words of vLLM, torch and the operating system.
@@ -55,8 +60,8 @@ _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
             r"|\w*error: out of memory|[cC]uda failure.{0,10}out of memory"
             r"|(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)"
             r"|OUT_OF_(?:DEVICE|HOST)_MEMORY|RESOURCE_EXHAUSTED|DefaultCPUAllocator: .*memory|std::bad_alloc"
-            r"|Cannot allocate memory|^MemoryError|less than desired (?:GPU|CPU) memory utilization"
-            r"|less than the engine's budget",
+            r"|Cannot allocate memory|(?:^|[._])(?:_Array)?MemoryError\b"
+            r"|less than (?:desired (?:GPU|CPU) memory utilization|the engine's budget)",
         ),
     ),
     (
@@ -72,7 +77,7 @@ _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
 )
 # The host stopped a process. That is memory as a rule, but a scheduler's time limit looks the same.
 _KILLED = re.compile(
-    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill|OOMKilled"
+    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
     r"|Out of memory: Kill|exit(?: ?code|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
     r"|killed due to memory pressure"
 )
@@ -80,8 +85,9 @@ _TIME_LIMIT = re.compile(r"DUE TO TIME LIMIT|CANCELLED AT")
 # Failures that leave no exception, each with words that stand for themselves.
 _OTHER_FAILURE = re.compile(
     r"^(?!srun|slurmstepd)[\w.-]+(?: [\w-]+)*: error: .+|Segmentation fault|Segfault encountered|Fatal Python error"
-    r"|\(core dumped\)|Bus error|Memory access fault by GPU|error while attempting to bind"
-    r"|(?:Successful requests: +|\"completed\": )0\b|No module named '?vllm|vllm: (?:command )?not found"
+    r"|\(core dumped\)|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
+    r"|error while attempting to bind|(?:Successful requests: +|\"completed\": )0\b"
+    r"|No module named '?vllm|vllm: (?:command )?not found"
 )
 # The engine is gone, but this line does not know why.
 _GENERIC = re.compile(
@@ -142,6 +148,8 @@ def judge(lines: Sequence[Line]) -> Verdict:
             result, pending = line, []
         elif _says(_LIVES, lines, index) and not gone:
             alive, pending = line, []
+        elif alive and not pending and _STOPS.search(line.body.strip()):
+            result = line
         elif _says(_STARTS, lines, index):
             result, alive, gone = None, None, False
     if result or (alive and all(failure.harmless for failure in pending)):
@@ -159,15 +167,19 @@ def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
 
 
 def _cause(failures: Sequence[_Failure]) -> _Failure:
-    """The first failure whose words name a known cause, else the end of the first chain of exceptions, else any."""
+    """The first failure whose words name a known cause, else the end of the first chain of exceptions, else any.
+
+    An exception that ended its process goes before one that a logger printed: that one may have been lived with.
+    """
     specific = [failure for failure in failures if not failure.generic]
     certain = [failure for failure in specific if failure.certain] or [f for f in failures if f.certain]
     if certain:
         return certain[0]
     if not specific:
         return failures[0]
-    cause = specific[0]
-    for failure in specific[1:]:
+    uncaught = [failure for failure in specific if not failure.harmless] or specific
+    cause = uncaught[0]
+    for failure in uncaught[1:]:
         if not failure.chained:
             break
         cause = failure

@@ -17,7 +17,7 @@ from functools import cached_property
 _ANSI = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\x00"
 )
-_PROGRESS_BAR = re.compile(r"\d+%\|.*?\d+/\d+ \[[^\]]*\]")
+_PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
 
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 # vLLM's own lines: `INFO 09-10 23:26:51 [core.py:74] text`, before 0.8 `INFO 10-23 03:37:24 config.py:887] text`.
@@ -40,7 +40,7 @@ _PREFIX = re.compile(
 )
 _RECORD_START = (
     rf"\s*$|{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[[WEIF]\d{{3,4}} "
-    r"|Traceback |={5}|-{5}|.{0,150}?\d+%\|"
+    r"|Traceback |={5}|-{5}|.{0,150}?\d{1,3}%\|"
 )
 # A line of these forms is whole in itself even where the line before it fills the terminal.
 _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: |Namespace\(|\{")
@@ -139,7 +139,7 @@ def read_lines(text: str) -> list[Line]:
 
 def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
     """What may continue a line that was cut where its length does not show it: between words, or in a short log."""
-    follow_up = itertools.takewhile(lambda line: not line.starts, itertools.islice(lines, index + 1, index + 3))
+    follow_up = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 3])
     return [line.text for line in follow_up]
 
 

@@ -84,7 +84,7 @@ _THROTTLE_BITS = {
 
 _NUMBER = re.compile(r"([-+]?\d+(?:\.\d*)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
-_HEADER_UNIT = re.compile(r"\s*\[([A-Za-z%]*)\]$")
+_HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _field(name: str) -> str | None:
     >>> _field("memory.used [MiB]"), _field("Mem_Used"), _field("utilization_pct"), _field("fan.speed [%]")
     ('memory.used', 'memory.used', 'utilization.gpu', None)
     """
-    plain = _HEADER_UNIT.sub("", name.strip().lower())
+    plain = _HEADER_UNIT.sub("", name.strip().lower()).strip()
     for candidate in (plain, re.sub(r"_(?:mib|pct|w|mhz|c)$", "", plain)):
         for spelling in (candidate, candidate.replace("_", "."), candidate.replace(" ", "_")):
             field = _ALIASES.get(spelling, spelling)

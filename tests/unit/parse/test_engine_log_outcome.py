@@ -74,6 +74,10 @@ CAUSES = {
     ),
     "error code": ("oom", "RuntimeError: cudaErrorMemoryAllocation"),
     "TPU": ("oom", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 3.5G. That was not possible."),
+    "host, from numpy": (
+        "oom",
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9.00 GiB for an array",
+    ),
     "host": ("oom", "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: not enough memory"),
     "GPU is in use": (
         "oom",
@@ -112,7 +116,7 @@ def test_cause_is_found_far_above_the_generic_failure(status, exception):
     facts = parse_engine_log(log)
 
     assert (facts.status, facts.error) == (status, exception)
-    assert facts.read_from["error"] == 5
+    assert facts.read_from["error"] == (9 if status == "error" else 5)
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: ", "(RayWorkerWrapper pid=7, ip=10.0.0.1) ", "vllm-1  | "])
@@ -323,6 +327,27 @@ def test_offline_script_that_crashes_while_generating():
 
 def test_noise_after_the_result_does_not_count():
     assert parse_engine_log(START + READY + RESULT + DEAD + "Killed\n").status == "ok"
+
+
+def test_an_exception_that_was_lived_with_is_not_the_cause():
+    facts = parse_engine_log(
+        START
+        + raised("subprocess.CalledProcessError: Command 'x' returned 1", "ERROR 05-30 16:23:01 [registry.py:354] ")
+        + raised("ValueError: Model architectures ['New'] failed to be inspected.", "")
+    )
+
+    assert facts.error == "ValueError: Model architectures ['New'] failed to be inspected."
+
+
+@pytest.mark.parametrize(
+    "stop", ["INFO:     Shutting down\n", "INFO 05-30 16:26:00 [l.py:1] Shutting down FastAPI HTTP server.\n"]
+)
+def test_workers_that_die_when_the_server_is_stopped(stop):
+    died = "ERROR 05-30 16:26:01 [core_client.py:562] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
+
+    assert parse_engine_log(START + READY + stop + died).status == "ok"
+    assert parse_engine_log(START + READY + died + stop).status == "error"
+    assert parse_engine_log(START + READY + raised(OOM) + DEAD + stop).status == "oom"
 
 
 def test_somebody_stopped_the_server():
