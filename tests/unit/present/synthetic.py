@@ -1,0 +1,265 @@
+"""Tables with made-up numbers, in the form that docs/tables.md gives; nothing here was measured.
+
+Numbers of cells are made up here. Tables that follow from them are made by the analysis itself, and tables that need
+more evidence than cells are made up again, held to their schema.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+import workflow_scripts.analyse.limits  # noqa: F401 - enters the schema of its table
+from workflow_scripts.analyse.effects import knob_effects
+from workflow_scripts.analyse.engines import engine_tables
+from workflow_scripts.analyse.ratios import device_ratios
+from workflow_scripts.analyse.recommend import recommendations
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
+from workflow_scripts.grid import expand
+from workflow_scripts.study import Study, load_study
+
+# Text that a log, a prompt or a study file may hold, and that must never reach a browser as markup.
+SCRIPT = "<script>alert('from a log')</script>"
+SPEED = {"h200": 4.8, "a100-sxm-80gb": 2.0, "l40s": 0.86}
+
+STUDY = {
+    "schema_version": 1,
+    "name": "synthetic",
+    "question": f"Are made-up numbers drawn as they are? {SCRIPT}",
+    "repeats": 3,
+    "workloads": {
+        "chat": {
+            "kind": "synthetic",
+            "num_prompts": 64,
+            "prompt_tokens": {"median": 200, "sigma": 0.6, "maximum": 1024},
+            "output_tokens": {"median": 120, "sigma": 0.6, "maximum": 512},
+        },
+        "system-prompt": {
+            "kind": "shared_prefix",
+            "num_prompts": 64,
+            "prefix_tokens": 512,
+            "prompt_tokens": 64,
+            "output_tokens": 32,
+        },
+    },
+    "engine_defaults": {"vllm": {"max_model_len": 4096}},
+    "sweeps": [
+        {
+            "name": "grid",
+            "gpu": list(SPEED),
+            "engine": "vllm",
+            "model": "llama-3.1-8b-instruct",
+            "workload": "chat",
+            "knobs": {"block_size": [8, 16, 32, 64], "max_num_seqs": [1, 4, 16, 64, 256]},
+        },
+        {
+            "name": "prefix-caching",
+            "gpu": ["h200", "l40s"],
+            "engine": "vllm",
+            "model": "llama-3.1-8b-instruct",
+            "workload": ["chat", "system-prompt"],
+            "knobs": {"block_size": 16, "max_num_seqs": 64, "enable_prefix_caching": [True, False]},
+        },
+        {
+            "name": "hf",
+            "gpu": ["h200", "l40s"],
+            "engine": "hf-static",
+            "model": "llama-3.1-8b-instruct",
+            "workload": "chat",
+            "knobs": {"batch_size": [1, 16, 64]},
+        },
+    ],
+}
+
+
+def write_study(folder: Path) -> Path:
+    """The study file of the made-up numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "synthetic.yaml"
+    path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    return path
+
+
+def outcome_of(row: dict[str, object]) -> tuple[str, str | None]:
+    """Block size 8 is refused, and a few cells end in other ways."""
+    if row.get("knob_block_size") == 8:
+        return "infeasible", f"ValueError: block size 8 is refused {SCRIPT}"
+    place = (row["gpu"], row.get("knob_block_size"), row.get("knob_max_num_seqs"))
+    return {
+        ("l40s", 64, 256): ("timeout", "not done after 1800 s"),
+        ("l40s", 64, 64): ("engine_error", "EngineDeadError: the engine died"),
+        ("a100-sxm-80gb", 64, 256): ("missing", None),
+        ("a100-sxm-80gb", 32, 1): ("invalid", "output_tokens_per_s above its ceiling"),
+    }.get(place, ("ok", None))
+
+
+def cells_table(study: Study) -> pd.DataFrame:
+    """The table `cells`."""
+    rng = np.random.default_rng(7)
+    rows: list[dict[str, object]] = []
+    for cell in expand(study):
+        asked: dict[str, object] = {
+            "cell_id": cell.id,
+            "study": study.name,
+            "sweeps": ",".join(cell.sweeps),
+            "gpu": cell.gpu,
+            "engine": cell.engine,
+            "model": cell.model,
+            "workload": cell.workload,
+            "knobs": cell.knobs.slug(),
+            **{f"knob_{name}": value for name, value in cell.knobs.set_values().items()},
+            "max_concurrency_allowed": cell.knobs.max_concurrency,
+            "comparable": True,
+            "source": "measured",
+            "host": "node-1",
+            "device_name": f"Made-up {cell.gpu}",
+            "git_commit": "0" * 40,
+            "engine_version": "0.32.0",
+            "attention_backend": "FLASH_ATTN",
+            "protocol": "1",
+            "lock_sha256": '{"cuda.txt": "' + "a" * 64 + '"}',
+        }
+        outcome, reason = outcome_of(asked)
+        asked |= {"outcome": outcome, "reason": reason}
+        if outcome in ("ok", "invalid"):
+            rows += [asked | measured_of(asked, repeat, rng) for repeat in range(study.repeats)]
+        else:
+            rows.append(asked)
+    table = pd.DataFrame(rows)
+    knobs = [column for column in table if column.startswith("knob_")]
+    return table.reindex(columns=[*columns_of("cells"), *knobs]).convert_dtypes()
+
+
+def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) -> dict[str, object]:
+    """One repeat's numbers: they rise with the sequences that may run at once and with the device's speed."""
+    seqs = min(int(str(cell["max_concurrency_allowed"])), 64)
+    slower = 0.45 if cell["engine"] != "vllm" else 1.0
+    speed = SPEED.get(str(cell["gpu"]), 1.0)
+    output_rate = 55 * speed * seqs**0.8 * slower * rng.normal(1, 0.02)
+    if cell.get("knob_enable_prefix_caching") is True and cell["workload"] == "system-prompt":
+        output_rate *= 1.4
+    output_tokens, prompt_tokens = 8_000, 14_000
+    wall_s = output_tokens / output_rate
+    return {
+        "repeat": repeat,
+        "num_requests": 64,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "wall_s": wall_s,
+        "output_tokens_per_s": output_rate,
+        "total_tokens_per_s": (prompt_tokens + output_tokens) / wall_s,
+        "requests_per_s": 64 / wall_s,
+        "ttft_s_p50": 0.2,
+        "tpot_s_p50": 0.02,
+        "running_peak": seqs,
+        "kv_cache_usage_peak": 0.02 * seqs / 64,
+        "preemptions": 0,
+        "block_size_effective": cell.get("knob_block_size"),
+        "num_gpu_blocks": 30_000 * speed,
+        "kv_cache_tokens": 30_000 * speed * 16,
+        "max_concurrency": 30_000 * speed * 16 / 4096,
+        "memory_used_bytes_max": 60e9,
+        "cpu_steal_pct": 9.5 if cell["gpu"] == "l40s" and repeat == 0 else 0.1,
+        "cpu_others_pct": 0.3,
+        "started_at": f"2026-01-02T03:0{repeat}:00+00:00",
+    }
+
+
+def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    """The table `parsed/{gpu}/trace.parquet`."""
+    measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna()]
+    time_s = np.linspace(0, 10, 40)
+    parts = [
+        pd.DataFrame(
+            {
+                "cell_id": row.cell_id,
+                "repeat": row.repeat,
+                "time_s": time_s,
+                "memory_used_bytes": 40e9 + 4e9 * np.minimum(time_s, 4) + 1e8 * row.repeat,
+                "process_memory_bytes": np.nan,
+            }
+        )
+        for row in measured.itertuples()
+    ]
+    return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64", "memory_used_bytes": "Float64"})
+
+
+def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    """The table `parsed/{gpu}/steps.parquet`; the static HuggingFace engine has no scheduler."""
+    measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna() & (cells["engine"] == "vllm")]
+    time_s = np.linspace(0, 10, 60)
+    parts = []
+    for row in measured.itertuples():
+        seqs = min(row.max_concurrency_allowed, 64)
+        running = np.round(seqs * np.clip((10 - time_s) / 3, 0, 1))
+        parts.append(
+            pd.DataFrame(
+                {
+                    "cell_id": row.cell_id,
+                    "repeat": row.repeat,
+                    "time_s": time_s,
+                    "running": running,
+                    "waiting": np.round(np.clip((64 - seqs) * (1 - time_s / 7), 0, None)),
+                    "kv_cache_usage": 0.001 * running,
+                }
+            )
+        )
+    return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64", "running": "Int64", "waiting": "Int64"})
+
+
+def columns_of(table: str) -> list[str]:
+    """The columns that every table of this name has."""
+    return [name for name in TABLE_SCHEMAS[table].columns if not name.startswith("^")]
+
+
+def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table `limits`: a ceiling twice as high as what was measured, and half as high for cells that are invalid."""
+    rows = cells[cells["repeat"].notna()].copy()
+    factor = rows["outcome"].map({"invalid": 2.0}).fillna(0.5).astype(float)
+    return rows.assign(
+        rates="datasheet",
+        output_tokens_per_s_ceiling=rows["output_tokens_per_s"].astype(float) / factor,
+        steps_bound_by="max_num_seqs",
+        decode_bound_by="memory bandwidth",
+        mbu=factor,
+        mfu=factor / 10,
+        factor=factor,
+        tolerance=0.0,
+        exceeds=factor > 1,
+        ceiling_broken=np.where(factor > 1, "output_tokens_per_s: memory bandwidth of the data sheet", None),
+        source="predicted",
+    ).reindex(columns=columns_of("limits"))
+
+
+def write_tables(cells: pd.DataFrame, tables: Path) -> None:
+    """Write the cells and every table that follows from them."""
+    write_table(cells, tables / "cells.parquet")
+    cells = read_table(tables / "cells.parquet")
+    write_table(knob_effects(cells, 2.0), tables / "effects.parquet")
+    write_table(device_ratios(cells), tables / "ratios.parquet")
+    engines, decomposition = engine_tables(cells)
+    write_table(engines, tables / "engines.parquet")
+    write_table(decomposition, tables / "engine_decomposition.parquet")
+    recommended = recommendations(cells, 2.0, {})
+    write_table(recommended.assign(command=f"vllm serve {SCRIPT}"), tables / "recommendations.parquet")
+    write_table(limits_table(cells), tables / "limits.parquet")
+
+
+def write_results(folder: Path) -> Path:
+    """Write a study's whole results with made-up numbers below `folder`; return the study file."""
+    path = write_study(folder)
+    study = load_study(path)
+    cells = cells_table(study)
+    write_tables(cells, folder / "tables")
+    for gpu in SPEED:
+        parsed = folder / "parsed" / gpu
+        parsed.mkdir(parents=True, exist_ok=True)
+        trace_table(cells, gpu).to_parquet(parsed / "trace.parquet")
+        steps_table(cells, gpu).to_parquet(parsed / "steps.parquet")
+    for cell_id, outcome in cells[["cell_id", "outcome"]].drop_duplicates().itertuples(index=False):
+        if outcome != "missing":
+            log = folder / "cells" / cell_id / "raw" / "engine.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(f"a made-up log\n{SCRIPT}\n")
+    return path

@@ -1,0 +1,154 @@
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import Results
+from workflow_scripts.present.figures import FIGURES, main
+from workflow_scripts.present.plot import MAX_PANELS, PAGE_WIDTH_IN, write_plot
+from workflow_scripts.present.tables import Tables
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def manifest(folder: Path) -> dict[str, dict[str, object]]:
+    return json.loads((folder / "figures.json").read_text())
+
+
+def words(svg: Path) -> list[str]:
+    return ["".join(text.itertext()) for text in ET.parse(svg).iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, name: str) -> None:
+    folder = results.root / "figures"
+    described = manifest(folder)[name]
+    assert "missing" not in described, described
+    assert described["alt"]
+    assert set(described["sources"]) <= {"measured", "predicted", "published"}
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    wide, narrow = (ET.parse(folder / f"{name}{width}.svg").getroot() for width in ("", ".column"))
+    assert float(narrow.attrib["width"].removesuffix("pt")) < float(wide.attrib["width"].removesuffix("pt"))
+    assert float(wide.attrib["width"].removesuffix("pt")) <= 72 * PAGE_WIDTH_IN
+    title = "".join(words(folder / f"{name}.svg")).replace(" ", "")
+    assert str(described["title"]).replace(" ", "") in title
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("output_by_max_num_seqs", "max-num-seqs (sequences)"),
+        ("output_by_max_num_seqs", "Output tokens per s"),
+        ("output_by_max_num_seqs", "ceiling by the data sheet (predicted)"),
+        ("total_by_max_num_seqs", "Total tokens per s"),
+        ("output_by_block_size", "Block size (tokens)"),
+        ("memory_over_time", "Memory in use (GiB)"),
+        ("memory_over_time", "Time since the repeat began (s)"),
+        ("kv_cache_over_time", "KV blocks in use (%)"),
+        ("device_ratios", "memory bandwidth (published)"),
+        ("device_ratios", "output tokens per s (measured)"),
+        ("prefix_caching", "95 % interval"),
+    ],
+)
+def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Results, name: str, label: str) -> None:
+    assert label in words(results.root / "figures" / f"{name}.svg")
+
+
+def test_the_knobs_values_are_the_ticks(results: Results) -> None:
+    texts = words(results.root / "figures" / "output_by_max_num_seqs.svg")
+    assert [text for text in texts if text in {"1", "4", "16", "64", "256"}] == ["1", "4", "16", "64", "256"]
+
+
+def test_a_refused_block_size_has_no_mark(results: Results) -> None:
+    assert "8" not in words(results.root / "figures" / "output_by_block_size.svg")
+
+
+def test_an_invalid_cell_is_in_no_comparison(results: Results) -> None:
+    """The cell at max-num-seqs 1 of the A100 with blocks of 32 tokens is invalid: its line starts at 4."""
+    alt = str(manifest(results.root / "figures")["output_by_block_size"]["alt"])
+    assert "a100-sxm-80gb, max num seqs 1: " in alt
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    assert len(cells.query("outcome == 'invalid'")) == 3
+    assert "output_by_max_num_seqs" in manifest(results.root / "figures")
+
+
+def test_a_cell_measured_under_another_definition_is_in_no_comparison(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    (tmp_path / "tables").mkdir()
+    cells.assign(comparable=False).to_parquet(tmp_path / "tables" / "cells.parquet")
+    assert draw(results, tmp_path) == 0
+    assert manifest(tmp_path / "out")["output_by_max_num_seqs"] == {"missing": "no cell has been measured yet"}
+
+
+def draw(results: Results, folder: Path) -> int:
+    return main(["--study", str(results.study), "--tables", str(folder / "tables"), "--out", str(folder / "out")])
+
+
+def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    (tmp_path / "tables").mkdir()
+    cells[cells["knob_max_num_seqs"] == 16].to_parquet(tmp_path / "tables" / "cells.parquet")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "device_ratios.svg").write_text("of an earlier run")
+    assert draw(results, tmp_path) == 0
+    told = manifest(tmp_path / "out")
+    assert told["output_by_max_num_seqs"] == {"missing": "no two measured cells differ in max_num_seqs alone"}
+    assert told["device_ratios"] == {"missing": "there is no table ratios (ratios.parquet was not made)"}
+    assert told["memory_over_time"] == {"missing": "no folder of parsed facts was given"}
+    drawn = {name for name, figure in told.items() if "missing" not in figure}
+    assert drawn == {"output_by_block_size", "grid_outcomes"}
+    assert {path.name.split(".")[0] for path in (tmp_path / "out").glob("*.svg")} == drawn
+
+
+def test_drawing_twice_gives_the_same_bytes(results: Results, tmp_path: Path) -> None:
+    name = "device_ratios"
+    write_plot(FIGURES[name](Tables(results.root / "tables")), tmp_path, name)
+    for path in sorted(tmp_path.iterdir()):
+        assert path.read_bytes() == (results.root / "figures" / path.name).read_bytes(), path.name
+
+
+def test_without_the_cells_table_the_command_ends_with_2(
+    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert draw(results, tmp_path) == 2
+    assert capsys.readouterr().err == "present.figures: there is no table cells (cells.parquet was not made)\n"
+
+
+def test_every_figure_has_a_caption_that_says_how_to_read_it_and_what_not_to_conclude() -> None:
+    captions = Path("report/captions")
+    assert {path.stem for path in captions.glob("*.rst")} == set(FIGURES)
+    for path in captions.glob("*.rst"):
+        text = path.read_text()
+        assert re.search(r"^\*\*How to read it:\*\* ", text, re.MULTILINE), path
+        assert re.search(r"^\*\*What it does not show:\*\* ", text, re.MULTILINE), path
+
+
+def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    cells = cells[cells["engine"] == "vllm"]
+    many = [cells.assign(workload=f"w{i}", cell_id=cells["cell_id"] + str(i)) for i in range(MAX_PANELS + 3)]
+    pd.concat(many).to_parquet(tmp_path / "cells.parquet")
+    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    assert len(plot.panels) == MAX_PANELS
+    assert f"{MAX_PANELS} of {MAX_PANELS + 3} combinations" in plot.notes[0]
+
+
+def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]
+    pd.concat(many).to_parquet(tmp_path / "cells.parquet")
+    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    assert any("a line is the median of all of them" in note for note in plot.notes)
+
+
+def test_a_study_with_thousands_of_cells_counts_its_outcomes(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]).to_parquet(
+        tmp_path / "cells.parquet"
+    )
+    plot = FIGURES["grid_outcomes"](Tables(tmp_path))
+    assert "bars count them" in plot.notes[0]
+    assert "300 infeasible" in plot.alt

@@ -1,0 +1,48 @@
+import pandas as pd
+import pytest
+
+from workflow_scripts.present.series import NAMES, cell_titles, groups_varying
+from workflow_scripts.present.tables import MissingError
+
+KNOBS = ["knob_block_size", "knob_max_num_seqs"]
+
+
+def cells(*rows: tuple[str, float, float]) -> pd.DataFrame:
+    names = {"engine": "vllm", "model": "m", "workload": "w"}
+    return pd.DataFrame(
+        [
+            {"cell_id": f"{gpu}/{bs}/{seqs}", "gpu": gpu, "knob_block_size": bs, "knob_max_num_seqs": seqs, **names}
+            for gpu, bs, seqs in rows
+        ]
+    )
+
+
+def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared() -> None:
+    rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 32, 8), ("l40s", 16, 1))
+    (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES[1:])
+    assert list(group.rows["cell_id"]) == ["h200/16/1", "h200/16/4"]
+    assert list(group.rows["x"]) == [1, 4]
+    assert group.labels == [""]
+
+
+def test_other_settings_that_differ_are_told_apart() -> None:
+    rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 32, 1), ("h200", 32, 4))
+    (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES[1:])
+    assert group.labels == ["block size 16", "block size 32"]
+
+
+def test_a_panel_a_device_the_one_with_the_most_cells_first() -> None:
+    rows = cells(("l40s", 16, 1), ("l40s", 16, 4), ("h200", 16, 1), ("h200", 16, 4), ("h200", 16, 8))
+    assert [group.title for group in groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES)] == ["h200", "l40s"]
+
+
+def test_a_knob_that_nothing_varies_is_missing() -> None:
+    with pytest.raises(MissingError, match="no two measured cells differ in block_size alone"):
+        groups_varying(cells(("h200", 16, 1), ("h200", 16, 4)), "knob_block_size", KNOBS, NAMES)
+    with pytest.raises(MissingError, match="no cell of the study sets page_size"):
+        groups_varying(cells(("h200", 16, 1)), "knob_page_size", KNOBS, NAMES)
+
+
+def test_titles_tell_the_cells_shown_apart() -> None:
+    rows = cells(("h200", 16, 1), ("h200", 16, 4), ("l40s", 16, 4))
+    assert list(cell_titles(rows, KNOBS)) == ["h200\nmax num seqs 1", "h200\nmax num seqs 4", "l40s\nmax num seqs 4"]

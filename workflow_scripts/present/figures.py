@@ -1,0 +1,83 @@
+"""All figures of a study, drawn from its tables.
+
+    python -m workflow_scripts.present.figures --study config/studies/demo.yaml --tables results/demo/tables \
+        --parsed results/demo/parsed --out results/demo/figures
+
+A figure whose table is absent or empty is not drawn; `figures.json` says why.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.files import write_json
+from workflow_scripts.present import intervals, outcomes, throughput, timelines
+from workflow_scripts.present.plot import Plot, use_style, write_plot
+from workflow_scripts.present.tables import MissingError, Tables
+from workflow_scripts.study import StudyError, load_study
+
+MANIFEST = "figures.json"
+FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
+    "output_by_max_num_seqs": throughput.output_by_max_num_seqs,
+    "total_by_max_num_seqs": throughput.total_by_max_num_seqs,
+    "output_by_block_size": throughput.output_by_block_size,
+    "prefix_caching": intervals.prefix_caching,
+    "engines": intervals.engines,
+    "engine_decomposition": intervals.engine_decomposition,
+    "device_ratios": intervals.device_ratios,
+    "mbu_by_max_num_seqs": throughput.mbu_by_max_num_seqs,
+    "mfu_by_max_num_seqs": throughput.mfu_by_max_num_seqs,
+    "memory_over_time": timelines.memory_over_time,
+    "sequences_over_time": timelines.sequences_over_time,
+    "kv_cache_over_time": timelines.kv_cache_over_time,
+    "grid_outcomes": outcomes.grid_outcomes,
+}
+
+
+def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
+    """Draw all figures into `out`; return for each what it shows, or under `missing` why it was not drawn."""
+    use_style()
+    drawn: dict[str, dict[str, Any]] = {}
+    for name, make in FIGURES.items():
+        try:
+            plot = make(tables)
+        except MissingError as e:
+            drawn[name] = {"missing": str(e)}
+            for old in out.glob(f"{name}.*"):
+                old.unlink()
+            continue
+        write_plot(plot, out, name)
+        drawn[name] = plot.describe()
+    write_json(out / MANIFEST, drawn)
+    return drawn
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the figures of a study."""
+    parser = argparse.ArgumentParser(
+        description="Draw a study's figures from its tables: NAME.svg and NAME.png in the width of a page, "
+        "NAME.column.svg in that of a column, and figures.json, which describes each figure or says why it is missing.",
+        epilog="example: python -m workflow_scripts.present.figures --study config/studies/demo.yaml "
+        "--tables results/demo/tables --parsed results/demo/parsed --out results/demo/figures",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
+    parser.add_argument("--parsed", type=Path, help="folder with GPU/trace.parquet and GPU/steps.parquet")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
+    args = parser.parse_args(argv)
+    try:
+        load_study(args.study)
+        tables = Tables(args.tables, args.parsed)
+        tables.need("cells", "cell_id", "outcome")
+    except (StudyError, MissingError) as e:
+        print(f"present.figures: {e}", file=sys.stderr)
+        return 2
+    for name, figure in draw_figures(tables, args.out).items():
+        print(f"{name}: {figure.get('missing', 'drawn')}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

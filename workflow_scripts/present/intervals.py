@@ -1,0 +1,258 @@
+"""Ratios with their intervals: what prefix caching and an engine bring, and how devices compare."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels
+from workflow_scripts.present.style import COLOURS, INK, MUTED, PAPER, LineStyle, Mark, marks
+from workflow_scripts.present.tables import MissingError, Tables, records
+
+MOST_LABELS = 14
+# Ticks of an axis of ratios, in the order in which they are wanted.
+RATIO_TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 1.05, 0.95)
+OBSERVED = "output tokens per s (measured)"
+
+
+class Reference(NamedTuple):
+    """A ratio that is the same for all dots of a panel, drawn as a vertical line."""
+
+    column: str
+    label: str
+    color: str
+    style: LineStyle
+
+
+# Solid was published, dashed measured.
+DASHED: LineStyle = (0, (3, 1.5))
+_REFERENCES = (
+    Reference("bandwidth_ratio", "memory bandwidth (published)", COLOURS[1], "-"),
+    Reference("flop_ratio", "matrix rate (published)", COLOURS[2], "-"),
+    Reference("measured_bandwidth_ratio", "memory bandwidth (measured)", COLOURS[1], DASHED),
+    Reference("measured_flop_ratio", "matrix rate (measured)", COLOURS[2], DASHED),
+)
+
+
+def prefix_caching(tables: Tables) -> Plot:
+    """Output tokens per second with prefix caching over that without, a dot a pair of cells."""
+    effects = tables.need("effects", "knob", "comparison", "ratio", "held")
+    pairs = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
+    if pairs.empty:
+        raise MissingError("no two measured cells differ in prefix caching alone")
+    rows = labelled(pairs, ["engine", "model"], "held").assign(name=pairs["gpu"], panel=pairs["workload"])
+    return _interval_plot(
+        rows,
+        marks(tables.cells["gpu"]),
+        title="Speed-up by prefix caching: output tokens per second with it over without",
+        panels_are="workloads",
+        repeats=("repeats", "baseline_repeats"),
+    )
+
+
+def engines(tables: Tables) -> Plot:
+    """Output tokens per second of vLLM over those of HuggingFace, for equal work."""
+    pairs = _equal_work(tables.need("engines", "improvement_ratio", "comparable"))
+    pairs = pairs.rename(columns=lambda name: name.replace("improvement_", ""))
+    rows = pairs.assign(
+        label=pairs["hf_engine"] + " · " + pairs["hf_knobs"],
+        panel=_place(pairs),
+        name=_max_num_seqs(pairs),
+    )
+    return _interval_plot(
+        rows,
+        marks(_max_num_seqs(pairs.sort_values("vllm_max_num_seqs"))),
+        title="Speed-up of vLLM over HuggingFace: output tokens per second for equal work",
+        panels_are="combinations of device, model and workload",
+        repeats=("vllm_repeats", "hf_repeats"),
+    )
+
+
+def engine_decomposition(tables: Tables) -> Plot:
+    """The speed-up of vLLM over single requests on HuggingFace, split into steps whose product it is."""
+    factors = _equal_work(tables.need("engine_decomposition", "factor", "ratio", "comparable"))
+    rows = factors.assign(
+        label=factors["factor"].str.replace("_", " "), panel=_place(factors), name=_max_num_seqs(factors)
+    )
+    return _interval_plot(
+        rows,
+        marks(_max_num_seqs(factors.sort_values("vllm_max_num_seqs"))),
+        title="What the speed-up of vLLM over single requests on HuggingFace is made of",
+        panels_are="combinations of device, model and workload",
+    )
+
+
+def _equal_work(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = rows[rows["comparable"].eq(True)]
+    if rows.empty:
+        raise MissingError("no cells of the two engines did equal work; the table gives the reasons")
+    return rows
+
+
+def _place(rows: pd.DataFrame) -> pd.Series:
+    return rows[["gpu", "model", "workload"]].agg(" · ".join, axis=1)
+
+
+def _max_num_seqs(rows: pd.DataFrame) -> pd.Series:
+    return "vLLM, max-num-seqs " + rows["vllm_max_num_seqs"].map("{:g}".format)
+
+
+def device_ratios(tables: Tables) -> Plot:
+    """The speed-up of one device over another, beside the ratios of what the two can do."""
+    ratios = tables.need("ratios", "gpu_a", "gpu_b", "metric", "ratio")
+    ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
+    if ratios.empty:
+        raise MissingError("no two devices were measured with the same settings")
+    rows = labelled(ratios, ["engine", "model", "workload"], "knobs")
+    return _interval_plot(
+        rows.assign(
+            name=OBSERVED, panel=ratios["gpu_a"] + " over " + ratios["gpu_b"], beside=ratios["kv_tokens_ratio"]
+        ),
+        {OBSERVED: Mark(COLOURS[0], "o")},
+        title="Speed-up of one device over another, beside the ratios of what they can do",
+        panels_are="pairs of devices",
+        repeats=("repeats_a", "repeats_b"),
+        references=_REFERENCES,
+    )
+
+
+def _interval_plot(
+    rows: pd.DataFrame,
+    named: Mapping[str, Mark],
+    *,
+    title: str,
+    panels_are: str,
+    repeats: Sequence[str] = (),
+    references: Sequence[Reference] = (),
+) -> Plot:
+    """A panel for each value of `panel`, the one with the most rows first."""
+    references = [r for r in references if rows[r.column].notna().any()]
+    limits = _limits(rows, ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)])
+    groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
+    panels, notes = some_panels(
+        [
+            Panel(str(panel), partial(_draw, rows=part, named=named, limits=limits, references=references))
+            for panel, part in groups
+        ],
+        panels_are,
+    )
+    if rows.duplicated(["panel", "label", "name"]).any():
+        notes.append("dots of one mark below one label differ in settings that the table names")
+    handles: list[Artist] = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
+    handles.append(Line2D([], [], color=MUTED, linewidth=1.5, label="95 % interval"))
+    handles += [Line2D([], [], color=r.color, linestyle=r.style, label=r.label) for r in references]
+    if "beside" in rows and rows["beside"].notna().any():
+        handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", label="KV-cache tokens (measured)"))
+    return Plot(
+        title=title,
+        alt=_in_words(f"{title}, measured.", rows),
+        sources=["measured", "published"] if any("published" in r.label for r in references) else ["measured"],
+        panels=panels,
+        x_label="Ratio (1: no difference)",
+        handles=handles,
+        repeats=repeats_of_pairs(rows, *repeats) if repeats else "",
+        notes=notes,
+        panel_height_in=max(_lines_of(part) for _, part in groups) * LINE_IN + 0.75,
+    )
+
+
+def labelled(rows: pd.DataFrame, names: Sequence[str], settings: str) -> pd.DataFrame:
+    """The rows with a `label` each: the names and the settings that are not the same in all; settings only if few."""
+    varied = [name for name in names if rows[name].nunique() > 1]
+    several = rows[settings].nunique() > 1
+    few = rows.groupby([*varied, settings]).ngroups <= MOST_LABELS
+    columns = [*varied, settings] if several and few else varied
+    labels = [" · ".join(map(str, values)) for _, *values in rows[columns].itertuples(name=None)]
+    return rows.assign(label=labels)
+
+
+def _lines_of(rows: pd.DataFrame) -> float:
+    """Lines of text that a panel is high."""
+    return sum(bool(label) + _thickness(len(part)) for label, part in rows.groupby("label", sort=False))
+
+
+def _thickness(dots: int) -> float:
+    """Lines of text that the dots of one label take: closer where there are many."""
+    return max(1.0, min(0.6 * dots, 6.0))
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    named: Mapping[str, Mark],
+    limits: tuple[float, float],
+    references: Sequence[Reference],
+) -> None:
+    """A dot with its interval for each row, on a logarithmic axis of ratios, each label above its dots."""
+    for reference in references:
+        for value in rows[reference.column].dropna().unique():
+            ax.axvline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
+    y = 0.0
+    for label, part in rows.groupby("label", sort=False):
+        if label:
+            _write_label(ax, y + 0.5, str(label))
+            y += 1
+        thickness = _thickness(len(part))
+        for i, row in enumerate(records(part)):
+            at = y + thickness * (i + 0.5) / len(part)
+            mark = named[row["name"]]
+            ax.plot([row["ratio_low"], row["ratio_high"]], [at, at], color=mark.color, linewidth=1.5)
+            ax.plot(row["ratio"], at, marker=mark.marker, color=mark.color)
+            if "beside" in row:
+                ax.plot(row["beside"], at, marker="x", color=INK, linestyle="none")
+        y += thickness
+    ax.set_ylim(y + 0.2, 0)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+    _ratio_axis(ax, *limits)
+
+
+def _write_label(ax: Axes, y: float, text: str) -> None:
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+    ax.text(0.005, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK, bbox=box)
+
+
+def _limits(rows: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
+    """Ends of an axis that holds 1 and all values, with room beside them."""
+    known = rows[[column for column in columns if column in rows]].to_numpy(dtype=float)
+    return min(np.nanmin(known), 1) / 1.06, max(np.nanmax(known), 1) * 1.06
+
+
+def _ratio_axis(ax: Axes, low: float, high: float) -> None:
+    ax.set_xscale("log")
+    ax.set_xlim(low, high)
+    apart = math.log(high / low) / 8
+    ticks: list[float] = []
+    for tick in RATIO_TICKS:
+        if low <= tick <= high and all(abs(math.log(tick / other)) > apart for other in ticks):
+            ticks.append(tick)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.axvline(1, color=MUTED, linewidth=0.8, zorder=0)
+
+
+def repeats_of_pairs(rows: pd.DataFrame, *columns: str) -> str:
+    """How many repeats each side of a ratio has, in words."""
+    counts = pd.concat([rows[column] for column in columns]).dropna()
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} a cell"
+
+
+def _in_words(start: str, rows: pd.DataFrame) -> str:
+    """The ratios of the first rows as sentences."""
+    sentences = [start]
+    for row in records(rows.head(8)):
+        about = ", ".join(filter(None, (row["panel"], row["label"], row["name"])))
+        low, high = row["ratio_low"], row["ratio_high"]
+        sentences.append(f"{about}: {row['ratio']:.3g}" + ("." if math.isnan(low) else f" ({low:.3g} to {high:.3g})."))
+    if len(rows) > 8:
+        sentences.append(f"{len(rows) - 8} more are in the table.")
+    return " ".join(sentences)

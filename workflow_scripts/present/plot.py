@@ -1,0 +1,175 @@
+"""From panels to files: lay out a figure for a page and for a column, and write it as SVG and PNG."""
+
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import seaborn as sns
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.files import write_bytes
+from workflow_scripts.present.style import GRID, INK, MUTED, Mark
+
+# Widths in inches: a page's and a column's. At the 72 points to the inch of an SVG they are 998 and 360 CSS pixels.
+PAGE_WIDTH_IN, SINGLE_WIDTH_IN, COLUMN_WIDTH_IN = 10.4, 6.6, 3.75
+PNG_DPI = 200
+LINE_IN = 0.2
+MAX_PANELS = 12
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: its heading and what draws into it."""
+
+    title: str
+    draw: Callable[[Axes], None]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure that can be drawn in any width.
+
+    `alt` says in words what a reader who cannot see the figure needs; `sources` are the kinds of number in it
+    (measured, predicted, published); `repeats` how many timed passes are behind a mark; `notes` what was left out
+    or put together to stay legible.
+    """
+
+    title: str
+    alt: str
+    sources: Sequence[str]
+    panels: Sequence[Panel]
+    x_label: str = ""
+    y_label: str = ""
+    handles: Sequence[Artist] = ()
+    repeats: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+    panel_height_in: float = 2.7
+
+    def describe(self) -> dict[str, Any]:
+        """What the page says of the figure, as JSON values."""
+        return {
+            "title": self.title,
+            "alt": self.alt,
+            "sources": list(self.sources),
+            "repeats": self.repeats,
+            "notes": list(self.notes),
+        }
+
+
+def use_style() -> None:
+    """Set matplotlib's defaults for every figure drawn afterwards."""
+    mpl.use("agg")
+    sns.set_theme(style="whitegrid", context="paper")
+    mpl.rcParams.update(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": 9,
+            "axes.labelsize": 9,
+            "axes.titlesize": 9,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "xtick.labelsize": 8.5,
+            "ytick.labelsize": 8.5,
+            "legend.fontsize": 8.5,
+            "legend.frameon": False,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": MUTED,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "grid.color": GRID,
+            "grid.linewidth": 0.6,
+            "axes.linewidth": 0.7,
+            "axes.facecolor": "none",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "lines.linewidth": 1.5,
+            "lines.markersize": 5.5,
+            # Text stays text: small files that can be searched and read aloud.
+            "svg.fonttype": "none",
+            "svg.hashsalt": "kvsweep",
+            "savefig.facecolor": "none",
+        }
+    )
+
+
+def mark_handles(named: Mapping[str, Mark]) -> list[Artist]:
+    """Legend entries of what is told apart by colour and mark."""
+    return [Line2D([], [], color=m.color, marker=m.marker, label=name) for name, m in named.items() if name]
+
+
+def some_panels(panels: Sequence[Panel], what: str) -> tuple[Sequence[Panel], list[str]]:
+    """At most `MAX_PANELS` panels, and a note that says what is not drawn.
+
+    >>> shown, notes = some_panels([Panel(str(i), print) for i in range(14)], "models and workloads")
+    >>> len(shown), notes
+    (12, ['12 of 14 models and workloads are drawn, those with the most cells; the tables hold all'])
+    """
+    if len(panels) <= MAX_PANELS:
+        return panels, []
+    note = f"{MAX_PANELS} of {len(panels)} {what} are drawn, those with the most cells; the tables hold all"
+    return panels[:MAX_PANELS], [note]
+
+
+def write_plot(plot: Plot, folder: Path, name: str) -> None:
+    """Write `{name}.svg` and `{name}.png` in a page's width and `{name}.column.svg` in a column's."""
+    columns = {1: 1, 2: 2, 4: 2}.get(len(plot.panels), 3)
+    wide = _drawn(plot, columns, SINGLE_WIDTH_IN if columns == 1 else PAGE_WIDTH_IN)
+    write_bytes(folder / f"{name}.svg", _svg(wide, plot))
+    write_bytes(folder / f"{name}.png", _png(wide))
+    plt.close(wide)
+    narrow = _drawn(plot, 1, COLUMN_WIDTH_IN)
+    write_bytes(folder / f"{name}.column.svg", _svg(narrow, plot))
+    plt.close(narrow)
+
+
+def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
+    rows = math.ceil(len(plot.panels) / columns)
+    title = textwrap.fill(plot.title, int(width_in * 11.5))
+    longest = max((len(str(handle.get_label())) for handle in plot.handles), default=1)
+    legend_columns = max(1, int(width_in * 13 / (longest + 8)))
+    head_in = LINE_IN * (title.count("\n") + 1 + math.ceil(len(plot.handles) / legend_columns)) + 0.12
+    body_in = rows * plot.panel_height_in
+    figure = plt.figure(figsize=(width_in, head_in + body_in), layout="constrained")
+    head, body = figure.subfigures(2, 1, height_ratios=[head_in, body_in])
+    head.text(0.06 / width_in, 1 - 0.05 / head_in, title, va="top", fontsize=10, fontweight="bold")
+    if plot.handles:
+        head.legend(handles=list(plot.handles), loc="lower left", ncols=legend_columns, borderaxespad=0.2)
+    grid = body.subplots(rows, columns, squeeze=False)
+    for ax in grid.flat[len(plot.panels) :]:
+        ax.set_visible(False)
+    for i, (panel, ax) in enumerate(zip(plot.panels, grid.flat, strict=False)):
+        panel.draw(ax)
+        lines = [textwrap.fill(line, int(width_in / columns * 12)) for line in panel.title.split("\n")]
+        ax.set_title("\n".join(lines), fontsize=9)
+        if i % columns == 0:
+            ax.set_ylabel(plot.y_label)
+        if i + columns >= len(plot.panels):
+            ax.set_xlabel(plot.x_label)
+    # Laid out once, not again for each file that is written.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
+def _svg(figure: Any, plot: Plot) -> bytes:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Title": plot.title, "Date": None, "Creator": None})
+    # Fonts as wide or narrower than the one that the layout was measured with, for a reader who lacks it.
+    text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, Arial, sans-serif")
+    return re.sub(r"\n\s*", "\n", text).encode()
+
+
+def _png(figure: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=PNG_DPI, facecolor="white")
+    return out.getvalue()

@@ -1,0 +1,93 @@
+"""Cells put side by side: lines along which one knob alone changes, and the panels that hold them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.present.tables import MissingError
+
+NAMES = ["gpu", "engine", "model", "workload"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of one panel.
+
+    `rows` holds a row a cell and repeat, with the knob's value as `x` and, as `series`, a label of the other settings
+    that differ within the panel.
+    """
+
+    title: str
+    rows: pd.DataFrame
+
+    @property
+    def labels(self) -> list[str]:
+        """What tells the panel's series apart; one empty label if nothing does."""
+        return list(dict.fromkeys(self.rows["series"]))
+
+
+def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_keys: Sequence[str]) -> list[Group]:
+    """Groups of the rows in which `knob` takes at least two values while nothing else changes, the largest first.
+
+    Raises:
+        MissingError: there are none.
+    """
+    name = knob.removeprefix("knob_")
+    if knob not in rows.columns:
+        raise MissingError(f"no cell of the study sets {name}")
+    rows = rows[rows[knob].notna()]
+    others = [column for column in knobs if column != knob]
+    settings = [repr(values) for _, *values in rows[others].itertuples(name=None)]
+    rows = rows.assign(x=rows[knob], settings=settings)
+    rows = rows[rows.groupby([*NAMES, "settings"])["x"].transform("nunique") >= 2]
+    if rows.empty:
+        raise MissingError(f"no two measured cells differ in {name} alone")
+    return sorted(_groups(rows, others, panel_keys), key=lambda group: -group.rows["cell_id"].nunique())
+
+
+def _groups(rows: pd.DataFrame, others: Sequence[str], panel_keys: Sequence[str]) -> Iterator[Group]:
+    told_apart = [key for key in panel_keys if rows[key].nunique() > 1] or ["model", "workload"]
+    for _, part in rows.groupby(list(panel_keys), sort=False):
+        title = " · ".join(part[told_apart].iloc[0])
+        yield Group(title, part.assign(series=series_labels(part, others)))
+
+
+def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+    """For each row the settings of those knobs that are not the same in all rows.
+
+    >>> rows = pd.DataFrame({"knob_a": [1, 2], "knob_b": [5, 5]})
+    >>> list(series_labels(rows, ["knob_a", "knob_b"]))
+    ['a 1', 'a 2']
+    """
+    varied = [knob for knob in knobs if rows[knob].nunique(dropna=False) > 1]
+    labels = [", ".join(map(setting, varied, values)) for _, *values in rows[varied].itertuples(name=None)]
+    return pd.Series(labels, index=rows.index, dtype=object)
+
+
+def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+    """For each cell what tells it apart from the others shown: names, and on a second line the settings."""
+    names = [key for key in NAMES if cells[key].nunique() > 1] or ["engine"]
+    varied = [knob for knob in knobs if cells.groupby("engine")[knob].nunique().max() > 1]
+    settings = [
+        ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))
+        for _, *values in cells[varied].itertuples(name=None)
+    ]
+    titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(settings, sep="\n").str.strip()
+    return titles
+
+
+def setting(knob: str, value: Any) -> str:
+    """A knob's setting as a reader names it.
+
+    >>> setting("knob_enable_prefix_caching", True), setting("knob_block_size", 16.0)
+    ('prefix caching on', 'block size 16')
+    """
+    name = knob.removeprefix("knob_").removeprefix("enable_").replace("_", " ")
+    if value is None or value is pd.NA or value != value:
+        return f"{name} default"
+    if isinstance(value, bool | np.bool_):
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"

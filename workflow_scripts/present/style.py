@@ -1,0 +1,43 @@
+"""Colours and marks of all figures: one place, so that a device looks the same in every figure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+# Distinguishable under the common colour-vision deficiencies, and at least 3:1 against white and against the dark
+# page; a device is told apart by its mark as well.
+COLOURS = ("#0173b2", "#d55e00", "#029e73", "#b06bb0", "#9a7800", "#7d7d7d", "#4a90c8", "#a8554a")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+
+# These four turn with the page from light to dark, so no other part of a figure may have exactly these colours.
+INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#fefefe"
+
+OUTCOMES: Mapping[str, tuple[str, str]] = {
+    # outcome -> colour and the sign that says the same without colour
+    "ok": ("#029e73", ""),
+    "infeasible": ("#9a7800", "×"),
+    "timeout": ("#b06bb0", "T"),
+    "engine_error": ("#d55e00", "!"),
+    "invalid": ("#0173b2", "?"),
+    "missing": (PAPER, "–"),
+}
+
+LineStyle = str | tuple[float, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How one device or engine is drawn, wherever it appears."""
+
+    color: str
+    marker: str
+
+
+def marks(names: Iterable[str]) -> dict[str, Mark]:
+    """A mark for each name, in the order given; more names than colours still differ in colour and mark together.
+
+    >>> marks(["h200", "l40s"])["l40s"].marker
+    's'
+    """
+    pairs = zip(cycle(COLOURS), cycle(MARKERS), strict=False)
+    return {name: Mark(*pair) for name, pair in zip(dict.fromkeys(names), pairs, strict=False)}

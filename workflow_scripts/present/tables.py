@@ -1,0 +1,104 @@
+"""The tables that the figures and the page are drawn from."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+
+class MissingError(Exception):
+    """What a figure or a section needs is not there; the message says what, and the page shows it."""
+
+
+def _plain(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with NumPy's types, which the drawing libraries know, in place of pandas' nullable ones."""
+    numbers = table.select_dtypes(["Int64", "Float64"]).columns
+    others = table.select_dtypes(["string", "boolean"]).columns
+    return table.astype(dict.fromkeys(numbers, float) | dict.fromkeys(others, object))
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, each by the names of its columns."""
+    return table.to_dict("records")  # type: ignore[return-value]
+
+
+class Tables:
+    """The folder `results/{study}/tables`, and the tables of facts below `results/{study}/parsed`."""
+
+    def __init__(self, folder: Path, parsed: Path | None = None) -> None:
+        self.folder = folder
+        self.parsed = parsed
+        self._read: dict[str, pd.DataFrame] = {}
+
+    def need(self, name: str, *columns: str) -> pd.DataFrame:
+        """The table of that name, with at least one row and these columns.
+
+        Raises:
+            MissingError: the table is absent, empty or without one of the columns.
+        """
+        if name not in self._read:
+            path = self.folder / f"{name}.parquet"
+            if not path.exists():
+                raise MissingError(f"there is no table {name} ({path.name} was not made)")
+            self._read[name] = _plain(pd.read_parquet(path))
+        table = self._read[name]
+        if table.empty:
+            raise MissingError(f"the table {name} has no rows")
+        if absent := [column for column in columns if column not in table.columns]:
+            raise MissingError(f"the table {name} has no column {', '.join(absent)}")
+        return table
+
+    def get(self, name: str) -> pd.DataFrame | None:
+        """The table of that name, or None where `need` would say that it is missing."""
+        try:
+            return self.need(name)
+        except MissingError:
+            return None
+
+    def facts(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
+        """Rows of `parsed/{gpu}/{name}.parquet` that belong to these cells.
+
+        Only those are read: the traces of a large study do not fit in memory.
+
+        Raises:
+            MissingError: no such file, or none of the cells in it.
+        """
+        wanted = pd.Series(list(cell_ids), dtype="string")
+        if self.parsed is None or wanted.empty:
+            raise MissingError("no cell was measured" if wanted.empty else "no folder of parsed facts was given")
+        parts = []
+        for gpu, ids in wanted.groupby(wanted.str.split("/").str[0]):
+            path = self.parsed / str(gpu) / f"{name}.parquet"
+            if path.exists():
+                parts.append(pd.read_parquet(path, filters=[("cell_id", "in", list(ids))]))
+        if not parts:
+            raise MissingError(f"no {name}.parquet was parsed")
+        facts = _plain(pd.concat(parts, ignore_index=True))
+        if facts.empty:
+            raise MissingError(f"{name}.parquet holds nothing of the cells to be shown")
+        return facts
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """The table `cells`."""
+        return self.need("cells", "cell_id", "outcome")
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """Rows of `cells` that may be compared: outcome `ok`, measured as the study asks.
+
+        Raises:
+            MissingError: there are none.
+        """
+        cells = self.cells
+        rows = cells[(cells["outcome"] == "ok") & cells["comparable"].eq(True)]
+        if rows.empty:
+            raise MissingError("no cell has been measured yet")
+        return rows
+
+    @property
+    def knobs(self) -> list[str]:
+        """Columns of `cells` that hold a knob."""
+        return [column for column in self.cells.columns if column.startswith("knob_")]

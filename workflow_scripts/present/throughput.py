@@ -1,0 +1,244 @@
+"""Throughput, and the use of bandwidth and arithmetic, against one knob."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from workflow_scripts.present.plot import Panel, Plot, mark_handles, some_panels
+from workflow_scripts.present.series import NAMES, Group, groups_varying
+from workflow_scripts.present.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.present.tables import MissingError, Tables
+
+LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
+# Rates that a ceiling is computed from -> how its line is drawn and called.
+CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
+    "datasheet": ((0, (1, 1.2)), "ceiling by the data sheet (predicted)"),
+    "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling by measured device rates (predicted)"),
+}
+ALL_SETTINGS = "all settings of other knobs"
+STEPS_OF_A_DECADE = (1, 2, 5)
+
+
+class Measure(NamedTuple):
+    """What is drawn upwards: a column, its name, its axis label, and whether it is a share between 0 and 1."""
+
+    column: str
+    name: str
+    label: str
+    is_share: bool = False
+
+
+OUTPUT = Measure("output_tokens_per_s", "Output tokens per second", "Output tokens per s")
+TOTAL = Measure("total_tokens_per_s", "Total tokens (prompt and output) per second", "Total tokens per s")
+MBU = Measure("mbu", "Model bandwidth utilization (MBU)", "MBU", is_share=True)
+MFU = Measure("mfu", "Model FLOP utilization (MFU)", "MFU", is_share=True)
+
+
+def output_by_max_num_seqs(tables: Tables) -> Plot:
+    """Output tokens per second against max-num-seqs, a line a device, under the ceiling where one is known."""
+    groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:], len(LINE_STYLES))
+    return _plot(tables, groups, "max-num-seqs", "sequences", OUTPUT, _ceilings(tables, groups))
+
+
+def total_by_max_num_seqs(tables: Tables) -> Plot:
+    """Prompt and output tokens per second against max-num-seqs, a line a device."""
+    groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:], len(LINE_STYLES))
+    return _plot(tables, groups, "max-num-seqs", "sequences", TOTAL)
+
+
+def output_by_block_size(tables: Tables) -> Plot:
+    """Output tokens per second against the block size, a panel a device, a line for each setting of other knobs."""
+    groups = _compared(tables, tables.measured, "knob_block_size", NAMES, len(COLOURS))
+    return _plot(tables, groups, "block size", "tokens", OUTPUT)
+
+
+def mbu_by_max_num_seqs(tables: Tables) -> Plot:
+    """Share of the memory bandwidth that a repeat used at least, against max-num-seqs."""
+    return _utilization(tables, MBU)
+
+
+def mfu_by_max_num_seqs(tables: Tables) -> Plot:
+    """Share of the arithmetic that a repeat used at least, against max-num-seqs."""
+    return _utilization(tables, MFU)
+
+
+def _utilization(tables: Tables, share: Measure) -> Plot:
+    limits = tables.need("limits", "cell_id", "repeat", "rates", share.column)
+    # Of the two sources of a device's rates the data sheet comes first.
+    limits = limits[limits[share.column].notna()].sort_values("rates").drop_duplicates(["cell_id", "repeat"])
+    rows = tables.measured.merge(limits[["cell_id", "repeat", share.column]], on=["cell_id", "repeat"])
+    if rows.empty:
+        raise MissingError(f"no {share.label} is known of any measured cell")
+    groups = _compared(tables, rows, "knob_max_num_seqs", NAMES[1:], len(LINE_STYLES))
+    return replace(_plot(tables, groups, "max-num-seqs", "sequences", share), sources=["measured", "predicted"])
+
+
+def _compared(
+    tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str], most_series: int
+) -> list[Group]:
+    """Panels whose rows say which colour and which line style they are drawn in."""
+    groups = groups_varying(rows, knob, tables.knobs, panel_keys)
+    for group in groups:
+        series = group.rows["series"] if len(group.labels) <= most_series else ALL_SETTINGS
+        one_device = "gpu" in panel_keys
+        group.rows["colour"] = series if one_device else group.rows["gpu"]
+        group.rows["style"] = "" if one_device else series
+    return groups
+
+
+def _plot(
+    tables: Tables, groups: list[Group], knob: str, unit: str, measure: Measure, ceilings: pd.DataFrame | None = None
+) -> Plot:
+    rows = pd.concat([group.rows for group in groups])
+    names = list(tables.cells["gpu"]) if set(rows["colour"]) <= set(tables.cells["gpu"]) else list(rows["colour"])
+    colours = marks(names)
+    styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
+    drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
+    draw = partial(
+        _draw,
+        colours=colours,
+        styles=styles,
+        measure=measure,
+        ceilings=ceilings,
+        limits=(min(float(column.min()) for column in drawn), max(float(column.max()) for column in drawn)),
+    )
+    panels, notes = some_panels(
+        [Panel(group.title, partial(draw, group=group)) for group in groups], "combinations of what heads a panel"
+    )
+    if ALL_SETTINGS in {*rows["colour"], *rows["style"]}:
+        notes.append(
+            "where many settings of other knobs were measured, a line is the median of all of them "
+            "and its band reaches from the lowest to the highest"
+        )
+    return Plot(
+        title=f"{measure.name} against {knob}",
+        alt=_in_words(groups, measure, knob),
+        sources=["measured"] if ceilings is None else ["measured", "predicted"],
+        panels=panels,
+        x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]} ({unit})",
+        y_label=measure.label,
+        handles=_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])}, styles, ceilings),
+        repeats=repeats_of(rows),
+        notes=notes,
+    )
+
+
+def _ceilings(tables: Tables, groups: Iterable[Group]) -> pd.DataFrame | None:
+    """Ceilings of each cell, a column for each source of the device's rates; None if none is known."""
+    limits = tables.get("limits")
+    if limits is None:
+        return None
+    ids = {cell for group in groups for cell in group.rows["cell_id"]}
+    ceilings = limits[limits["cell_id"].isin(ids)].pivot_table(
+        index="cell_id", columns="rates", values="output_tokens_per_s_ceiling"
+    )
+    return None if ceilings.empty else ceilings
+
+
+def _draw(
+    ax: Axes,
+    group: Group,
+    colours: Mapping[str, Mark],
+    styles: Mapping[str, LineStyle],
+    measure: Measure,
+    ceilings: pd.DataFrame | None,
+    limits: tuple[float, float],
+) -> None:
+    for (colour, style), rows in group.rows.groupby(["colour", "style"], sort=False):
+        draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
+        draw(ax, rows, measure.column, colours[str(colour)], styles[str(style)])
+    if ceilings is not None:
+        for colour, rows in group.rows.groupby("colour", sort=False):
+            for rates, ceiling in ceilings.items():
+                over = rows.assign(ceiling=rows["cell_id"].map(ceiling)).groupby("x")["ceiling"].max().dropna()
+                ax.plot(
+                    over.index, over, color=colours[str(colour)].color, linestyle=CEILINGS[str(rates)][0], linewidth=1.2
+                )
+    log2_axis(ax, group.rows["x"].unique())
+    if measure.is_share:
+        ax.set_ylim(0, max(1.05, limits[1] * 1.05))
+        ax.axhline(1, color=MUTED, linewidth=0.8)
+    else:
+        ratio_axis(ax, *limits)
+
+
+def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+    """Each repeat as a faint dot, the median as a mark with a bar from the lowest to the highest repeat."""
+    at = rows.groupby("x")[rate].agg(["median", "min", "max"])
+    ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
+    ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
+    ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+
+
+def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+    at = rows.groupby("x")[rate].agg(["median", "min", "max"])
+    ax.fill_between(at.index, at["min"], at["max"], color=mark.color, alpha=0.15, linewidth=0)
+    ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+
+
+def log2_axis(ax: Axes, values: Iterable[float]) -> None:
+    """Set a base-2 x axis with exactly the values as ticks."""
+    ticks = sorted(values)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if len(ticks) > 9:
+        ax.tick_params(axis="x", labelsize=7)
+    ax.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
+
+
+def ratio_axis(ax: Axes, low: float, high: float) -> None:
+    """Set a logarithmic y axis, on which equal distances are equal ratios, over a factor of at least four.
+
+    A narrower axis would make a difference of one per cent look like a result.
+    """
+    widen = max(4 / (high / low), 1.25) ** 0.5
+    low, high = low / widen, high * widen
+    ax.set_yscale("log")
+    ax.set_ylim(low, high)
+    ticks = [step * 10.0**power for power in range(-4, 9) for step in STEPS_OF_A_DECADE]
+    ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _handles(
+    colours: Mapping[str, Mark], styles: Mapping[str, LineStyle], ceilings: pd.DataFrame | None
+) -> list[Artist]:
+    handles = mark_handles(colours)
+    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for name, style in styles.items() if name]
+    for style, name in (CEILINGS[str(rates)] for rates in ([] if ceilings is None else ceilings)):
+        handles.append(Line2D([], [], color=INK, linestyle=style, label=name))
+    return handles
+
+
+def repeats_of(rows: pd.DataFrame) -> str:
+    """How many timed passes are behind a cell's mark, in words.
+
+    >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "repeat": [0, 1, 0]}))
+    '1 to 2 repeats a cell'
+    """
+    counts = rows.groupby("cell_id")["repeat"].nunique()
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} a cell"
+
+
+def _in_words(groups: Sequence[Group], measure: Measure, knob: str) -> str:
+    sentences = [f"{measure.name} against {knob}, measured."]
+    for group in groups[:6]:
+        for colour, rows in group.rows.groupby("colour", sort=False):
+            at = rows.groupby("x")[measure.column].median()
+            sentences.append(
+                f"{', '.join(filter(None, (group.title, str(colour))))}: median {at.iloc[0]:,.4g} at "
+                f"{at.index[0]:g}, {at.iloc[-1]:,.4g} at {at.index[-1]:g}."
+            )
+    return " ".join(sentences)
