@@ -1,0 +1,154 @@
+import itertools
+import re
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import Results
+from tests.unit.present.synthetic import SCRIPT
+from workflow_scripts.present.figures import FIGURES
+from workflow_scripts.present.sections import SECTIONS
+
+VOID = {"meta", "img", "source", "link", "br", "hr"}
+
+
+class Page(HTMLParser):
+    """What a page holds: its elements with their attributes, and the text inside each kind of element."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self._open.append(tag)
+            self.text.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        for tag in self._open:
+            self.text[tag][-1] += data
+
+    def close(self) -> None:
+        super().close()
+        assert not self._open, f"never closed: {self._open}"
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def ids(self) -> list[str]:
+        return [attributes["id"] for _, attributes in self.elements if "id" in attributes]
+
+
+@pytest.fixture(scope="module")
+def page(results: Results) -> Page:
+    return Page(results.html)
+
+
+def test_nothing_is_loaded_from_anywhere(results: Results, page: Page) -> None:
+    sources = [a[name] for _, a in page.elements for name in ("src", "srcset", "data", "poster", "action") if name in a]
+    assert len(sources) == 2 * len(FIGURES)
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert not page.all("link")
+    assert not re.search(r"url\(|@import", page.text["style"][0])
+    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in policy
+
+
+def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, page: Page) -> None:
+    targets = [attributes["href"] for attributes in page.all("a")]
+    assert any(target.endswith("/raw/engine.log") for target in targets)
+    for target in targets:
+        if target.startswith("#"):
+            assert target.removeprefix("#") in page.ids()
+        else:
+            assert (results.root / target).is_file(), target
+    assert not [name for name, count in Counter(page.ids()).items() if count > 1]
+
+
+def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -> None:
+    assert [attributes["id"] for attributes in page.all("section")] == [section.id for section in SECTIONS]
+    assert page.text["h2"] == [section.title for section in SECTIONS]
+    assert len(page.text["h1"]) == 1
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_every_figure_has_a_text_for_who_cannot_see_it_and_a_caption(page: Page) -> None:
+    images = page.all("img")
+    assert len(images) == len(FIGURES)
+    assert all(len(image["alt"]) > 20 and int(image["width"]) > 100 for image in images)
+    assert len([caption for caption in page.text["figcaption"] if "Source: " in caption]) == len(FIGURES)
+
+
+def test_every_table_has_a_caption_and_headings(page: Page) -> None:
+    names = [attributes["aria-label"] for attributes in page.all("table")]
+    assert len(names) > 8
+    assert all(any(caption.startswith(name) for caption in page.text["figcaption"]) for name in names)
+    assert {a.get("scope") for a in page.all("th")} == {"col", "row"}
+
+
+def test_markup_in_logs_reasons_and_studies_is_text(results: Results, page: Page) -> None:
+    assert len(page.all("script")) == 1
+    assert SCRIPT not in results.html
+    for tag in ("header", "td", "code"):  # the question, the reason of a refused cell, a command line
+        assert any(SCRIPT in text for text in page.text[tag]), tag
+
+
+def test_cells_that_are_not_ok_are_told_with_their_reasons(page: Page) -> None:
+    cells = " ".join(page.text["td"])
+    for reason in ("not done after 1800 s", "EngineDeadError: the engine died", "not run yet"):
+        assert reason in cells
+    assert any("13 ok, 5 infeasible, 1 invalid, 1 missing" in summary for summary in page.text["summary"])
+    assert any("2 times its ceiling" in finding for finding in page.text["li"])
+
+
+def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:
+    assert any("loaded host" in finding for finding in page.text["li"])
+    named = next(table for table in page.text["figure"] if "CPU taken by others" in table)
+    assert "l40s/vllm/" in named
+    assert "h200/vllm/" not in named
+
+
+def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    shutil.copy(results.root / "tables" / "cells.parquet", tables)
+    assert results.write_page(tmp_path / "report.html", tables, tmp_path / "no figures") == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert [attributes["id"] for attributes in page.all("section")] == [section.id for section in SECTIONS]
+    absent = [text for text in page.text["p"] if "the figures were not drawn" in text]
+    assert len(absent) == len(FIGURES)
+    assert any("there is no table effects (effects.parquet was not made)" in text for text in page.text["p"])
+
+
+def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet").drop_duplicates("cell_id")
+    provenance = ["repeat", "host", "engine_version", "git_commit", "started_at", "cpu_steal_pct", "cpu_others_pct"]
+    cells = cells.assign(outcome="missing", reason=None, **dict.fromkeys(provenance))
+    (tmp_path / "tables").mkdir()
+    cells.to_parquet(tmp_path / "tables" / "cells.parquet")
+    assert results.write_page(tmp_path / "report.html", tmp_path / "tables", tmp_path / "no figures") == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert any("74 cells: 74 missing." in text for text in page.text["p"])
+    assert any("no cell tells how busy its host was" in text for text in page.text["p"])
+
+
+def test_without_the_cells_table_the_command_ends_with_2(
+    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert results.write_page(tmp_path / "report.html", tmp_path, tmp_path) == 2
+    assert capsys.readouterr().err == "present.page: there is no table cells (cells.parquet was not made)\n"
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,40 @@
+import base64
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.present.style import INK
+from workflow_scripts.present.svg import data_address, size_px
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="72pt" height="36.4pt">'
+    f'<path style="fill: {INK}"/><path style="fill: #0173b2"/></svg>'
+)
+
+
+def test_ink_turns_with_the_page_and_other_colours_do_not(tmp_path: Path) -> None:
+    drawn = tmp_path / "a.svg"
+    drawn.write_text(SVG)
+    kind, data = data_address(drawn).split(",")
+    assert kind == "data:image/svg+xml;base64"
+    text = base64.b64decode(data).decode()
+    ET.fromstring(text)
+    sheet, paths = text.split("</style>")
+    assert f"--c0:{INK};" in sheet.split("@media")[0]
+    assert "--c0:#e6edf3;" in sheet.split("@media")[1]
+    assert "fill: var(--c0)" in paths
+    assert "fill: #0173b2" in paths
+
+
+def test_size_in_css_pixels(tmp_path: Path) -> None:
+    drawn = tmp_path / "a.svg"
+    drawn.write_text(SVG)
+    assert size_px(drawn) == (96, 49)
+
+
+def test_an_svg_without_a_size_is_an_error(tmp_path: Path) -> None:
+    drawn = tmp_path / "a.svg"
+    drawn.write_text("<svg/>")
+    with pytest.raises(ValueError, match=r"a\.svg: an SVG without width and height in points"):
+        size_px(drawn)

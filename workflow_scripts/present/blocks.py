@@ -1,0 +1,171 @@
+"""What sections are made of: the blocks that the page's template knows how to write."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.present.tables import records
+
+UNKNOWN = "–"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Text:
+    """One paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Something that the report would show and that is not there, with the reason."""
+
+    kind: ClassVar[str] = "absent"
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence with its verdict; `tone` is good, bad or neutral and only colours the verdict."""
+
+    verdict: str
+    sentence: str
+    tone: str = "neutral"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Sentences that tables hold, each with its verdict."""
+
+    kind: ClassVar[str] = "findings"
+    findings: Sequence[Finding]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawn figure: images in the widths of a page and of a column as data addresses, and its caption."""
+
+    kind: ClassVar[str] = "figure"
+    name: str
+    wide: str
+    narrow: str
+    width_px: int
+    height_px: int
+    alt: str
+    caption: Sequence[tuple[str, str]]
+    facts: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell of a table that leads to a file beside the page."""
+
+    href: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings; a row's first value names it. `numeric` says which columns hold numbers."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Link]]
+    numeric: Sequence[bool]
+    note: str = ""
+    link: Link | None = None
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks below a line that opens and closes them."""
+
+    kind: ClassVar[str] = "fold"
+    summary: str
+    blocks: Sequence[Any]
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line to copy, with what it is for."""
+
+    kind: ClassVar[str] = "command"
+    title: str
+    command: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """Words and what they mean."""
+
+    kind: ClassVar[str] = "definitions"
+    entries: Sequence[tuple[str, str]]
+
+
+Block = Text | Absent | Findings | Figure | Table | Fold | Command | Definitions
+
+
+def shown(value: Any, column: str = "") -> str:
+    """A value as the page writes it: four digits, bytes in GiB, and a dash where it is not known.
+
+    >>> shown(12345.678), shown(0.0123456), shown(2**31, "kv_bytes"), shown(None), shown(True)
+    ('12,350', '0.01235', '2', '–', 'yes')
+    """
+    if value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+        return UNKNOWN
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float | np.number):
+        return str(value)
+    number = float(value) / (GIB if column.endswith("bytes") else 1)
+    if number == int(number) and abs(number) < 1e15:
+        return f"{int(number):,}"
+    rounded = float(f"{number:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def table_of(
+    rows: pd.DataFrame, columns: Mapping[str, str], caption: str, note: str = "", link: Link | None = None
+) -> Table:
+    """A table of those `columns` of `rows` (column -> heading) that hold any value.
+
+    An interval, in the columns `*_low` and `*_high`, is written into the column of its value. Names that are the same
+    in all rows are told once, in the note.
+    """
+    rows = with_intervals(rows)
+    used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
+    same = [
+        c for c in used if len(rows) > 1 and isinstance(rows[c].iloc[0], str) and rows[c].nunique(dropna=False) == 1
+    ]
+    if same:
+        note = f"All rows: {', '.join(f'{used.pop(c)} {rows[c].iloc[0]}' for c in same)}. {note}".strip()
+    numeric = [pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c]) for c in used]
+    body = [[shown(value, c) for c, value in row.items()] for row in records(rows[list(used)])]
+    return Table(caption, list(used.values()), body, numeric, note, link)
+
+
+def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with each value that has an interval as text, the interval behind it.
+
+    >>> with_intervals(pd.DataFrame({"ratio": [2.0], "ratio_low": [1.5], "ratio_high": [2.5]}))["ratio"][0]
+    '2 (1.5 to 2.5)'
+    """
+    of = [c.removesuffix("_low") for c in map(str, rows) if c.endswith("_low") and c.removesuffix("_low") in rows]
+    texts = {
+        c: [
+            f"{shown(value)} ({shown(low)} to {shown(high)})" if low == low else shown(value)
+            for value, low, high in zip(rows[c], rows[f"{c}_low"], rows[f"{c}_high"], strict=True)
+        ]
+        for c in of
+    }
+    return rows.assign(**texts)

@@ -1,0 +1,141 @@
+"""What the tables' verdicts come to: the headlines of the page, each in the words of its table."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workflow_scripts.present.blocks import Block, Command, Finding, Findings
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.tables import MissingError, records
+
+# Sentences of one kind; the table holds all.
+MOST_SENTENCES = 6
+TONES: Mapping[str, str] = {
+    "flat": "good",
+    "changes": "neutral",
+    "holds": "good",
+    "possible": "good",
+    "supported": "good",
+    "contradicted": "bad",
+    "refuted": "bad",
+    "impossible": "bad",
+    "exceeds": "bad",
+}
+ROLES: Mapping[str, str] = {
+    "best_throughput": "Highest throughput",
+    "best_within_latency": "Highest throughput within a latency",
+    "smallest_within_margin": "Smallest setting that is as fast",
+}
+
+
+def knobs(report: Report) -> Iterator[Block]:
+    """For each knob the verdicts over all its values, and the largest change."""
+    effects = report.tables.need("effects")
+    overall = effects[effects["comparison"] == "overall"]
+    findings = []
+    for knob, rows in overall.groupby("knob", sort=False):
+        counts = rows["verdict"].value_counts()
+        largest = records(rows.sort_values("ratio", ascending=False).head(1))[0]
+        verdict = str(counts.index[0]) if len(counts) == 1 else "mixed"
+        counted = ", ".join(f"{count} {name}" for name, count in counts.items())
+        of_several = f"{str(knob).replace('_', ' ')}, {len(rows)} comparisons: {counted}. Largest: "
+        sentence = (of_several if len(rows) > 1 else "") + f"{largest['explanation']} ({_place(largest)})"
+        findings.append(Finding(verdict, sentence, TONES.get(verdict, "neutral")))
+    yield Findings(findings, "Verdicts are on output tokens per second, within the margin that a sentence names.")
+
+
+def devices(report: Report) -> Iterator[Block]:
+    """For each pair of devices what explains the speed-up, and one case in full."""
+    ratios = report.tables.need("ratios")
+    ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
+    findings = []
+    for (a, b), rows in ratios.groupby(["gpu_a", "gpu_b"], sort=False):
+        explained = rows["explanation"].fillna("no known ratio").value_counts()
+        verdict = str(explained.index[0]) if len(explained) == 1 else "mixed"
+        counted = ", ".join(f"by {name} in {count}" for name, count in explained.items()).replace("_", " ")
+        # Decoding is what memory bandwidth should explain, so the case with the most of it is shown.
+        example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
+        findings.append(
+            Finding(
+                verdict.replace("_", " "),
+                f"{a} over {b}, of {len(rows)} settings explained {counted}. {example['verdict_text']} "
+                f"({example['engine']}, {example['model']}, {example['workload']}, {example['knobs']})",
+            )
+        )
+    yield _some(findings, "ratios")
+
+
+def engines(report: Report) -> Iterator[Block]:
+    """The fastest vLLM cell against the fastest HuggingFace cell of each device, model and workload."""
+    pairs = report.tables.need("engines")
+    pairs = pairs[pairs["comparable"].eq(True)]
+    if pairs.empty:
+        raise MissingError("no cells of the two engines did equal work")
+    fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
+    rows = records(fastest.drop_duplicates(["gpu", "model", "workload"]))
+    yield _some(
+        [Finding(f"{row['improvement_ratio']:.3g}x", f"{row['explanation']} ({_place(row)})") for row in rows],
+        "engines",
+    )
+
+
+def decomposition(report: Report) -> Iterator[Block]:
+    """The steps from single requests on HuggingFace to vLLM, at the most sequences of each place."""
+    factors = report.tables.need("engine_decomposition")
+    most = factors.groupby(["gpu", "model", "workload"])["vllm_max_num_seqs"].transform("max")
+    rows = factors[factors["vllm_max_num_seqs"] == most]
+    rows = rows.drop_duplicates(["gpu", "model", "workload", "factor"])
+    yield _some(
+        [
+            Finding(str(row["factor"]).replace("_", " "), f"{row['explanation']} ({_place(row)})")
+            for row in records(rows)
+        ],
+        "engine_decomposition",
+        4 * MOST_SENTENCES,
+    )
+
+
+def limits(report: Report) -> Iterator[Block]:
+    """Cells above a ceiling, or that there are none."""
+    rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "ceiling_broken")
+    known = rows[rows["factor"].notna()]
+    if known.empty:
+        raise MissingError("no ceiling is known of any cell")
+    above = known[known["exceeds"].eq(True)].sort_values("factor", ascending=False).drop_duplicates("cell_id")
+    if above.empty:
+        count = known["cell_id"].nunique()
+        yield Findings(
+            [Finding("possible", f"None of {count} cells lies above what its device allows at most.", "good")]
+        )
+        return
+    yield _some(
+        [
+            Finding(
+                "impossible",
+                f"{row['cell_id']}: {row['factor']:.3g} times its ceiling on {row['ceiling_broken']}. "
+                "It is marked invalid and kept out of all comparisons.",
+                "bad",
+            )
+            for row in records(above)
+        ],
+        "limits",
+    )
+
+
+def recommendations(report: Report) -> Iterator[Block]:
+    """Configurations to serve with, as command lines."""
+    table = report.tables.need("recommendations")
+    rows = table[table["role"].isin(ROLES)]
+    if rows.empty:
+        raise MissingError("no vLLM cell was measured that could be recommended")
+    for row in records(rows.head(4 * MOST_SENTENCES)):
+        command = row["command"] or "(no command: the model is not one that vllm serve could fetch)"
+        yield Command(f"{ROLES[row['role']]}: {_place(row)}", command, row["explanation"])
+
+
+def _some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Findings:
+    note = f"{most} of {len(findings)}; the table {table} holds all." if len(findings) > most else ""
+    return Findings(findings[:most], note)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], row.get("held"))))

@@ -1,0 +1,260 @@
+"""What was run on what: counts, devices, models, engines, workloads, every cell, and where results come from."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.catalog import load_gpus
+from workflow_scripts.files import read_json
+from workflow_scripts.present.blocks import (
+    Absent,
+    Block,
+    Definitions,
+    Finding,
+    Findings,
+    Fold,
+    Table,
+    Text,
+    shown,
+    table_of,
+)
+from workflow_scripts.present.report import MOST_ROWS, Report
+from workflow_scripts.present.style import OUTCOMES
+from workflow_scripts.present.tables import MissingError, records
+from workflow_scripts.workloads import LengthDistribution
+
+NOISY_PCT = 5.0
+
+
+def counts(report: Report) -> Iterator[Block]:
+    """How many cells were asked for, and what became of them."""
+    grid, study = report.grid, report.study
+    outcomes = grid["outcome"].value_counts()
+    became = ", ".join(f"{outcomes[o]} {_words(o)}" for o in OUTCOMES if o in outcomes)
+    yield Text(
+        f"{len(grid)} cells: {became}. A cell is one point of the grid of device, engine, model, workload and engine "
+        f"settings; each was to be timed {study.repeats} times after a warm-up."
+    )
+    names = {
+        "Devices": "gpu",
+        "Engines": "engine",
+        "Models": "model",
+        "Workloads": "workload",
+    }
+    rows = [[heading, ", ".join(dict.fromkeys(grid[column]))] for heading, column in names.items()]
+    rows += [[knob.removeprefix("knob_"), ", ".join(sorted_values(grid[knob]))] for knob in report.tables.knobs]
+    yield Table("What the study crosses", ["Axis", "Values"], rows, [False, False])
+
+
+def sorted_values(column: pd.Series) -> list[str]:
+    """Each value of a knob once, in order."""
+    return [shown(value).replace(",", "") for value in sorted(column.dropna().unique())]
+
+
+def devices(report: Report) -> Iterator[Block]:
+    """The devices with what their data sheets say."""
+    catalogue = load_gpus()
+    named = report.grid.groupby("gpu", sort=False)
+    rows = []
+    for gpu, cells in named:
+        entry = catalogue[str(gpu)]
+        flop = max((entry.dense_flop_per_s or {}).items(), key=lambda item: item[0] == "bf16", default=(None, None))
+        rows.append(
+            {
+                "gpu": gpu,
+                "title": entry.title,
+                "cells": len(cells),
+                "found": _all_of(report.tables.cells, gpu, "device_name"),
+                "memory_gb": entry.memory_bytes and entry.memory_bytes / 1e9,
+                "bandwidth_gb_per_s": entry.memory_bandwidth_bytes_per_s and entry.memory_bandwidth_bytes_per_s / 1e9,
+                "tflop_per_s": flop[1] and flop[1] / 1e12,
+                "flop_dtype": flop[0],
+                "tdp_w": entry.tdp_w,
+            }
+        )
+    columns = {
+        "gpu": "Device",
+        "title": "What it is",
+        "cells": "Cells",
+        "found": "Name found",
+        "memory_gb": "Memory (GB)",
+        "bandwidth_gb_per_s": "Memory bandwidth (GB/s)",
+        "tflop_per_s": "Dense matrix rate (TFLOP/s)",
+        "flop_dtype": "of type",
+        "tdp_w": "Power (W)",
+    }
+    yield table_of(pd.DataFrame(rows), columns, "Devices; the numbers are published ones")
+    sources = [(str(gpu), "; ".join(dict.fromkeys(catalogue[str(gpu)].sources.values()))) for gpu, _ in named]
+    yield Fold("Sources of the devices' numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
+
+
+def _all_of(cells: pd.DataFrame, gpu: Any, column: str) -> str:
+    return ", ".join(cells.loc[cells["gpu"] == gpu, column].dropna().unique())
+
+
+def engines(report: Report) -> Iterator[Block]:
+    """Engines with the versions that ran."""
+    cells = report.tables.cells
+    found = cells.groupby("engine", sort=False).agg(
+        versions=("engine_version", lambda v: ", ".join(sorted(map(str, v.dropna().unique())))),
+        backends=("attention_backend", lambda v: ", ".join(sorted(map(str, v.dropna().unique())))),
+        cells=("cell_id", "nunique"),
+    )
+    yield table_of(
+        found.reset_index(),
+        {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
+        "Engines as they ran",
+    )
+
+
+def workloads(report: Report) -> Iterator[Block]:
+    """Workloads: what the study asks for, and what the requests really were."""
+    rows = []
+    made = list(_manifests(report))
+    for name, workload in report.study.workloads.items():
+        manifest = next((m for m in made if m["workload"] == name), None)
+        rows.append(
+            {
+                "workload": name,
+                "asked": workload.kind,
+                "kind": manifest and manifest["kind"],
+                "source": manifest and manifest.get("source"),
+                "requests": workload.num_prompts if manifest is None else manifest["num_requests"],
+                "prompt": _length(manifest, "prompt_tokens", getattr(workload, "prompt_tokens", None)),
+                "output": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
+            }
+        )
+    columns = {
+        "workload": "Workload",
+        "asked": "Kind asked for",
+        "kind": "Kind it really was",
+        "source": "Made from",
+        "requests": "Requests (most in a cell)",
+        "prompt": "Prompt tokens",
+        "output": "Output tokens",
+    }
+    yield table_of(pd.DataFrame(rows), columns, "Workloads with the lengths of their requests")
+    if not made:
+        yield Absent(
+            "Requests as made", "there is no workload.json below prepared/workloads, so lengths are as asked for"
+        )
+
+
+def _manifests(report: Report) -> Iterator[dict[str, Any]]:
+    for path in sorted(report.prepared.glob("workloads/**/workload.json")):
+        yield read_json(path)
+
+
+def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
+    if manifest is not None:
+        found = manifest[field]
+        return f"{shown(found['min'])} to {shown(found['max'])}, median {shown(found['median'])}"
+    if isinstance(asked, LengthDistribution):
+        return f"{asked.minimum} to {asked.maximum}, median about {asked.median:g}"
+    return None if asked is None else str(asked)
+
+
+def every_cell(report: Report) -> Iterator[Block]:
+    """Every cell with its outcome, its reason and its log, folded by device, engine, model and workload."""
+    cells = report.tables.cells
+    rates = cells.groupby("cell_id")["output_tokens_per_s"].median()
+    troubled = report.grid[~report.grid["outcome"].isin(["ok"])]
+    if len(troubled):
+        reasons = troubled.assign(reason=troubled["reason"].fillna("not run yet")).groupby(
+            ["outcome", "reason"], sort=False
+        )
+        rows = [[_words(o), str(reason), str(len(part)), part["cell_id"].iloc[0]] for (o, reason), part in reasons]
+        yield Table(
+            "Cells that are not ok, by reason",
+            ["Outcome", "Reason", "Cells", "For example"],
+            rows,
+            [False, False, True, False],
+        )
+    for names, part in report.grid.groupby(["gpu", "engine", "model", "workload"], sort=False):
+        tally = ", ".join(f"{count} {_words(outcome)}" for outcome, count in part["outcome"].value_counts().items())
+        yield Fold(f"{' · '.join(map(str, names))}: {tally}", [_cell_lines(report, part, rates)])
+
+
+def _words(outcome: object) -> str:
+    return str(outcome).replace("_", " ")
+
+
+def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
+    rows = []
+    for cell in records(part):
+        log = report.link(report.cells / cell["cell_id"] / "raw" / "engine.log", "log")
+        outcome = _words(cell["outcome"]) + ("" if cell["comparable"] is not False else ", not comparable")
+        rate = shown(rates.get(cell["cell_id"]))
+        rows.append([cell["knobs"], outcome, rate, shown(cell["reason"]), log or "no log"])
+    headings = ["Settings", "Outcome", "Output tokens per s (median)", "Reason", "Engine log"]
+    return Table("Cells", headings, rows, [False, False, True, False, False])
+
+
+def load_warning(report: Report) -> Iterator[Block]:
+    """Whether others used the host while cells were timed."""
+    load, noisy = _host_load(report)
+    if noisy.empty:
+        finding = Finding("quiet host", f"In no cell did others take more than {NOISY_PCT:g} % of the CPU.", "good")
+    else:
+        sentence = (
+            f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes took more than "
+            f"{NOISY_PCT:g} % of the CPU; their rates may be too low, and intervals are wide. They are named under "
+            "Provenance."
+        )
+        finding = Finding("loaded host", sentence, "bad")
+    yield Findings([finding])
+
+
+def loaded_cells(report: Report) -> Iterator[Block]:
+    """Cells during which others used the host."""
+    _, noisy = _host_load(report)
+    columns = {"cell_id": "Cell", "cpu_steal_pct": "By the hypervisor (%)", "cpu_others_pct": "By others (%)"}
+    if len(noisy):
+        cells = table_of(noisy.head(MOST_ROWS), columns, "CPU taken by others while the cell was timed")
+        yield Fold(f"Cells with a loaded host: {len(noisy)}", [cells])
+
+
+def _host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The highest load by others in each measured cell, and the cells where it was more than `NOISY_PCT`."""
+    load = report.tables.cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
+    load = load.dropna(how="all").reset_index()
+    if load.empty:
+        raise MissingError("no cell tells how busy its host was")
+    noisy = (load[["cpu_steal_pct", "cpu_others_pct"]] > NOISY_PCT).any(axis=1)
+    return load, load[noisy]
+
+
+def provenance(report: Report) -> Iterator[Block]:
+    """Hosts, devices, commits, locks, protocol and times of what was measured; versions as the cells recorded them."""
+    cells = report.tables.cells
+    started = cells["started_at"].dropna() if "started_at" in cells else pd.Series(dtype=object)
+    rows = [
+        [heading, ", ".join(map(str, cells[column].dropna().unique()))]
+        for column, heading in {
+            "host": "Hosts",
+            "device_uuid": "Devices (UUID)",
+            "git_commit": "Commits that measured",
+            "protocol": "Protocol versions",
+            "source": "Source of the numbers",
+        }.items()
+        if column in cells and cells[column].notna().any()
+    ]
+    if len(started):
+        rows.append(["First and last repeat began", f"{started.min()} and {started.max()}"])
+    yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
+    records = report.outcome_records
+    if not records:
+        yield Absent("Versions", "no outcome.json of a cell was found")
+    for record in records:
+        yield Fold(f"Recorded with {record['cell_id']}", [_flat_table(record["provenance"])])
+
+
+def _flat_table(record: dict[str, Any]) -> Table:
+    rows: list[list[str]] = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            rows += [[f"{name}: {part}", str(item)] for part, item in value.items()]
+        else:
+            rows.append([name, shown(value)])
+    return Table("Provenance", ["What", "Value"], rows, [False, False])

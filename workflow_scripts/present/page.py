@@ -1,0 +1,80 @@
+"""The report of a study: one HTML file that opens offline.
+
+    python -m workflow_scripts.present.page --study config/studies/demo.yaml --tables results/demo/tables \
+        --figures results/demo/figures --cells results/demo/cells --out results/demo/report.html
+
+Styles, script and figures lie inside the file. What is not there is shown as missing, with the reason.
+"""
+
+import argparse
+import base64
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from workflow_scripts.files import write_text
+from workflow_scripts.present.report import REPORT, Report, blocks_of
+from workflow_scripts.present.sections import SECTIONS, Section
+from workflow_scripts.present.tables import MissingError, Tables
+from workflow_scripts.study import StudyError, load_study
+
+
+def render(report: Report) -> str:
+    """The whole page. Every text of the tables, logs and study is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["sha256"] = _sha256
+    return environment.get_template("page.html.j2").render(
+        title=f"kvsweep: study {report.study.name}",
+        question=report.study.question,
+        style=(REPORT / "page.css").read_text(encoding="utf-8"),
+        script=(REPORT / "page.js").read_text(encoding="utf-8"),
+        sections=[_filled(section, report) for section in SECTIONS],
+    )
+
+
+def _filled(section: Section, report: Report) -> dict[str, Any]:
+    blocks = [block for part in section.parts for block in blocks_of(part, report)]
+    return {"id": section.id, "title": section.title, "lead": section.lead, "blocks": blocks}
+
+
+def _sha256(text: str) -> str:
+    """Digest of an inline style or script, with which the page's policy allows it and nothing else."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report of a study."""
+    parser = argparse.ArgumentParser(
+        description="Write a study's report: one HTML file with styles, script and figures inside.",
+        epilog="example: python -m workflow_scripts.present.page --study config/studies/demo.yaml "
+        "--tables results/demo/tables --figures results/demo/figures --cells results/demo/cells "
+        "--out results/demo/report.html",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
+    parser.add_argument("--figures", type=Path, required=True, help="folder that present.figures wrote")
+    parser.add_argument("--cells", type=Path, required=True, help="folder of the cells; their logs are linked")
+    parser.add_argument(
+        "--prepared", type=Path, help="folder with workloads/, for what requests really were (beside CELLS)"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the HTML file to write")
+    args = parser.parse_args(argv)
+    try:
+        prepared = args.prepared or args.cells.parent / "prepared"
+        report = Report(load_study(args.study), Tables(args.tables), args.figures, args.cells, prepared, args.out)
+        report.tables.need("cells", "cell_id", "outcome")
+    except (StudyError, MissingError) as e:
+        print(f"present.page: {e}", file=sys.stderr)
+        return 2
+    write_text(args.out, render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,185 @@
+"""The sections of the page, in order. A section is a heading, a sentence, and parts that make its blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from workflow_scripts.present import findings, overview
+from workflow_scripts.present.glossary import glossary
+from workflow_scripts.present.report import Part, figure, table
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section; `id` is its address in the page."""
+
+    id: str
+    title: str
+    lead: str
+    parts: Sequence[Part]
+
+
+_EFFECTS = {
+    "gpu": "Device",
+    "engine": "Engine",
+    "model": "Model",
+    "workload": "Workload",
+    "held": "Other knobs",
+    "values": "Values",
+    "value": "Fastest",
+    "baseline": "Slowest",
+    "ratio": "Ratio (95 % interval)",
+    "verdict": "Verdict",
+    "repeats_needed": "Repeats to decide",
+    "bound_by": "Bound by",
+}
+
+
+def effects_of(knob: str) -> Part:
+    """The table of the effects of one knob, all its values against each other."""
+
+    def keep(effects: pd.DataFrame) -> pd.DataFrame:
+        return effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
+
+    return table("effects", _EFFECTS, f"Effect of {knob} on output tokens per second", keep)
+
+
+SECTIONS: Sequence[Section] = (
+    Section(
+        "findings",
+        "Headline findings",
+        "What the tables say, in their words; each is taken up below.",
+        [overview.load_warning, findings.knobs, findings.engines, findings.devices],
+    ),
+    Section(
+        "runs",
+        "What was run on what",
+        "",
+        [overview.counts, overview.devices, overview.engines, overview.workloads],
+    ),
+    Section(
+        "max-num-seqs",
+        "Throughput against max-num-seqs",
+        "How much more a device gives when more sequences may run at once.",
+        [figure("output_by_max_num_seqs"), figure("total_by_max_num_seqs"), effects_of("max_num_seqs")],
+    ),
+    Section(
+        "block-size",
+        "Throughput against block size",
+        "Whether the size of a KV block changes how fast tokens come.",
+        [figure("output_by_block_size"), effects_of("block_size")],
+    ),
+    Section(
+        "prefix-caching",
+        "Prefix caching",
+        "The same requests with the cache of common beginnings on and off.",
+        [figure("prefix_caching"), effects_of("enable_prefix_caching")],
+    ),
+    Section(
+        "engines",
+        "HuggingFace against vLLM",
+        "Equal work on both engines, and what the difference is made of.",
+        [
+            figure("engines"),
+            figure("engine_decomposition"),
+            findings.decomposition,
+            table(
+                "engines",
+                {
+                    "gpu": "Device",
+                    "model": "Model",
+                    "workload": "Workload",
+                    "vllm_knobs": "vLLM settings",
+                    "hf_engine": "HuggingFace engine",
+                    "hf_knobs": "its settings",
+                    "vllm_output_tokens_per_s": "vLLM output tokens per s",
+                    "hf_output_tokens_per_s": "HuggingFace output tokens per s",
+                    "improvement_ratio": "Ratio (95 % interval)",
+                    "reason": "Why not comparable",
+                },
+                "Every vLLM cell against every HuggingFace cell",
+            ),
+        ],
+    ),
+    Section(
+        "over-time",
+        "Memory over time",
+        "What happens inside a repeat.",
+        [figure("memory_over_time"), figure("sequences_over_time"), figure("kv_cache_over_time")],
+    ),
+    Section(
+        "devices",
+        "Ratios of devices",
+        "Whether one device is faster than another by the ratio of their memory bandwidths, or by another.",
+        [
+            figure("device_ratios"),
+            table(
+                "ratios",
+                {
+                    "gpu_a": "Device",
+                    "gpu_b": "over",
+                    "engine": "Engine",
+                    "model": "Model",
+                    "workload": "Workload",
+                    "knobs": "Settings",
+                    "ratio": "Ratio (95 % interval)",
+                    "bandwidth_ratio": "Bandwidths (published)",
+                    "flop_ratio": "Matrix rates (published)",
+                    "measured_bandwidth_ratio": "Bandwidths (measured)",
+                    "measured_flop_ratio": "Matrix rates (measured)",
+                    "kv_tokens_ratio": "KV-cache tokens",
+                    "explanation": "Explained by",
+                    "nearest_difference_pct": "Above the nearest (%)",
+                },
+                "Ratios of output tokens per second",
+                lambda ratios: ratios[ratios["metric"] == "output_tokens_per_s"],
+            ),
+        ],
+    ),
+    Section(
+        "limits",
+        "How near the hardware's limits",
+        "What share of the device's bandwidth and arithmetic the work needed at least, and cells above a ceiling.",
+        [
+            findings.limits,
+            figure("mbu_by_max_num_seqs"),
+            figure("mfu_by_max_num_seqs"),
+            table(
+                "limits",
+                {
+                    "cell_id": "Cell",
+                    "repeat": "Repeat",
+                    "rates": "Device rates by",
+                    "output_tokens_per_s_ceiling": "Ceiling (output tokens per s)",
+                    "factor": "Measured over ceiling",
+                    "mbu": "MBU",
+                    "mfu": "MFU",
+                    "decode_bound_by": "Decoding bound by",
+                    "steps_bound_by": "Steps bound by",
+                },
+                "Repeats nearest to their ceilings",
+                lambda limits: limits.sort_values("factor", ascending=False),
+            ),
+        ],
+    ),
+    Section(
+        "recommendations",
+        "Recommendations",
+        "Settings to serve with. A configuration named as a tie is not shown to be slower.",
+        [findings.recommendations],
+    ),
+    Section(
+        "cells",
+        "Every cell",
+        "What became of each cell, with the reason where it is not ok. A cell that failed is a result, never a zero.",
+        [figure("grid_outcomes"), overview.every_cell],
+    ),
+    Section(
+        "provenance",
+        "Provenance",
+        "Where and with what the numbers were made.",
+        [overview.load_warning, overview.loaded_cells, overview.provenance],
+    ),
+    Section("glossary", "Glossary", "Words of this page, in short.", [glossary]),
+)
