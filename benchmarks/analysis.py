@@ -1,0 +1,113 @@
+"""How analysis and drawing grow with a study: made-up studies of 1,000 and 10,000 cells, three repeats each.
+
+    make bench-analysis          (or: python -m benchmarks.analysis [--cells 1000 10000])
+
+Runs the commands that the rules run, one after another, and prints the seconds and the peak memory of each.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.generated_study import write_generated_study
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+GOAL_S, GOAL_GB = 120, 2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one command took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def commands(study: Path) -> dict[str, list[str]]:
+    """The commands of the rooms analyse and present, by name, in the order of the rules."""
+    root = study.parent / "results" / study.stem
+    tables, parsed, prepared = root / "tables", root / "parsed", root / "prepared"
+    cells, measured = str(tables / "cells.parquet"), str(tables / "measured" / "cells.parquet")
+    devices = ["--devices", str(prepared / "devices")]
+    room, common = "workflow_scripts.analyse.", ["--study", str(study)]
+
+    def analyse(module: str, out: str, *options: str, read: str = cells) -> list[str]:
+        return [room + module, *common, "--cells", read, *options, "--out", str(tables / f"{out}.parquet")]
+
+    of_parsed = ["--parsed", str(parsed)]
+    decomposition = ["--decomposition-out", str(tables / "engine_decomposition.parquet")]
+    predictions = str(prepared / "capacity.jsonl")
+    figures = str(root / "figures")
+    return {
+        "capacity predictions": ["workflow_scripts.prepare.predictions", *common, "--out", predictions],
+        "cells": [room + "cells", *common, *of_parsed, "--out", measured],
+        "limits": analyse("limits", "limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
+        "waste": analyse("fragmentation", "waste", *of_parsed),
+        "ratios": analyse("ratios", "ratios", *devices),
+        "effects": analyse("effects", "effects"),
+        "engines": analyse("engines", "engines", *decomposition),
+        "recommendations": analyse("recommend", "recommendations"),
+        "capacity": analyse("capacity", "capacity", "--predictions", predictions),
+        "claims": [
+            *(room + "claims", *common, "--tables", str(tables), "--published", "config/published"),
+            *("--out", str(tables / "claims.parquet")),
+        ],
+        "figures": ["workflow_scripts.present.figures", *common, "--tables", str(tables), *of_parsed, "--out", figures],
+        "page": [
+            *("workflow_scripts.present.page", *common, "--tables", str(tables), "--figures", figures),
+            *("--cells", str(root / "cells"), "--out", str(root / "report.html")),
+        ],
+    }
+
+
+def run(command: Sequence[str]) -> Cost:
+    """Run a command to its end; exit with its words if it fails."""
+    began = time.monotonic()
+    # A process of its own between, so that the peak is of this command and not of any before it.
+    timed = (
+        "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", timed, sys.executable, "-m", *command], cwd=CHECKOUT, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        sys.exit(f"{command[0]} ended with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+    return Cost(time.monotonic() - began, int(done.stdout.split()[-1]) * 1024)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what each command costs for each size of a study."""
+    parser = argparse.ArgumentParser(description="Cost of analysis and drawing for made-up studies.")
+    parser.add_argument("--cells", type=int, nargs="+", default=[1000, 10000], help="sizes (default: %(default)s)")
+    args = parser.parse_args(argv)
+    costs: dict[int, dict[str, Cost]] = {}
+    for size in args.cells:
+        with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+            study = write_generated_study(Path(scratch), size)
+            costs[size] = {name: run(command) for name, command in commands(study).items()}
+    table = Table("command", *(f"{size} cells" for size in costs), title="seconds, peak GB", box=None)
+    for name in next(iter(costs.values())):
+        table.add_row(name, *(f"{c[name].seconds:6.1f} s {c[name].peak_bytes / 1e9:5.2f}" for c in costs.values()))
+    totals = {size: sum(c.seconds for c in by_name.values()) for size, by_name in costs.items()}
+    peaks = {size: max(c.peak_bytes for c in by_name.values()) / 1e9 for size, by_name in costs.items()}
+    table.add_row("all", *(f"{totals[size]:6.1f} s {peaks[size]:5.2f}" for size in costs), style="bold")
+    console = Console(width=100)
+    console.print(table)
+    console.print(f"goal for 10,000 cells: at most {GOAL_S} s and {GOAL_GB} GB")
+    if len(totals) > 1:
+        small, large = min(totals), max(totals)
+        console.print(f"{large / small:g} times the cells take {totals[large] / totals[small]:.2f} times the time")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

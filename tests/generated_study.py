@@ -1,0 +1,172 @@
+"""A study of any size with made-up results, to time analysis and drawing and to try them at scale.
+
+Nothing in it was measured: the rates follow a simple law with seeded noise, and the study's name and question say so.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.parse.cell import TABLES
+from workflow_scripts.study import Study, load_study
+
+REPEATS = 3
+REQUESTS = 24
+STEPS = 40
+SAMPLES = 20
+GPUS = ("h200", "h100-sxm", "a100-pcie-80gb", "l40s")
+SPEED = {"h200": 4.8, "h100-sxm": 3.35, "a100-pcie-80gb": 1.94, "l40s": 0.864}
+CELLS_A_POINT = len(GPUS) * 5 * 5  # GPUs x block sizes x max-num-seqs, for each memory utilization
+
+
+def write_generated_study(folder: Path, cells: int) -> Path:
+    """Write a study file of about `cells` cells (a multiple of 100) with its parsed tables; return its path."""
+    steps = max(1, cells // CELLS_A_POINT)
+    content = {
+        "schema_version": 1,
+        "name": f"generated-{cells}",
+        "question": "None: every number here is made up by a generator, to try analysis at scale.",
+        "repeats": REPEATS,
+        "workloads": {"made-up": {"kind": "fixed", "num_prompts": REQUESTS, "prompt_tokens": 64, "output_tokens": 32}},
+        "engine_defaults": {"vllm": {"max_model_len": 4096}},
+        "sweeps": [
+            {
+                "name": "all",
+                "gpu": list(GPUS),
+                "engine": "vllm",
+                "model": "llama-3.1-8b-instruct",
+                "workload": "made-up",
+                "knobs": {
+                    "block_size": [8, 16, 32, 64, 128],
+                    "max_num_seqs": [1, 4, 16, 64, 256],
+                    "gpu_memory_utilization": [round(0.5 + 0.45 * i / steps, 4) for i in range(steps)],
+                },
+            }
+        ],
+    }
+    path = folder / f"generated-{cells}.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    study = load_study(path)
+    by_gpu: dict[str, list[Cell]] = {gpu: [] for gpu in GPUS}
+    for cell in expand(study):
+        by_gpu[cell.gpu].append(cell)
+    for i, (gpu, of_gpu) in enumerate(by_gpu.items()):
+        _write_parsed(study, of_gpu, folder / "results" / study.name / "parsed" / gpu, np.random.default_rng(i))
+    return path
+
+
+def _write_parsed(study: Study, cells: list[Cell], out: Path, rng: np.random.Generator) -> None:
+    out.mkdir(parents=True)
+    ids = np.array([cell.id for cell in cells])
+    seqs = np.array([cell.knobs.max_concurrency for cell in cells])
+    running = np.minimum(seqs, REQUESTS)
+    step_s = (16.06 + 0.02 * running) / (900 * SPEED[cells[0].gpu])  # weights and some KV over the bandwidth
+    step_s = step_s[:, None] * rng.normal(1, 0.004, (len(cells), REPEATS))  # (cells, repeats)
+    requests = _requests(ids, running, step_s)
+    frames = {
+        "requests": requests,
+        "facts": _facts(study, cells, requests, rng),
+        "steps": _steps(ids, running, step_s),
+        "trace": _trace(ids, rng),
+    }
+    for name, columns in TABLES.items():
+        frame = frames[name].reindex(columns=list(columns)).astype(columns)
+        frame.sort_values("cell_id", kind="stable").to_parquet(out / f"{name}.parquet", index=False)
+
+
+def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataFrame:
+    cell, repeat, request = (a.ravel() for a in np.indices((len(ids), REPEATS, REQUESTS)))
+    batch, step = request // running[cell], step_s[cell, repeat]
+    scheduled_s = batch * 33 * step
+    return pd.DataFrame(
+        {
+            "cell_id": ids[cell],
+            "repeat": repeat,
+            "request_id": request.astype(str),
+            "prompt_tokens": 64,
+            "output_tokens": 32,
+            "queued_s": 0.0,
+            "scheduled_s": scheduled_s,
+            "first_token_s": scheduled_s + 2 * step,
+            "last_token_s": scheduled_s + 33 * step,
+            "preemptions": 0,
+            "cached_prompt_tokens": 0,
+        }
+    )
+
+
+def _facts(study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    models = resolved_models(study)
+    wall_s = requests.groupby(["cell_id", "repeat"], sort=False)["last_token_s"].max() * 1.001
+    rows = []
+    for cell in cells:
+        knobs = cell.knobs.set_values()
+        texts = {
+            "outcome": "ok",
+            "definition_sha256": definition_sha256(cell_definition(study, cell, models)),
+            "log.attention_backend": "FLASH_ATTN",
+            "provenance.host": "nowhere",
+            "provenance.engine_version": "made up",
+            "device.name": cell.gpu,
+        }
+        blocks = round(40e9 * knobs["gpu_memory_utilization"] / (131072 * knobs["block_size"]))
+        numbers = {
+            "protocol": 1,
+            "effective.block_size": knobs["block_size"],
+            "effective.num_gpu_blocks": blocks,
+            "effective.max_num_seqs": knobs["max_num_seqs"],
+            "effective.max_model_len": knobs["max_model_len"],
+            "log.kv_cache_tokens": blocks * knobs["block_size"],
+            "log.max_concurrency": blocks * knobs["block_size"] / knobs["max_model_len"],
+            "phase_s.start": 40.0,
+            "phase_s.warmup": 2.0,
+            "phase_s.measure": 10.0,
+            "host_load.cpu_steal_pct": 0.0,
+            "host_load.cpu_others_pct": rng.uniform(0, 2),
+        }
+        rows += [{"cell_id": cell.id, "name": name, "text": text} for name, text in texts.items()]
+        rows += [{"cell_id": cell.id, "name": name, "value": float(value)} for name, value in numbers.items()]
+    of_cells = pd.DataFrame(rows)
+    of_repeats = wall_s.rename("value").reset_index().assign(name="wall_s")
+    starts = of_repeats.assign(name="start_unix_s", value=1.7e9)
+    return pd.concat([of_cells, of_repeats, starts], ignore_index=True).assign(read_from="made up")
+
+
+def _steps(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataFrame:
+    cell, repeat, step = (a.ravel() for a in np.indices((len(ids), REPEATS, STEPS)))
+    return pd.DataFrame(
+        {
+            "cell_id": ids[cell],
+            "repeat": repeat,
+            "time_s": (step + 1) * step_s[cell, repeat],
+            "running": running[cell],
+            "waiting": REQUESTS - running[cell],
+            "kv_cache_usage": running[cell] / 1000,
+            "prompt_tokens": np.where(step == 0, 64 * running[cell], 0),
+            "generation_tokens": running[cell],
+            "preempted": 0,
+            "prefix_queries": 0,
+            "prefix_hits": 0,
+        }
+    )
+
+
+def _trace(ids: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
+    cell, repeat, sample = (a.ravel() for a in np.indices((len(ids), REPEATS, SAMPLES)))
+    power_w = rng.normal(500, 10, len(cell))
+    return pd.DataFrame(
+        {
+            "cell_id": ids[cell],
+            "repeat": repeat,
+            "time_s": sample * 0.1,
+            "memory_used_bytes": 60e9,
+            "utilization_pct": 97.0,
+            "power_w": power_w,
+            "energy_j": sample * 50.0,
+            "throttle_reasons": "",
+        }
+    )
