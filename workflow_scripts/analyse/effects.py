@@ -245,6 +245,7 @@ def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:
         f"{subject} {ratio} the output tokens/s, {_verdict_text(row)}.",
         _effect_text(row, a, b, seen_in),
         _bound_text(row, a),
+        _work_text(row, a, b),
     ]
     return " ".join(s for s in sentences if s)
 
@@ -285,6 +286,13 @@ def _bound_text(row: Record, a: Record) -> str:
         "kv_blocks": "The KV cache was full: it bound how many sequences ran.",
         "token_budget": "What ran at once was bound by a step's budget of tokens: all else had room left.",
     }[a["bound_by"]]
+
+
+def _work_text(row: Record, a: Record, b: Record) -> str:
+    requests = a["num_requests"], b["num_requests"]
+    if row["comparison"] == OVERALL or any(pd.isna(n) for n in requests) or requests[0] == requests[1]:
+        return ""
+    return f"It was measured over {requests[0]} requests, against {requests[1]}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -275,10 +275,9 @@ def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> st
     }[factor]
     if not found["comparable"]:
         return f"{subject}: not comparable, {found['reason']}."
-    share = (
-        "" if math.isnan(share_pct) or factor == TOTAL else f", {share_pct:.0f} % of the whole on a logarithmic scale"
-    )
-    return f"{subject}: {interval_text(found['ratio'], found['ratio_low'], found['ratio_high'], 'x')}{share}."
+    ratio = interval_text(found["ratio"], found["ratio_low"], found["ratio_high"], "x")
+    has_share = factor != TOTAL and not math.isnan(share_pct)
+    return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -116,7 +116,7 @@ def _in_words(row: Record, candidates: Mapping[str, float], found: Explanation) 
     if rejected and found.support != NONE:
         text += f" It is not the ratio of {named(rejected)}."
     if found.support != INSIDE and _is_between(row):
-        text += " It lies between the ratios of FLOP rates and bandwidths, as a mix of steps bound by each would."
+        text += " It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
     return text
 
 

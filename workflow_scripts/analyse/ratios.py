@@ -204,10 +204,8 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: Dtype) -
         known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
         texts = [f"{label_a} was published as {ratio:.4g}x {label_b}, without repeats, so without an interval."]
         if len(pairs) > 1:
-            lowest, highest = min(p[2] for p in pairs), max(p[2] for p in pairs)
-            texts.append(
-                f"The names may mean {len(pairs)} pairs; their bandwidth ratios: {lowest:.3g}x to {highest:.3g}x."
-            )
+            span = f"{min(p[2] for p in pairs):.3g}x to {max(p[2] for p in pairs):.3g}x"
+            texts.append(f"The names may mean {len(pairs)} pairs of devices, with bandwidth ratios from {span}.")
             texts.append(f"Read as {a.name} over {b.name}:")
         texts.append(text)
         rows.append(

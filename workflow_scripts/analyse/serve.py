@@ -36,13 +36,19 @@ class ServeSettings:
     def config(self) -> str:
         """A YAML file for `vllm serve --config`; what only the environment can say is a comment.
 
-        >>> print(ServeSettings("org/model", {"max-num-seqs": 16}, {"VLLM_CPU_KVCACHE_SPACE": "1"}).config(), end="")
+        >>> settings = ServeSettings("org/model", {"enable-prefix-caching": False}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
+        >>> print(settings.config(), end="")
         # environment: VLLM_CPU_KVCACHE_SPACE=1
         model: org/model
-        max-num-seqs: 16
+        no-enable-prefix-caching: true
         """
         comments = [f"# environment: {name}={value}\n" for name, value in self.environment.items()]
-        return "".join(comments) + yaml.safe_dump({"model": self.model} | self.arguments, sort_keys=False)
+        # vLLM 0.32 drops `enable-prefix-caching: false` from the file without a word: it looks for the negative flag
+        # among the options of `vllm`, where those of `vllm serve` are not.
+        written = dict(
+            (f"no-{name}", True) if value is False else (name, value) for name, value in self.arguments.items()
+        )
+        return "".join(comments) + yaml.safe_dump({"model": self.model} | written, sort_keys=False)
 
 
 def serve_settings(

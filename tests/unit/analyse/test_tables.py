@@ -4,7 +4,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workflow_scripts.analyse import tables
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse import effects, engines, ratios, recommend, tables
 from workflow_scripts.analyse.tables import (
     FLAG,
     INTEGER,
@@ -97,6 +98,14 @@ def test_a_file_that_is_no_table_is_named(tmp_path):
         read_table(tmp_path / "try.parquet")
 
 
+def test_the_cells_that_other_tests_make_up_are_as_the_schema_has_them():
+    made_up = table(
+        cell({"max_num_seqs": 4, "enable_prefix_caching": True}, [1.0, 2.0], preemptions=3, attention_backend="A"),
+        cell({"batch_size": 1}, engine="hf-static", outcome="missing", repeat=None, comparable=None),
+    )
+    pd.testing.assert_frame_equal(made_up, tables.TABLE_SCHEMAS["cells"].validate(made_up))
+
+
 def documented_columns(table):
     section = re.search(rf"^## {table}\n(.*?)(?=^## |\Z)", DOCUMENTATION.read_text(), re.DOTALL | re.MULTILINE)
     assert section, f"docs/tables.md has no section {table}"
@@ -109,3 +118,14 @@ def test_the_cells_table_is_documented_column_by_column():
     documented = documented_columns("cells")
     assert "knob_*" in documented
     assert [name for name in documented if name != "knob_*"] == names
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [ratios.SCHEMA, effects.SCHEMA, engines.SCHEMA, engines.DECOMPOSITION_SCHEMA, recommend.SCHEMA],
+    ids=lambda schema: schema.name,
+)
+def test_every_table_is_documented_column_by_column(schema):
+    documented = documented_columns(schema.name)
+    assert len(documented) == len(set(documented))
+    assert set(documented) == set(schema.columns)

@@ -1,0 +1,52 @@
+"""The commands and files of recommended configurations, read by the argument parser of the installed vLLM."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.unit.analyse.test_serve import ALL_KNOBS, FOLDER, HUB
+from workflow_scripts.analyse.serve import ServeSettings, serve_settings
+from workflow_scripts.knobs import VllmKnobs
+
+DEFAULTS = VllmKnobs(max_num_seqs=8, enable_prefix_caching=True, enforce_eager=False, kv_cache_dtype="auto")
+
+
+@pytest.fixture(scope="module")
+def parse():
+    """What `vllm` makes of its command line, without running anything."""
+    pytest.importorskip("vllm")
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
+    return parser.parse_args
+
+
+@pytest.mark.parametrize("knobs", [ALL_KNOBS, DEFAULTS], ids=["all", "defaults"])
+@pytest.mark.parametrize("way", ["command", "config"])
+def test_vllm_reads_back_every_setting(parse, tmp_path: Path, knobs: VllmKnobs, way: str):
+    settings = serve_settings(HUB, FOLDER, knobs, {"max_num_batched_tokens": 4096})
+    read = read_back(parse, tmp_path, settings, way)
+    assert (read.model_tag if way == "command" else read.model) == "org/model"
+    assert (read.revision, read.dtype, read.max_num_batched_tokens) == ("0" * 40, "bfloat16", 4096)
+    expected = {name: value for name, value in knobs.set_values().items() if name != "cpu_kv_cache_gib"}
+    assert {name: getattr(read, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("way", ["command", "config"])
+def test_vllm_reads_back_random_weights(parse, tmp_path: Path, way: str):
+    dummy = {"hub_repo": None, "revision": None, "dtype": "float32", "load_format": "dummy"}
+    read = read_back(parse, tmp_path, serve_settings(dummy, FOLDER, VllmKnobs(), {}), way)
+    assert (read.model_tag if way == "command" else read.model) == str(FOLDER)
+    assert (read.load_format, read.dtype, read.revision) == ("dummy", "float32", None)
+
+
+def read_back(parse, folder: Path, settings: ServeSettings, way: str):
+    if way == "command":
+        words = shlex.split(settings.command())
+        return parse(words[words.index("serve") :])
+    file = folder / "serve.yaml"
+    file.write_text(settings.config())
+    return parse(["serve", "--config", str(file)])

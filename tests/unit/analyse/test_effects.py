@@ -1,0 +1,425 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.effects import SCHEMA, knob_effects, main
+from workflow_scripts.analyse.tables import read_table, write_table
+
+DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
+
+
+def around(mean, sd=0.001):
+    """Three repeats with this geometric mean and standard deviation of their logarithms."""
+    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
+
+
+def effects(*cells, margin_pct=2.0, comparison=None):
+    found = SCHEMA.validate(knob_effects(table(*cells), margin_pct))
+    return found[found["comparison"] == comparison].reset_index(drop=True) if comparison else found
+
+
+def flag(value):
+    return None if pd.isna(value) else bool(value)
+
+
+def only(found):
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+# --- what is compared with what
+
+
+def test_values_are_compared_with_the_smallest_in_every_group_that_is_alike_otherwise():
+    found = effects(
+        *(
+            cell({"max_num_seqs": seqs, "block_size": block}, around(100), gpu=gpu)
+            for gpu in ("h200", "l40s")
+            for block in (16, 32)
+            for seqs in (128, 1, 16)
+        ),
+        comparison="pair",
+    )
+    by_seqs = found[found["knob"] == "max_num_seqs"]
+    assert by_seqs[["gpu", "held", "value", "baseline", "values"]].values.tolist() == [
+        [gpu, f"block_size={block}", value, "1", "1, 16, 128"]
+        for gpu in ("h200", "l40s")
+        for block in (16, 32)
+        for value in ("16", "128")
+    ]
+    by_block = found[found["knob"] == "block_size"]
+    assert len(by_block) == 6
+    assert set(by_block["held"]) == {"max_num_seqs=1", "max_num_seqs=16", "max_num_seqs=128"}
+    assert set(by_block["value"] + by_block["baseline"]) == {"3216"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpu": "l40s"},
+        {"model": "opt-125m"},
+        {"workload": "long"},
+        {"study": "other"},
+        {"source": "measured elsewhere"},
+        {"engine": "hf-static"},
+    ],
+)
+def test_cells_that_differ_in_anything_else_are_not_compared(other):
+    knobs = {"batch_size": 8} if "engine" in other else {"max_num_seqs": 16}
+    assert effects(cell({"max_num_seqs": 1}), cell(knobs, **other)).empty
+
+
+def test_a_knob_that_a_cell_leaves_to_the_engine_has_no_value_there():
+    found = effects(
+        cell({"max_num_seqs": 1}),
+        cell({"max_num_seqs": 1, "block_size": 16}),
+        cell({"max_num_seqs": 1, "block_size": 32}),
+        cell({"max_num_seqs": 4}),
+        comparison="pair",
+    )
+    assert found[["knob", "value", "baseline", "held"]].values.tolist() == [
+        ["max_num_seqs", "4", "1", ""],
+        ["block_size", "32", "16", "max_num_seqs=1"],
+    ]
+
+
+def test_cells_that_do_not_count_are_left_out():
+    assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, outcome="engine_error")).empty
+    assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, comparable=False)).empty
+
+
+def test_a_table_without_anything_to_compare_has_all_columns_and_no_rows():
+    assert effects(cell({"max_num_seqs": 1})).columns.tolist() == list(SCHEMA.columns)
+    assert effects(cell({"max_num_seqs": 1}, outcome="missing")).columns.tolist() == list(SCHEMA.columns)
+
+
+def test_baseline_of_switches_is_false_and_of_names_the_first_in_the_alphabet():
+    switch = effects(*(cell({"enable_prefix_caching": on}, around(1)) for on in (True, False)), comparison="pair")
+    assert only(switch)[["value", "baseline", "values"]].tolist() == ["true", "false", "false, true"]
+    names = effects(*(cell({"kv_cache_dtype": t}, around(1)) for t in ("fp8", "auto")), comparison="pair")
+    assert only(names)[["value", "baseline"]].tolist() == ["fp8", "auto"]
+
+
+# --- the numbers
+
+
+def test_ratio_and_interval_of_a_pair_are_welchs():
+    found = only(
+        effects(
+            cell({"max_num_seqs": 1}, [100.0, 102.0, 101.0]),
+            cell({"max_num_seqs": 4}, [205.0, 200.0]),
+            comparison="pair",
+        )
+    )
+    logs = np.log([205.0, 200.0]), np.log([100.0, 102.0, 101.0])
+    interval = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert found["ratio"] == pytest.approx(np.exp(logs[0].mean() - logs[1].mean()))
+    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+    assert (found["repeats"], found["baseline_repeats"]) == (2, 3)
+    assert found["cell_id"].endswith("/seqs4")
+    assert found["baseline_cell_id"].endswith("/seqs1")
+    assert found["margin_pct"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sd", "verdict", "needed"),
+    [
+        (1.001, 0.001, "flat", 0),
+        (1.5, 0.001, "changes", 0),
+        (0.5, 0.001, "changes", 0),
+        # Half of the 90 % interval with n repeats is t(0.95, 2n - 2) * sd * sqrt(2/n): 1.78 % at 4, 1.69 % at 7.
+        (1.0, 0.015, "not decided", 2),
+        (1.0199, 0.01, "not decided", None),
+    ],
+)
+def test_verdict_and_what_it_would_take(ratio, sd, verdict, needed):
+    found = only(
+        effects(
+            cell({"block_size": 16}, around(100, sd)),
+            cell({"block_size": 32}, around(100 * ratio, sd)),
+            comparison="pair",
+        )
+    )
+    assert found["verdict"] == verdict
+    assert (None if pd.isna(found["repeats_needed"]) else found["repeats_needed"]) == needed
+
+
+def test_the_margin_is_the_studys():
+    cells = cell({"block_size": 16}, around(100)), cell({"block_size": 32}, around(104))
+    assert only(effects(*cells, margin_pct=5.0, comparison="pair"))["verdict"] == "flat"
+    assert only(effects(*cells, margin_pct=2.0, comparison="pair"))["verdict"] == "changes"
+
+
+def test_one_repeat_decides_nothing_and_plans_nothing():
+    for found in effects(cell({"block_size": 16}, [100.0]), cell({"block_size": 32}, [300.0])).itertuples():
+        assert found.ratio == pytest.approx(3)
+        assert math.isnan(found.ratio_low)
+        assert math.isnan(found.ratio_high)
+        assert found.verdict == "not decided"
+        assert pd.isna(found.repeats_needed)
+        assert "3x (too few repeats for an interval) the output tokens/s" in found.explanation
+        assert "not decided: it takes at least two repeats of each." in found.explanation
+
+
+# --- all values together
+
+
+def seqs(rates, sd=0.001, **columns):
+    return [cell({"max_num_seqs": n}, around(rate, sd), **columns) for n, rate in rates.items()]
+
+
+def test_overall_is_the_fastest_against_the_slowest_with_an_interval_over_all_pairs():
+    found = only(effects(*seqs({1: 100, 4: 300, 16: 50, 64: 200}, sd=0.01), comparison="overall"))
+    assert found[["value", "baseline", "values", "verdict"]].tolist() == ["4", "16", "1, 4, 16, 64", "changes"]
+    assert found["ratio"] == pytest.approx(6)
+    half = stats.t.ppf(1 - 0.025 / 6, 4) * 0.01 * math.sqrt(2 / 3)
+    assert (found["ratio_low"], found["ratio_high"]) == pytest.approx((6 * math.exp(-half), 6 * math.exp(half)))
+    assert found["repeats_needed"] == 0
+
+
+def test_overall_is_flat_only_if_every_pair_is():
+    assert only(effects(*seqs({1: 100, 4: 101, 16: 100.5}), comparison="overall"))["verdict"] == "flat"
+    # Each is within 2 % of the first, but not the others of each other.
+    pairs = effects(*seqs({1: 100, 4: 101.5, 16: 98.5}))
+    assert pairs.loc[pairs["comparison"] == "pair", "verdict"].tolist() == ["flat", "flat"]
+    assert only(pairs[pairs["comparison"] == "overall"])["verdict"] == "changes"
+
+
+def test_overall_needs_more_for_a_change_the_more_pairs_there_are():
+    # The pair 1, 4 alone: a difference of 4.4 %, half an interval of 2.27 %.
+    two = effects(*seqs({1: 100, 4: 104.5}, sd=0.01))
+    assert two["verdict"].tolist() == ["changes", "changes"]
+    # With ten pairs each is held to 0.5 %: half an interval of 4.6 %.
+    five = effects(*seqs({1: 100, 4: 104.5, 16: 102, 64: 102, 256: 102}, sd=0.01))
+    assert five.loc[five["value"] == "4", "verdict"].tolist() == ["changes", "not decided"]
+    overall = only(five[five["comparison"] == "overall"])
+    assert overall["verdict"] == "not decided"
+    reach = [
+        log_ratio - stats.t.ppf(1 - 0.0025, 2 * n - 2) * 0.01 * math.sqrt(2 / n) > math.log(1.02)
+        for log_ratio in [math.log(1.045)]
+        for n in range(3, 20)
+    ]
+    assert overall["repeats_needed"] == reach.index(True) > 0
+
+
+def test_overall_waits_for_the_last_pair_to_be_flat():
+    cells = seqs({1: 100, 4: 100}, sd=0.015) + seqs({16: 100}, sd=0.03)
+    pairs = effects(*cells)
+    needed = pairs.loc[pairs["comparison"] == "pair", "repeats_needed"].tolist()
+    overall = only(pairs[pairs["comparison"] == "overall"])
+    assert overall["verdict"] == "not decided"
+    assert overall["repeats_needed"] == max(needed) > min(needed)
+
+
+def test_overall_has_no_plan_where_a_pair_has_none():
+    cells = [*seqs({1: 100, 4: 100.001}), cell({"max_num_seqs": 16}, [100.0005])]
+    overall = only(effects(*cells, comparison="overall"))
+    assert (overall["value"], overall["baseline"], overall["verdict"]) == ("4", "1", "not decided")
+    assert pd.isna(overall["repeats_needed"])
+
+
+def test_values_that_are_all_equal_are_still_two_cells():
+    overall = only(effects(*seqs({1: 100, 4: 100}, sd=0.0), comparison="overall"))
+    assert overall[["value", "baseline", "ratio", "verdict"]].tolist() == ["4", "1", 1.0, "flat"]
+
+
+def test_groups_come_one_after_the_other_pairs_first():
+    found = effects(*seqs({1: 1, 4: 2}), *seqs({1: 3, 4: 1}, gpu="l40s"))
+    assert found[["gpu", "comparison", "value"]].values.tolist() == [
+        ["h200", "pair", "4"],
+        ["h200", "overall", "4"],
+        ["l40s", "pair", "4"],
+        ["l40s", "overall", "1"],
+    ]
+
+
+# --- whether the knob took effect, and what bound
+
+
+@pytest.mark.parametrize(
+    ("engine", "knob", "values", "column"),
+    [
+        ("vllm", "block_size", (16, 32), "block_size_effective"),
+        ("vllm", "max_num_seqs", (16, 32), "running_peak"),
+        ("vllm", "max_num_batched_tokens", (1024, 2048), "max_num_batched_tokens_effective"),
+        ("vllm", "max_model_len", (1024, 2048), "max_model_len_effective"),
+        ("vllm", "gpu_memory_utilization", (0.5, 0.75), "kv_cache_tokens"),
+        ("vllm", "cpu_kv_cache_gib", (1, 2), "kv_cache_tokens"),
+        ("vllm", "kv_cache_dtype", ("auto", "fp8"), "kv_cache_tokens"),
+        ("vllm", "enable_prefix_caching", (False, True), "prefix_cache_hits"),
+        ("vllm", "attention_backend", ("FLASHINFER", "FLASH_ATTN"), "attention_backend"),
+        ("hf-static", "batch_size", (1, 8), "running_peak"),
+        ("hf-continuous", "page_size", (16, 32), "block_size_effective"),
+        ("hf-continuous", "num_blocks", (64, 128), "num_gpu_blocks"),
+        ("hf-continuous", "max_batch_tokens", (64, 128), "max_num_batched_tokens_effective"),
+    ],
+)
+def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knob, values, column):
+    others = {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64} if engine == "hf-continuous" else {}
+    text = column == "attention_backend"
+
+    def found(seen):
+        cells = (
+            cell(others | {knob: value}, around(1), engine=engine, **{column: shown})
+            for value, shown in zip(values, seen, strict=True)
+        )
+        both = effects(*cells)
+        assert set(both["knob"]) == {knob}
+        pair, overall = (flag(x) for x in both["took_effect"])
+        assert pair is overall
+        return pair
+
+    assert found(("A", "B") if text else (3, 4)) is True
+    assert found(("A", "A") if text else (3, 3)) is False
+    assert found(("A", None) if text else (3, None)) is None
+
+
+def test_nothing_shows_whether_another_knob_took_effect():
+    found = effects(*(cell({"enforce_eager": eager}, around(1)) for eager in (True, False)))
+    assert found["took_effect"].isna().all()
+    assert found["explanation"].str.contains("Nothing that the engine tells shows whether the knob took effect.").all()
+
+
+def test_overall_took_effect_if_any_pair_shows_it():
+    def overall(*peaks):
+        cells = (
+            cell({"max_num_seqs": n}, around(1), running_peak=peak, num_requests=24)
+            for n, peak in zip((1, 4, 16), peaks, strict=True)
+        )
+        return flag(only(effects(*cells, comparison="overall"))["took_effect"])
+
+    assert overall(1, 1, 2) is True
+    assert overall(1, None, 2) is True
+    assert overall(2, 2, 2) is False
+    assert overall(2, 2, None) is None
+
+
+def test_what_bound_the_engine():
+    found = effects(
+        *(cell({"max_num_seqs": n}, around(1), running_peak=min(n, 24), num_requests=24) for n in (1, 4, 64))
+    )
+    assert found[["comparison", "value", "bound_by"]].values.tolist()[:2] == [
+        ["pair", "4", "sequences"],
+        ["pair", "64", "prompts"],
+    ]
+    assert only(found[found["comparison"] == "overall"])["bound_by"] == "prompts, sequences"
+    unknown = effects(*(cell({"max_num_seqs": n}, around(1)) for n in (1, 4)))
+    assert unknown["bound_by"].isna().all()
+
+
+# --- words
+
+
+def explained(*cells, comparison="pair", **options):
+    return only(effects(*cells, comparison=comparison, **options))["explanation"]
+
+
+def test_a_change_in_words():
+    cells = [
+        cell({"max_num_seqs": n}, around(100 * n, 0.0), running_peak=n, num_requests=24, block_size_effective=16)
+        for n in (1, 4)
+    ]
+    assert explained(*cells) == (
+        "max_num_seqs 4 against 1: 4x (95 % interval 4x to 4x) the output tokens/s, a change of more than 2 %. "
+        "It took effect: running_peak was 4, against 1. As many sequences ran as the settings allow (4)."
+    )
+    assert explained(*cells, comparison="overall") == (
+        "max_num_seqs over 1, 4: from 1 (slowest) to 4 (fastest) 4x (95 % interval 4x to 4x) the output tokens/s, "
+        "a change of more than 2 %."
+    )
+
+
+def test_a_knob_without_effect_in_words():
+    cells = [cell({"max_num_seqs": n}, around(100, 0.0), running_peak=24, num_requests=24) for n in (64, 256)]
+    assert explained(*cells, margin_pct=2.5) == (
+        "max_num_seqs 256 against 64: 1x (95 % interval 1x to 1x) the output tokens/s, "
+        "flat: any difference is within 2.5 %. "
+        "It made no difference to the engine: running_peak was 24 with both, not the 256 asked for. "
+        "All 24 requests ran at once, so a higher limit could change nothing."
+    )
+    assert explained(*cells, comparison="overall").endswith(
+        "It made no difference to the engine: running_peak never changed."
+    )
+
+
+def test_a_value_that_was_not_granted_in_words():
+    cells = [
+        cell({"block_size": n}, around(100, 0.0), block_size_effective=effective, running_peak=5, **columns)
+        for n, effective, columns in ((16, 16, {}), (128, 64, {"kv_cache_usage_peak": 1.0}))
+    ]
+    assert "It took effect: block_size_effective was 64, not the 128 asked for, against 16." in explained(*cells)
+    assert explained(*cells).endswith("The KV cache was full: it bound how many sequences ran.")
+
+
+def test_capacity_is_not_what_was_asked_for():
+    cells = [
+        cell({"gpu_memory_utilization": u}, around(100, 0.0), kv_cache_tokens=tokens, running_peak=5)
+        for u, tokens in ((0.5, 1000), (0.9, 2000))
+    ]
+    assert explained(*cells).endswith(
+        "It took effect: kv_cache_tokens was 2000, against 1000. "
+        "What ran at once was bound by a step's budget of tokens: all else had room left."
+    )
+
+
+def test_an_open_verdict_in_words():
+    def open_at(ratio, sd):
+        return explained(cell({"block_size": 16}, around(100, sd)), cell({"block_size": 32}, around(100 * ratio, sd)))
+
+    assert "not decided at a margin of 2 %: about 2 further repeats of each would decide." in open_at(1.0, 0.015)
+    assert "not decided at a margin of 2 %, nor likely to be with 100 further repeats of each." in open_at(1.0199, 0.01)
+
+
+def test_a_workload_that_grows_with_the_knob_is_said_to():
+    cells = [cell({"max_num_seqs": n}, around(1, 0.0), num_requests=8 * n) for n in (8, 32)]
+    assert explained(*cells).endswith("It was measured over 256 requests, against 64.")
+    same = [cell({"max_num_seqs": n}, around(1, 0.0), num_requests=64) for n in (8, 32)]
+    assert "requests" not in explained(*same)
+
+
+# --- as a whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(st.integers(1, 512), st.lists(st.floats(50, 200), min_size=1, max_size=4), min_size=2, max_size=5)
+)
+def test_properties_of_any_group(rates):
+    found = effects(*(cell({"max_num_seqs": n}, values) for n, values in rates.items()))
+    pairs, overall = found[found["comparison"] == "pair"], only(found[found["comparison"] == "overall"])
+    assert pairs["value"].tolist() == [str(n) for n in sorted(rates)[1:]]
+    assert set(pairs["baseline"]) == {str(min(rates))}
+    assert overall["ratio"] >= max(1.0, pairs["ratio"].max() * (1 - 1e-12))
+    decided = found["verdict"] != "not decided"
+    assert (found.loc[decided, "repeats_needed"] == 0).all()
+    assert not (found.loc[~decided, "repeats_needed"] == 0).any()
+    assert found.loc[decided, "ratio_low"].notna().all()
+    if overall["verdict"] == "flat":
+        assert (pairs["verdict"] == "flat").all()
+
+
+def test_the_command_writes_the_table(tmp_path):
+    write_table(table(*seqs({1: 100, 4: 300})), tmp_path / "cells.parquet")
+    out = tmp_path / "tables" / "effects.parquet"
+    assert main(["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]) == 0
+    written = read_table(out)
+    assert written["verdict"].tolist() == ["changes", "changes"]
+    assert written["margin_pct"].tolist() == [2.0, 2.0]
+    assert written["repeats_needed"].dtype == "Int64"
+    assert len(pd.read_csv(out.with_suffix(".csv"))) == 2
+
+
+def test_a_bad_input_ends_the_command_with_one_message(tmp_path, capsys):
+    cells, out = tmp_path / "cells.parquet", tmp_path / "effects.parquet"
+    assert main(["--study", str(DEMO), "--cells", str(cells), "--out", str(out)]) == 2
+    assert capsys.readouterr().err == f"{cells}: there is no such table\n"
+    assert main(["--study", str(tmp_path / "no.yaml"), "--cells", str(cells), "--out", str(out)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'no.yaml'}: there is no such study file\n"
+    assert not out.exists()

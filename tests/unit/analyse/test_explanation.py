@@ -1,0 +1,205 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.analyse import explanation
+from workflow_scripts.analyse.explanation import (
+    CANDIDATES,
+    NEAR_PCT,
+    Explanation,
+    capability_ratios,
+    explain,
+    explanation_of,
+)
+from workflow_scripts.catalog import get_gpu
+
+UNKNOWN = math.nan
+TWO = {"bandwidth": 2.0, "flop": 4.0}
+
+
+# --- ratios of devices
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "bandwidth", "flop"),
+    [
+        ("h200", "l40s", 5.556, 2.733),
+        ("h100-sxm", "a100-pcie-80gb", 1.731, 3.171),
+        ("h100-sxm", "a100-pcie-40gb", 2.154, 3.171),
+        ("l40s", "h200", 0.18, 0.3659),
+    ],
+)
+def test_ratios_of_data_sheets(a, b, bandwidth, flop):
+    assert capability_ratios(get_gpu(a), get_gpu(b), "bfloat16") == pytest.approx((bandwidth, flop), rel=1e-3)
+
+
+def test_the_rate_is_that_of_the_dtype():
+    h200, rtx4090 = get_gpu("h200"), get_gpu("rtx4090")
+    assert capability_ratios(h200, rtx4090, "float16")[1] == pytest.approx(989.5 / 330.3)
+    assert capability_ratios(h200, rtx4090, "bfloat16")[1] == pytest.approx(989.5 / 165.2)
+
+
+def test_what_a_data_sheet_does_not_say_has_no_ratio():
+    h200, cpu = get_gpu("h200"), get_gpu("cpu-all")
+    for pair in ((h200, cpu), (cpu, h200), (None, h200), (h200, None)):
+        assert all(math.isnan(ratio) for ratio in capability_ratios(*pair, "bfloat16"))
+    bandwidth, flop = capability_ratios(h200, h200, None)
+    assert bandwidth == 1
+    assert math.isnan(flop)
+
+
+# --- which of them explains what was observed
+
+
+def test_those_in_the_interval():
+    assert explain(2.1, 1.9, 2.3, TWO) == Explanation(("bandwidth",), "inside", "bandwidth", pytest.approx(5))
+    assert explain(3.0, 1.5, 4.5, TWO) == Explanation(("bandwidth", "flop"), "inside", "flop", pytest.approx(-25))
+
+
+def test_the_ends_belong_to_the_interval():
+    assert explain(2.2, 2.0, 2.4, TWO).support == "inside"
+    assert explain(1.9, 1.8, 2.0, TWO).support == "inside"
+    assert explain(2.1, 2.0001, 2.4, TWO).support == "near"
+
+
+def test_the_nearest_within_ten_percent_where_none_is_inside():
+    assert explain(2.199, 2.19, 2.21, {"bandwidth": 2.0}).support == "near"
+    assert explain(2.21, 2.2, 2.22, {"bandwidth": 2.0}) == Explanation((), "none", "bandwidth", pytest.approx(10.5))
+    assert explain(1.801, 1.79, 1.81, {"bandwidth": 2.0}).support == "near"
+    assert explain(1.79, 1.78, 1.8, {"bandwidth": 2.0}).support == "none"
+    assert explain(3.9, 3.8, 3.95, TWO) == Explanation(("flop",), "near", "flop", pytest.approx(-2.5))
+    assert NEAR_PCT == 10
+
+
+def test_what_is_just_so_far_off_is_near(monkeypatch):
+    monkeypatch.setattr(explanation, "NEAR_PCT", 12.5)
+    assert explain(1.125, math.nan, math.nan, {"flop": 1.0}).support == "near"
+    assert explain(1.1251, math.nan, math.nan, {"flop": 1.0}).support == "none"
+
+
+def test_without_an_interval_nothing_is_inside():
+    assert explain(2.0, math.nan, math.nan, TWO) == Explanation(("bandwidth",), "near", "bandwidth", 0)
+
+
+def test_one_in_the_interval_is_nearer_than_any_outside():
+    assert explain(2.0, 1.0, 2.1, {"bandwidth": 2.15, "flop": 1.1}).nearest == "flop"
+
+
+def test_unknown_ratios_explain_nothing():
+    assert explain(2.0, 1.9, 2.1, {"bandwidth": UNKNOWN, "flop": 2.0}).supported == ("flop",)
+    nothing = explain(2.0, 1.9, 2.1, {"bandwidth": UNKNOWN})
+    assert (nothing.supported, nothing.support, nothing.nearest) == ((), None, None)
+    assert math.isnan(nothing.difference_pct)
+
+
+@given(st.floats(0.2, 5), st.floats(0, 1), st.dictionaries(st.sampled_from("abcd"), st.floats(0.2, 5)))
+def test_what_is_supported_is_inside_or_the_nearest(ratio, reach, candidates):
+    found = explain(ratio, ratio / (1 + reach), ratio * (1 + reach), candidates)
+    if found.support == "inside":
+        assert all(ratio / (1 + reach) <= candidates[name] <= ratio * (1 + reach) for name in found.supported)
+    else:
+        assert len(found.supported) == (found.support == "near")
+        differences = [abs(ratio / value - 1) for value in candidates.values()]
+        assert not candidates or 100 * min(differences) == pytest.approx(abs(found.difference_pct))
+
+
+# --- as columns and in words
+
+
+def row(ratio, low=math.nan, high=math.nan, bandwidth=UNKNOWN, flop=UNKNOWN, **more):
+    return {
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "bandwidth_ratio": bandwidth,
+        "flop_ratio": flop,
+    } | more
+
+
+BOTH = ["bandwidth_ratio", "flop_ratio"]
+
+
+def test_columns_of_an_explanation():
+    known, _ = explanation_of(row(2.1, 1.9, 4.5, 2.0, 4.0), BOTH)
+    assert known == {
+        "explanation": "bandwidth, flop",
+        "support": "inside",
+        "nearest": "bandwidth",
+        "nearest_difference_pct": pytest.approx(5),
+    }
+    known, _ = explanation_of(row(3.0, 2.9, 3.1, 2.0, 4.0), BOTH)
+    assert (known["explanation"], known["support"], known["nearest"]) == ("none", "none", "flop")
+    known, _ = explanation_of(row(3.0, 2.9, 3.1), BOTH)
+    assert (known["explanation"], known["support"], known["nearest"]) == (None, None, None)
+
+
+def test_only_the_columns_that_are_named_may_explain():
+    known, text = explanation_of(row(2.0, 1.9, 2.1, 2.0, 2.05), ["flop_ratio"])
+    assert known["explanation"] == "flop"
+    assert "memory bandwidths" not in text
+
+
+def test_each_candidate_has_its_own_name():
+    assert CANDIDATES == {
+        "bandwidth_ratio": ("bandwidth", "memory bandwidths"),
+        "flop_ratio": ("flop", "FLOP rates"),
+        "measured_bandwidth_ratio": ("measured_bandwidth", "measured memory bandwidths"),
+        "measured_flop_ratio": ("measured_flop", "measured matrix-product rates"),
+        "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
+    }
+
+
+BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
+
+
+@pytest.mark.parametrize(
+    ("observed", "text"),
+    [
+        (
+            row(2.1, 1.9, 2.3, 2.0, 4.0),
+            "Its interval holds the ratio of memory bandwidths (2x). It is not the ratio of FLOP rates (4x).",
+        ),
+        (
+            row(3.0, 1.5, 4.5, 2.0, 4.0),
+            "Its interval holds the ratios of memory bandwidths (2x) and FLOP rates (4x), and cannot tell them apart.",
+        ),
+        (
+            row(2.95, bandwidth=5.556, flop=2.733),
+            "Nearest is the ratio of FLOP rates (2.733x): what was observed lies 7.9 % above it."
+            " It is not the ratio of memory bandwidths (5.556x)." + BETWEEN,
+        ),
+        (
+            row(1.95, 1.9, 1.99, 2.0, 4.0),
+            "Nearest is the ratio of memory bandwidths (2x): what was observed lies 2.5 % below it,"
+            " and the interval leaves it out. It is not the ratio of FLOP rates (4x).",
+        ),
+        (
+            row(3.0, 2.9, 3.1, 2.0, 4.0),
+            "No known ratio is within 10 %. Nearest is that of FLOP rates (4x): what was observed lies 25.0 % below it."
+            + BETWEEN,
+        ),
+        (
+            row(1.2, 1.1, 1.3, UNKNOWN, 4.0),
+            "No known ratio is within 10 %."
+            " Nearest is that of FLOP rates (4x): what was observed lies 70.0 % below it.",
+        ),
+        (row(1.2, 1.1, 1.3), "No ratio of the two devices is known to compare it with."),
+    ],
+)
+def test_explanations_in_words(observed, text):
+    assert explanation_of(observed, BOTH)[1] == text
+
+
+def test_measured_rates_may_enclose_what_was_observed_too():
+    measured = {"measured_bandwidth_ratio": 2.0, "measured_flop_ratio": 4.0}
+    _, text = explanation_of(row(3.0, 2.9, 3.1, **measured), list(measured))
+    assert text == (
+        "No known ratio is within 10 %. Nearest is that of measured matrix-product rates (4x):"
+        " what was observed lies 25.0 % below it." + BETWEEN
+    )
+    _, text = explanation_of(row(4.2, 4.1, 4.3, 4.4, 5.0, **measured), list(measured))
+    assert BETWEEN not in text
+    _, text = explanation_of(row(2.0, 1.9, 1.95, 2.0, 4.0), BOTH)
+    assert BETWEEN not in text

@@ -1,0 +1,372 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.ratios import (
+    PUBLISHED_COLUMNS,
+    SCHEMA,
+    device_ratios,
+    main,
+    measured_devices,
+    published_ratios,
+    published_readings,
+)
+from workflow_scripts.analyse.tables import TableError, read_table, write_table
+from workflow_scripts.catalog import CatalogError, get_gpu
+
+CHECKOUT = Path(__file__).parents[3]
+DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
+LAB = CHECKOUT / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
+
+
+def ratios(*cells, measured=None, metric="output_tokens_per_s"):
+    found = SCHEMA.validate(device_ratios(table(*cells), measured))
+    return found[found["metric"] == metric].reset_index(drop=True)
+
+
+def only(found):
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+def around(mean, sd=0.001):
+    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
+
+
+SEQS = {"max_num_seqs": 16}
+
+
+# --- which cells are compared
+
+
+def test_devices_are_compared_on_the_same_settings_alone():
+    found = ratios(
+        *(cell({"max_num_seqs": n}, around(100 * n)) for n in (1, 4, 16)),
+        *(cell({"max_num_seqs": n}, around(50 * n), gpu="l40s") for n in (1, 16, 64)),
+    )
+    assert found[["gpu_a", "gpu_b", "knobs"]].values.tolist() == [["h200", "l40s", "seqs1"], ["h200", "l40s", "seqs16"]]
+    assert found["ratio"].tolist() == pytest.approx([2, 2])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "opt-125m"},
+        {"workload": "long"},
+        {"study": "other"},
+        {"source": "measured elsewhere"},
+        {"outcome": "timeout"},
+        {"comparable": False},
+        {"gpu": "h200"},
+    ],
+)
+def test_cells_that_differ_in_more_than_the_device_are_not(other):
+    assert ratios(cell(SEQS), cell(SEQS, **({"gpu": "l40s"} | other))).empty
+
+
+def test_every_pair_of_devices():
+    found = ratios(*(cell(SEQS, around(rate), gpu=gpu) for gpu, rate in (("l40s", 1), ("h200", 3), ("h100-sxm", 2))))
+    assert {(r.gpu_a, r.gpu_b) for r in found.itertuples()} == {
+        ("h200", "l40s"),
+        ("h200", "h100-sxm"),
+        ("h100-sxm", "l40s"),
+    }
+    assert len(found) == 3
+
+
+def test_the_faster_device_over_all_they_share_is_first_in_every_row():
+    found = ratios(
+        *(cell({"max_num_seqs": n}, around(rate)) for n, rate in ((1, 100), (4, 100))),
+        *(cell({"max_num_seqs": n}, around(rate), gpu="l40s") for n, rate in ((1, 110), (4, 50))),
+    )
+    assert found["gpu_a"].tolist() == ["h200", "h200"]
+    assert found["ratio"].tolist() == pytest.approx([100 / 110, 2])
+
+
+def test_of_equals_the_first_in_the_alphabet_is_first():
+    found = only(ratios(cell(SEQS, around(10), gpu="l40s"), cell(SEQS, around(10), gpu="h200")))
+    assert (found["gpu_a"], found["gpu_b"], found["ratio"]) == ("h200", "l40s", 1)
+
+
+def test_no_pairs_no_rows():
+    assert device_ratios(table(cell(SEQS))).columns.tolist() == list(SCHEMA.columns)
+    assert ratios(cell(SEQS)).empty
+
+
+# --- the numbers
+
+
+def test_observed_ratio_with_welchs_interval_for_both_metrics():
+    cells = (
+        cell(SEQS, [300.0, 310.0, 305.0], total_tokens_per_s=[900.0, 930.0, 915.0]),
+        cell(SEQS, [100.0, 99.0], gpu="l40s", total_tokens_per_s=[250.0, 249.0]),
+    )
+    for metric, a, b in (
+        ("output_tokens_per_s", [300.0, 310.0, 305.0], [100.0, 99.0]),
+        ("total_tokens_per_s", [900.0, 930.0, 915.0], [250.0, 249.0]),
+    ):
+        found = only(ratios(*cells, metric=metric))
+        interval = stats.ttest_ind(np.log(a), np.log(b), equal_var=False).confidence_interval(0.95)
+        assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
+        assert (found["ratio_low"], found["ratio_high"]) == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+        assert (found["repeats_a"], found["repeats_b"]) == (3, 2)
+
+
+def test_ratios_of_the_data_sheets_beside_it():
+    found = only(ratios(cell(SEQS, around(295)), cell(SEQS, around(100), gpu="l40s")))
+    assert found["bandwidth_ratio"] == pytest.approx(4.8e12 / 864e9)
+    assert found["flop_ratio"] == pytest.approx(989.5 / 362.05)
+    assert found[["measured_bandwidth_ratio", "measured_flop_ratio", "kv_tokens_ratio"]].isna().all()
+    assert (found["explanation"], found["support"], found["nearest"]) == ("flop", "near", "flop")
+    assert found["nearest_difference_pct"] == pytest.approx(100 * (2.95 / (989.5 / 362.05) - 1))
+
+
+def test_the_flop_rate_is_that_of_the_models_dtype():
+    cells = (cell(SEQS, model="opt-125m"), cell(SEQS, gpu="rtx4090", model="opt-125m"))
+    assert only(ratios(*cells))["flop_ratio"] == pytest.approx(989.5 / 330.3)
+
+
+def test_quantised_weights_and_unknown_names_have_no_flop_ratio():
+    awq = {"quantization": "awq"}
+    found = ratios(cell(awq), cell(awq, gpu="l40s"), cell(SEQS), cell(SEQS, gpu="l40s"))
+    assert found.set_index("knobs")["flop_ratio"].to_dict() == {
+        "quantawq": pytest.approx(math.nan, nan_ok=True),
+        "seqs16": pytest.approx(2.733, abs=1e-3),
+    }
+    assert found["bandwidth_ratio"].notna().all()
+    strange = only(ratios(cell(SEQS, model="mine"), cell(SEQS, gpu="l40s", model="mine")))
+    assert math.isnan(strange["flop_ratio"])
+    assert strange["bandwidth_ratio"] == pytest.approx(5.556, abs=1e-3)
+    elsewhere = only(ratios(cell(SEQS, gpu="abc"), cell(SEQS, gpu="l40s")))
+    assert math.isnan(elsewhere["bandwidth_ratio"])
+    assert pd.isna(elsewhere["explanation"])
+
+
+def test_measured_rates_beside_it():
+    h200, l40s = get_gpu("h200"), get_gpu("l40s")
+    measured = {
+        "h200": h200.model_copy(update={"memory_bandwidth_bytes_per_s": 4e12, "dense_flop_per_s": {"bf16": 7e14}}),
+        "l40s": l40s.model_copy(update={"memory_bandwidth_bytes_per_s": 8e11, "dense_flop_per_s": {"bf16": 2e14}}),
+    }
+    cells = cell(SEQS, around(5)), cell(SEQS, around(1), gpu="l40s")
+    found = only(ratios(*cells, measured=measured))
+    assert (found["measured_bandwidth_ratio"], found["measured_flop_ratio"]) == pytest.approx((5, 3.5))
+    assert found["explanation"] == "measured_bandwidth"
+    one = only(ratios(*cells, measured={"h200": h200}))
+    assert math.isnan(one["measured_bandwidth_ratio"])
+
+
+def test_shares_of_decoding_are_means_over_repeats():
+    fast = cell(SEQS, around(2), prefill_s_mean=[1.0, 2.0, 3.0], decode_s_mean=[5.0, 6.0, 7.0])
+    slow = cell(SEQS, around(1), gpu="l40s", prefill_s_mean=0.1, decode_s_mean=0.3)
+    found = only(ratios(fast, slow))
+    assert (found["decode_share_a"], found["decode_share_b"]) == pytest.approx((6 / 8, 0.75))
+    assert found["verdict_text"].endswith(" Decoding took 75 % and 75 % of the time in which requests were served.")
+    found = only(ratios(fast, cell(SEQS, around(1), gpu="l40s", decode_s_mean=0.3)))
+    assert math.isnan(found["decode_share_b"])
+    assert "Decoding" not in found["verdict_text"]
+
+
+@pytest.mark.parametrize(
+    ("preempted", "explanation"), [((0, 0), "none"), ((3, 0), "kv_capacity"), ((0, 3), "kv_capacity")]
+)
+def test_capacity_explains_only_where_it_bound(preempted, explanation):
+    a = cell(SEQS, around(2), kv_cache_tokens=2000, preemptions=preempted[0], running_peak=16)
+    b = cell(SEQS, around(1), gpu="l40s", kv_cache_tokens=1000, preemptions=preempted[1], running_peak=16)
+    found = only(ratios(a, b))
+    assert found["kv_tokens_ratio"] == 2
+    assert found["explanation"] == explanation
+    limits = {0: "sequences", 3: "kv_blocks"}
+    assert (found["bound_by_a"], found["bound_by_b"]) == tuple(limits[n] for n in preempted)
+
+
+def test_without_repeats_there_is_no_interval_and_it_is_said_so():
+    found = only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0, 1.1], gpu="l40s")))
+    assert math.isnan(found["ratio_low"])
+    assert "(too few repeats for an interval)" in found["verdict_text"]
+
+
+def test_a_verdict_in_words():
+    found = only(ratios(cell(SEQS, around(5556, 0.0)), cell(SEQS, around(1000, 0.0001), gpu="l40s")))
+    low, high = found["ratio_low"], found["ratio_high"]
+    assert found["verdict_text"] == (
+        f"h200 makes 5.556x (95 % interval {low:.4g}x to {high:.4g}x) the output tokens/s of l40s."
+        " Its interval holds the ratio of memory bandwidths (5.556x). It is not the ratio of FLOP rates (2.733x)."
+    )
+    total = only(ratios(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s"), metric="total_tokens_per_s"))
+    assert " the total tokens/s of l40s. " in total["verdict_text"]
+
+
+# --- published numbers
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return published_ratios(pd.read_csv(LAB))
+
+
+def reading(found, a, b):
+    return only(found[(found["gpu_a"] == a) & (found["gpu_b"] == b)])
+
+
+def test_h200_over_l40s_was_not_the_bandwidth_ratio(lab):
+    found = reading(lab, "h200", "l40s")
+    assert found["ratio"] == pytest.approx(2.95, abs=0.01)
+    assert found["bandwidth_ratio"] == pytest.approx(5.56, abs=0.005)
+    assert found["flop_ratio"] == pytest.approx(2.73, abs=0.005)
+    assert (found["explanation"], found["support"]) == ("flop", "near")
+    assert found["verdict_text"] == (
+        "H200 was published as 2.954x L40S, without repeats, so without an interval. "
+        "Nearest is the ratio of FLOP rates (2.733x): what was observed lies 8.1 % above it. "
+        "It is not the ratio of memory bandwidths (5.556x). "
+        "It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
+    )
+
+
+def test_h100_over_a100_depends_on_which_cards_are_meant(lab):
+    found = lab[(lab["label_a"] == "H100") & (lab["label_b"] == "A100 PCIe")]
+    assert len(found) == 6
+    of_40gb, of_80gb = (reading(found, "h100-sxm", f"a100-pcie-{size}gb") for size in (40, 80))
+    assert (of_40gb["bandwidth_ratio"], of_80gb["bandwidth_ratio"]) == pytest.approx((2.154, 1.731), abs=1e-3)
+    assert (of_40gb["explanation"], of_80gb["explanation"]) == ("bandwidth", "none")
+    assert of_80gb["verdict_text"].startswith(
+        "H100 was published as 2.111x A100 PCIe, without repeats, so without an interval. "
+        "The names may mean 6 pairs of devices, with bandwidth ratios from 1.05x to 2.51x. "
+        "Read as h100-sxm over a100-pcie-80gb: No known ratio is within 10 %."
+    )
+
+
+def test_the_claimed_2_16_is_the_bandwidth_ratio_of_one_reading_only():
+    found = {(r["gpu_a"], r["gpu_b"]): r for r in published_readings("H100", "A100 PCIe", 2.16, "bfloat16")}
+    assert found["h100-sxm", "a100-pcie-40gb"]["explanation"] == "bandwidth"
+    assert found["h100-sxm", "a100-pcie-80gb"]["explanation"] == "none"
+    assert found["h100-sxm", "a100-pcie-80gb"]["nearest_difference_pct"] == pytest.approx(24.8, abs=0.05)
+    assert all(math.isnan(r["ratio_low"]) and math.isnan(r["ratio_high"]) for r in found.values())
+    assert {r["source"] for r in found.values()} == {"published"}
+
+
+def test_published_tables_give_a_row_for_each_pair_of_names_and_reading(lab):
+    assert lab.columns.tolist() == list(PUBLISHED_COLUMNS)
+    counts = lab.groupby(["label_a", "label_b"]).size().to_dict()
+    assert counts == {
+        ("H200", "H100"): 3,
+        ("H200", "A100 PCIe"): 2,
+        ("H200", "L40S"): 1,
+        ("H100", "A100 PCIe"): 6,
+        ("H100", "L40S"): 3,
+        ("A100 PCIe", "L40S"): 2,
+    }
+    assert set(lab["settings"]) == {5}
+    assert (lab["ratio"] >= 1).all()
+
+
+def published(**rates):
+    rows = [
+        (gpu, seqs, rate, gpu == "L4") for gpu, r in rates.items() for seqs, rate in zip((1, 4, 16), r, strict=False)
+    ]
+    return pd.DataFrame(rows, columns=["gpu", "seqs", "rate", "approximate"])
+
+
+def test_published_ratios_are_geometric_means_over_shared_settings():
+    frame = published(L40S=[10.0, 10.0], H200=[20.0, 45.0, 1.0])
+    found = only(published_ratios(frame, value="rate", setting="seqs"))
+    assert (found["label_a"], found["label_b"], found["settings"]) == ("H200", "L40S", 2)
+    assert (found["ratio"], found["ratio_min"], found["ratio_max"]) == pytest.approx((3.0, 2.0, 4.5))
+    assert not found["approximate"]
+    fp8 = published_ratios(published(H200=[2.0], L4=[1.0]), value="rate", setting="seqs", dtype="float32")
+    assert only(fp8)["flop_ratio"] == pytest.approx(494.5 / 60)
+    assert only(fp8)["approximate"]
+
+
+def test_names_without_a_shared_setting_are_not_compared():
+    frame = published(L40S=[10.0], H200=[20.0])
+    frame.loc[1, "seqs"] = 4
+    assert published_ratios(frame, value="rate", setting="seqs").empty
+
+
+def test_an_unknown_name_is_an_error():
+    with pytest.raises(CatalogError, match="unknown GPU 'H999'"):
+        published_ratios(published(H999=[1.0], H200=[2.0]), value="rate", setting="seqs")
+
+
+# --- measured rates of devices
+
+
+def record(**changes):
+    return {
+        "gpu": "h200",
+        "copy_bytes_per_s": 3e12,
+        "copy_bytes_per_s_median": 2e12,
+        "read_bytes_per_s": 4e12,
+        "read_bytes_per_s_median": 2e12,
+        "matmul_flop_per_s": {"bf16": 7e14},
+        "matmul_flop_per_s_median": {"bf16": 6e14},
+        "last_level_cache_bytes": None,
+        "device": {},
+        "threads": None,
+        "host": "host",
+        "torch_version": "2",
+        "measured_at": "2026-11-21T00:00:00Z",
+        "samples": {},
+    } | changes
+
+
+def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
+    (tmp_path / "h200.json").write_text(json.dumps(record()))
+    (tmp_path / "unknown.json").write_text("{}")
+    found = measured_devices(tmp_path)
+    assert list(found) == ["h200"]
+    assert found["h200"].memory_bandwidth_bytes_per_s == 4e12
+    assert found["h200"].peak_flop_per_s("bfloat16") == 7e14
+    assert found["h200"].peak_flop_per_s("float16") is None
+    assert measured_devices(tmp_path / "nowhere") == {}
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    path = tmp_path / "h200.json"
+    path.write_text("{")
+    with pytest.raises(TableError, match=r"^.*h200\.json: not JSON: "):
+        measured_devices(tmp_path)
+    path.write_text(json.dumps(record(matmul_flop_per_s={"bf16": "fast"})))
+    with pytest.raises(
+        TableError, match=r"^.*h200\.json: matmul_flop_per_s\.bf16: Input should be a valid number[^\n]*$"
+    ):
+        measured_devices(tmp_path)
+
+
+# --- the command
+
+
+def test_the_command_writes_the_table(tmp_path):
+    write_table(table(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s")), tmp_path / "cells.parquet")
+    devices = tmp_path / "devices"
+    devices.mkdir()
+    for name, bandwidth in (("h200", 3e12), ("l40s", 1e12)):
+        rates = record(gpu=name, copy_bytes_per_s=bandwidth, read_bytes_per_s=bandwidth)
+        (devices / f"{name}.json").write_text(json.dumps(rates))
+    out = tmp_path / "ratios.parquet"
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
+    assert main(command) == 0
+    assert read_table(out)["measured_bandwidth_ratio"].isna().all()
+    assert main([*command, "--devices", str(devices)]) == 0
+    written = read_table(out)
+    assert written["metric"].tolist() == ["output_tokens_per_s", "total_tokens_per_s"]
+    assert written["measured_bandwidth_ratio"].tolist() == [3.0, 3.0]
+    assert written["explanation"].tolist() == ["measured_bandwidth", "measured_bandwidth"]
+    assert len(pd.read_csv(out.with_suffix(".csv"))) == 2
+
+
+def test_a_bad_record_ends_the_command_with_one_message(tmp_path, capsys):
+    write_table(table(cell(SEQS)), tmp_path / "cells.parquet")
+    (tmp_path / "l40s.json").write_text("no")
+    out = tmp_path / "ratios.parquet"
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
+    assert main([*command, "--devices", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"{tmp_path / 'l40s.json'}: not JSON: ")
+    assert not out.exists()

@@ -1,0 +1,383 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.recommend import SCHEMA, main, pareto_front, recommendations
+from workflow_scripts.analyse.tables import read_table, write_table
+
+DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
+MODELS = {
+    "llama-3.1-8b-instruct": (
+        {"hub_repo": "org/llama", "revision": None, "dtype": "bfloat16", "load_format": "hub"},
+        Path("models/llama"),
+    ),
+    "tiny": ({"hub_repo": None, "revision": None, "dtype": "float32", "load_format": "dummy"}, Path("models/tiny")),
+}
+
+
+def around(mean, sd=0.001):
+    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
+
+
+def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
+    """A cell whose latencies are the same in all repeats, with 99th percentiles p99 times the median."""
+    knobs = {"max_num_seqs": seqs} | options.pop("knobs", {})
+    columns = {"tpot_s_p50": tpot, "ttft_s_p50": ttft, "tpot_s_p99": p99 * tpot, "ttft_s_p99": p99 * ttft}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), **(columns | options))
+
+
+def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, **bounds):
+    found = SCHEMA.validate(recommendations(table(*cells), margin_pct, models, **bounds))
+    return found[found["role"] == role].reset_index(drop=True) if role else found
+
+
+def only(found):
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+# --- the fastest
+
+
+def test_the_fastest_with_its_intervals():
+    rates, tpots, ttfts = [100.0, 104.0, 102.0], [0.01, 0.012, 0.011], [0.5, 0.7, 0.6]
+    fast = config(
+        16, rates, tpot_s_p50=tpots, ttft_s_p50=ttfts, tpot_s_p99=[0.02, 0.03, 0.025], ttft_s_p99=[1.0, 0.8, 0.9]
+    )
+    found = only(recommended(config(4, 50), fast, role="best_throughput"))
+    assert (found["knobs"], found["cell_id"]) == ("seqs16", "h200/vllm/llama-3.1-8b-instruct/chat/seqs16")
+    assert found["repeats"] == 3
+    for metric, values in (("output_tokens_per_s", rates), ("tpot_s_p50", tpots), ("ttft_s_p50", ttfts)):
+        interval = stats.ttest_1samp(np.log(values), 0).confidence_interval(0.95)
+        assert found[metric] == pytest.approx(stats.gmean(values))
+        assert found[f"{metric}_low"] == pytest.approx(np.exp(interval.low))
+        assert found[f"{metric}_high"] == pytest.approx(np.exp(interval.high))
+    assert (found["tpot_s_p99_worst"], found["ttft_s_p99_worst"]) == (0.03, 1.0)
+    assert pd.isna(found["latency_bound"])
+    assert pd.isna(found["margin_pct"])
+
+
+def test_only_vllm_cells_that_count_are_recommended():
+    found = recommended(
+        config(4, 50),
+        config(8, 90, outcome="invalid"),
+        config(16, 90, comparable=False),
+        cell({"batch_size": 8}, around(90), engine="hf-static"),
+    )
+    assert set(found["knobs"]) == {"seqs4"}
+    assert recommended(config(8, 90, outcome="timeout")).empty
+    assert recommended(config(8, 90, outcome="timeout")).columns.tolist() == list(SCHEMA.columns)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"gpu": "l40s"}, {"model": "opt-125m"}, {"workload": "long"}, {"study": "b"}, {"source": "measured elsewhere"}],
+)
+def test_every_place_has_its_own(other):
+    found = recommended(config(4, 50), config(16, 90, **other), role="best_throughput")
+    assert found["knobs"].tolist() == ["seqs4", "seqs16"]
+    (name, value), *_ = other.items()
+    assert found[name][1] == value
+
+
+def test_the_roles_of_a_place_in_order():
+    found = recommended(config(1, 10, 0.01), config(4, 30, 0.015), config(16, 60, 0.1))
+    assert found[["role", "knobs"]].values.tolist() == [
+        ["best_throughput", "seqs16"],
+        ["best_within_latency", "seqs1"],
+        ["smallest_within_margin", "seqs16"],
+        ["pareto", "seqs1"],
+        ["pareto", "seqs4"],
+        ["pareto", "seqs16"],
+    ]
+
+
+# --- ties
+
+
+def test_configurations_that_are_not_shown_to_be_slower_are_ties():
+    found = only(
+        recommended(config(1, 99), config(4, 100), config(8, 99.99), config(16, [80.0]), role="best_throughput")
+    )
+    assert found["knobs"] == "seqs4"
+    assert found["ties"] == "seqs8, seqs16"
+    assert found["explanation"].endswith(" It is not told apart from seqs8, seqs16.")
+
+
+def test_a_tie_is_an_interval_that_reaches_one():
+    # Half of the 95 % interval of the ratio is t(0.975, 4) * sd * sqrt(2/3) = 2.267 * sd.
+    half = stats.t.ppf(0.975, 4) * 0.01 * math.sqrt(2 / 3)
+    best = config(4, around(100, 0.01))
+    for distance, ties in ((0.999, "seqs1"), (1.001, None)):
+        other = config(1, around(100 * math.exp(-half * distance), 0.01))
+        found = only(recommended(best, other, role="best_throughput"))
+        assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
+        assert ("told apart" in found["explanation"]) == (ties is not None)
+
+
+def test_a_long_list_of_ties_is_cut_in_words_only():
+    found = only(recommended(*(config(n, 100) for n in range(1, 9)), role="best_throughput"))
+    assert found["knobs"] == "seqs1"
+    assert found["ties"] == ", ".join(f"seqs{n}" for n in range(2, 9))
+    assert found["explanation"].endswith("not told apart from seqs2, seqs3, seqs4, seqs5, seqs6 and 2 more.")
+    found = only(recommended(*(config(n, 100) for n in range(1, 7)), role="best_throughput"))
+    assert found["explanation"].endswith("not told apart from seqs2, seqs3, seqs4, seqs5, seqs6.")
+
+
+def test_the_fastest_in_words():
+    found = recommended(config(1, [50.0, 50.0]), config(16, [1234.0, 1234.0]), role="best_throughput")
+    assert only(found)["explanation"] == (
+        "seqs16 makes the most output tokens/s of 2 configurations: 1,234 (95 % interval 1,234 to 1,234)."
+    )
+    single = only(recommended(config(1, [50.0]), role="best_throughput"))
+    assert single["explanation"] == (
+        "seqs1 makes the most output tokens/s of 1 configuration: 50 (too few repeats for an interval)."
+    )
+
+
+# --- within a latency
+
+
+def test_without_a_bound_it_is_twice_the_lowest_time_per_token():
+    cells = config(1, 10, 0.01, p99=1.0), config(4, 30, 0.02, p99=1.0), config(16, 60, 0.0201, p99=1.0)
+    found = only(recommended(*cells, role="best_within_latency"))
+    assert found["knobs"] == "seqs4"
+    assert found["latency_bound"] == "tpot_s_p99 <= 0.02 s (2 times the lowest tpot_s_p50)"
+    assert found["explanation"] == (
+        "seqs4 makes the most output tokens/s of the 2 of 3 configurations that keep tpot_s_p99 <= 0.02 s"
+        f" (2 times the lowest tpot_s_p50): 30 (95 % interval {found['output_tokens_per_s_low']:.4g}"
+        f" to {found['output_tokens_per_s_high']:.4g})."
+    )
+
+
+def test_bounds_of_the_user():
+    cells = (
+        config(1, 10, 0.01, ttft=1.0, p99=1.0),
+        config(4, 30, 0.02, ttft=0.5, p99=1.0),
+        config(16, 60, 0.1, ttft=0.1, p99=1.0),
+    )
+
+    def fastest(**bounds):
+        found = only(recommended(*cells, role="best_within_latency", **bounds))
+        return found["knobs"], found["latency_bound"]
+
+    assert fastest(tpot_p99_s=0.02) == ("seqs4", "tpot_s_p99 <= 0.02 s")
+    assert fastest(ttft_p99_s=0.1) == ("seqs16", "ttft_s_p99 <= 0.1 s")
+    assert fastest(ttft_p99_s=0.5, tpot_p99_s=0.05) == ("seqs4", "ttft_s_p99 <= 0.5 s and tpot_s_p99 <= 0.05 s")
+
+
+def test_the_bound_is_kept_in_every_repeat():
+    shaky = config(4, 30, tpot_s_p99=[0.01, 0.03, 0.01])
+    assert only(recommended(config(1, 10), shaky, role="best_within_latency", tpot_p99_s=0.02))["knobs"] == "seqs1"
+    assert only(recommended(config(1, 10), shaky, role="best_within_latency", tpot_p99_s=0.03))["knobs"] == "seqs4"
+
+
+def test_only_those_that_keep_the_bound_are_ties_of_the_fastest_that_does():
+    cells = config(1, 100, 0.01), config(4, 100, 0.01), config(16, 100, 0.1)
+    found = only(recommended(*cells, role="best_within_latency", tpot_p99_s=0.02))
+    assert (found["knobs"], found["ties"]) == ("seqs1", "seqs4")
+
+
+def test_a_bound_that_none_keeps_is_said_so():
+    found = only(recommended(config(1, 10), config(4, 30), role="best_within_latency", tpot_p99_s=0.001))
+    assert found["explanation"] == "None of 2 configurations keeps tpot_s_p99 <= 0.001 s."
+    assert found["latency_bound"] == "tpot_s_p99 <= 0.001 s"
+    assert found[["gpu", "model", "workload", "study", "source"]].tolist() == [
+        "h200",
+        "llama-3.1-8b-instruct",
+        "chat",
+        "try",
+        "measured",
+    ]
+    assert found[["cell_id", "knobs", "output_tokens_per_s", "command", "config_yaml", "ties"]].isna().all()
+
+
+def test_without_latencies_no_bound_is_kept():
+    found = recommended(cell({"max_num_seqs": 1}, around(10)))
+    assert found["role"].tolist() == ["best_throughput", "best_within_latency", "smallest_within_margin"]
+    assert pd.isna(found["knobs"][1])
+    assert found["tpot_s_p50"].isna().all()
+
+
+# --- the smallest that is as fast
+
+
+def test_the_smallest_within_the_margin():
+    cells = config(1, 50), config(4, 99), config(16, 100), config(64, 100.5)
+    found = only(recommended(*cells, role="smallest_within_margin"))
+    assert found["knobs"] == "seqs4"
+    assert found["margin_pct"] == 2.0
+    assert found["explanation"] == (
+        "seqs4 is the smallest of the 3 of 4 configurations that are shown to be within 2 % of the fastest, seqs64,"
+        " or are it."
+    )
+    assert only(recommended(*cells, role="smallest_within_margin", margin_pct=0.8))["knobs"] == "seqs16"
+    assert pd.isna(found["ties"])
+
+
+def test_within_the_margin_is_shown_not_assumed():
+    # The one-sided 95 % bound lies t(0.95, 4) * sd * sqrt(2/3) = 1.74 * sd below the ratio.
+    half = stats.t.ppf(0.95, 4) * 0.01 * math.sqrt(2 / 3)
+    fastest = config(16, around(100, 0.01))
+    room = math.log(1.02) - half
+    for distance, smallest in ((0.99, "seqs1"), (1.01, "seqs16")):
+        other = config(1, around(100 * math.exp(-room * distance), 0.01))
+        found = only(recommended(other, fastest, role="smallest_within_margin"))
+        assert found["knobs"] == smallest
+    assert found["explanation"] == "No smaller configuration than the fastest, seqs16, is shown to be within 2 % of it."
+
+
+def test_one_repeat_shows_nothing_so_the_fastest_itself_is_left():
+    found = only(recommended(config(1, [100.0]), config(16, [100.001]), role="smallest_within_margin"))
+    assert found["knobs"] == "seqs16"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "order"),
+    [
+        # Fewest sequences first, then memory, then the block.
+        (
+            [
+                {"max_num_seqs": 4, "gpu_memory_utilization": 0.5, "block_size": 16},
+                {"max_num_seqs": 2, "gpu_memory_utilization": 0.9, "block_size": 64},
+            ],
+            1,
+        ),
+        (
+            [
+                {"max_num_seqs": 4, "gpu_memory_utilization": 0.9, "block_size": 16},
+                {"max_num_seqs": 4, "gpu_memory_utilization": 0.5, "block_size": 64},
+            ],
+            1,
+        ),
+        ([{"max_num_seqs": 4, "cpu_kv_cache_gib": 4}, {"max_num_seqs": 4, "cpu_kv_cache_gib": 2, "block_size": 64}], 1),
+        ([{"max_num_seqs": 4, "block_size": 32}, {"max_num_seqs": 4, "block_size": 16}], 1),
+        ([{"max_num_seqs": 4, "enable_prefix_caching": True}, {"max_num_seqs": 4, "enable_prefix_caching": False}], 1),
+        # A memory share that the study leaves to the engine is not known to be small.
+        ([{"max_num_seqs": 4}, {"max_num_seqs": 4, "gpu_memory_utilization": 0.95}], 1),
+    ],
+)
+def test_what_is_smallest(knobs, order):
+    cells = [cell(k, around(100), block_size_effective=k.get("block_size")) for k in knobs]
+    both = [recommended(*these, role="smallest_within_margin") for these in (cells, cells[::-1])]
+    expected = pd.DataFrame(cells[order])["knobs"][0]
+    assert [only(found)["knobs"] for found in both] == [expected, expected]
+
+
+# --- the Pareto front
+
+
+def test_the_front_of_rate_and_both_latencies():
+    found = recommended(
+        config(1, 10, 0.01, ttft=0.9),
+        config(2, 10, 0.011, ttft=0.8),
+        config(4, 30, 0.02, ttft=0.5),
+        config(8, 29, 0.02, ttft=0.5),
+        config(16, 60, 0.1, ttft=0.4),
+        config(32, 60, 0.1, ttft=0.41),
+        role="pareto",
+    )
+    assert found["knobs"].tolist() == ["seqs1", "seqs2", "seqs4", "seqs16"]
+    assert set(found["explanation"]) == {
+        "No other configuration is as good in rate and both latencies and better in one, by their means."
+    }
+
+
+@given(
+    arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 3)), elements=st.sampled_from([0.0, 1.0, 2.0, np.nan]))
+)
+def test_a_row_is_on_the_front_unless_another_beats_it(values):
+    def beats(a, b):
+        return not np.isnan(a).any() and all(a >= b) and any(a > b)
+
+    expected = [not np.isnan(b).any() and not any(beats(a, b) for a in values) for b in values]
+    assert pareto_front(values).tolist() == expected
+
+
+# --- ready to serve
+
+
+def test_commands_and_files():
+    found = only(
+        recommended(
+            config(
+                16,
+                100,
+                knobs={"enable_prefix_caching": False, "gpu_memory_utilization": 0.85},
+                max_num_seqs_effective=16,
+                max_num_batched_tokens_effective=8192,
+                max_model_len_effective=4096,
+                block_size_effective=16,
+            ),
+            role="best_throughput",
+        )
+    )
+    assert found["command"] == (
+        "vllm serve org/llama --dtype bfloat16 --max-num-seqs 16 --max-num-batched-tokens 8192 --max-model-len 4096"
+        " --gpu-memory-utilization 0.85 --no-enable-prefix-caching"
+    )
+    assert yaml.safe_load(found["config_yaml"]) == {
+        "model": "org/llama",
+        "dtype": "bfloat16",
+        "max-num-seqs": 16,
+        "max-num-batched-tokens": 8192,
+        "max-model-len": 4096,
+        "gpu-memory-utilization": 0.85,
+        "no-enable-prefix-caching": True,
+    }
+
+
+def test_commands_of_random_weights_and_without_what_took_effect():
+    cells = config(16, 100, model="tiny"), cell({"batch_size": 1}, engine="hf-static", model="tiny")
+    found = only(recommended(*cells, role="best_throughput"))
+    assert found["command"] == "vllm serve models/tiny --load-format dummy --dtype float32 --max-num-seqs 16"
+
+
+def test_a_model_that_is_not_the_studys_has_no_command():
+    found = only(recommended(config(16, 100, model="opt-125m"), role="best_throughput"))
+    assert found[["command", "config_yaml"]].isna().all()
+
+
+# --- the command
+
+
+def test_the_command_writes_the_table(tmp_path):
+    cells = tmp_path / "cells.parquet"
+    options = {"model": "tiny-llama-57m", "gpu": "cpu-all"}
+    write_table(table(config(1, 10, 0.01, **options), config(4, 10.01, 0.1, **options)), cells)
+    out = tmp_path / "recommendations.parquet"
+    command = ["--study", str(DEMO), "--cells", str(cells), "--out", str(out)]
+    assert main([*command, "--results", str(tmp_path / "results")]) == 0
+    written = read_table(out).set_index("role")
+    assert written.loc["smallest_within_margin", ["knobs", "margin_pct"]].tolist() == ["seqs1", 2.0]
+    assert written.loc["best_within_latency", "latency_bound"] == "tpot_s_p99 <= 0.02 s (2 times the lowest tpot_s_p50)"
+    model = written.loc["best_throughput", "command"].split()[2]
+    assert Path(model).parent == tmp_path / "results" / "demo" / "prepared" / "models"
+    assert Path(model).name.startswith("tiny-llama-57m-")
+    assert main([*command, "--ttft-p99-s", "0.2", "--tpot-p99-s", "0.5"]) == 0
+    written = read_table(out).set_index("role")
+    assert written.loc["best_within_latency", "latency_bound"] == "ttft_s_p99 <= 0.2 s and tpot_s_p99 <= 0.5 s"
+    assert (
+        written.loc["best_throughput", "command"].split()[2].startswith("results/demo/prepared/models/tiny-llama-57m-")
+    )
+
+
+def test_help_documents_files_and_an_example(capsys):
+    with pytest.raises(SystemExit) as e:
+        main(["--help"])
+    assert e.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "example: python -m workflow_scripts.analyse.recommend --study config/studies/demo.yaml --cells"
+        " results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet"
+    ) in text
+    assert "recommendations.parquet; recommendations.csv is written beside it" in text

@@ -1,0 +1,167 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.repeats import (
+    BOUND_BY_NEEDS,
+    IDENTITY,
+    bound_by,
+    cell_summary,
+    counted,
+    knob_columns,
+    knob_text,
+    numbers,
+    records,
+)
+
+RATE = "output_tokens_per_s"
+
+
+def test_only_cells_that_ended_ok_and_are_as_the_study_says_count():
+    cells = table(
+        cell({"max_num_seqs": 1}),
+        cell({"max_num_seqs": 2}, outcome="timeout"),
+        cell({"max_num_seqs": 3}, comparable=False),
+        cell({"max_num_seqs": 4}, comparable=None),
+        cell({"max_num_seqs": 5}, outcome=None),
+    )
+    assert counted(cells)["knobs"].tolist() == ["seqs1"]
+    assert cell_summary(cells, RATE)["knobs"].tolist() == ["seqs1"]
+
+
+def test_a_row_a_cell_with_its_identity_knobs_and_logs():
+    cells = table(
+        cell({"max_num_seqs": 16, "enable_prefix_caching": True}, [np.e, np.e**3]),
+        cell({"max_num_seqs": 4}, [1.0], gpu="l40s"),
+    )
+    summary = cell_summary(cells, RATE)
+    assert summary.columns.tolist() == [
+        *IDENTITY,
+        "repeats",
+        "log_mean",
+        "log_variance",
+        "max_concurrency_allowed",
+        "knob_max_num_seqs",
+        "knob_enable_prefix_caching",
+    ]
+    assert IDENTITY == ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id")
+    assert summary["cell_id"].tolist() == [
+        "h200/vllm/llama-3.1-8b-instruct/chat/seqs16-pc1",
+        "l40s/vllm/llama-3.1-8b-instruct/chat/seqs4",
+    ]
+    assert summary["repeats"].tolist() == [2, 1]
+    assert summary["log_mean"].tolist() == [2.0, 0.0]
+    assert summary["log_variance"][0] == 2.0
+    assert summary["max_concurrency_allowed"].tolist() == [16, 4]
+    assert summary["knob_max_num_seqs"].tolist() == [16, 4]
+    assert summary["knob_enable_prefix_caching"].tolist() == [True, pd.NA]
+
+
+def test_studies_and_sources_are_not_pooled():
+    same = {"max_num_seqs": 1}
+    cells = table(cell(same, [1.0]), cell(same, [2.0], source="measured elsewhere"), cell(same, [3.0], study="other"))
+    assert cell_summary(cells, RATE)["repeats"].tolist() == [1, 1, 1]
+
+
+def test_a_cell_without_the_metric_has_no_row():
+    cells = table(cell({"max_num_seqs": 1}, [np.nan, np.nan]), cell({"max_num_seqs": 2}, [np.nan, 5.0]))
+    summary = cell_summary(cells, RATE)
+    assert summary["knobs"].tolist() == ["seqs2"]
+    assert summary.index.tolist() == [0]
+    assert summary["repeats"].tolist() == [1]
+
+
+def test_other_columns_become_one_value_a_cell():
+    cells = table(
+        cell(
+            {"max_num_seqs": 1},
+            [1.0, 1.0, 1.0],
+            preemptions=[None, 2, 3],
+            running_peak=[4.0, 7.0, None],
+            ttft_s_p99=[0.5, 0.25, 0.75],
+            decode_s_mean=[1.0, None, 2.0],
+            attention_backend=[None, "A", "B"],
+        ),
+        cell({"max_num_seqs": 2}, [1.0], gpu="l40s"),
+    )
+    observed = {
+        "preemptions": "sum",
+        "running_peak": "max",
+        "ttft_s_p99": "min",
+        "decode_s_mean": "mean",
+        "attention_backend": "first",
+    }
+    summary = cell_summary(cells, RATE, observed)
+    assert [summary[name][0] for name in observed] == [5, 7.0, 0.25, 1.5, "A"]
+    assert summary.loc[1, list(observed)].isna().all()
+
+
+def test_knob_columns():
+    cells = table(cell({"max_num_seqs": 1}), cell({"batch_size": 8}, engine="hf-static"))
+    assert knob_columns(cells) == ["knob_max_num_seqs", "knob_batch_size", "knob_cache_implementation"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.bool_(False), "false"),
+        (True, "true"),
+        (np.float64(64), "64"),
+        (0.875, "0.875"),
+        (np.int64(128), "128"),
+        ("FLASH_ATTN", "FLASH_ATTN"),
+    ],
+)
+def test_knob_values_in_words(value, text):
+    assert knob_text(value) == text
+
+
+def bound(knobs, engine="vllm", **observed):
+    cells = table(cell(knobs, [1.0], engine=engine, **({"num_requests": 64} | observed)))
+    return bound_by(cell_summary(cells, RATE, BOUND_BY_NEEDS)).tolist()[0]
+
+
+@pytest.mark.parametrize(
+    ("observed", "limit"),
+    [
+        ({"running_peak": 16, "preemptions": 0, "kv_cache_usage_peak": 1.0}, "sequences"),
+        ({"running_peak": 17}, "sequences"),
+        ({"running_peak": 16, "num_requests": 16}, "sequences"),
+        ({"running_peak": 16, "preemptions": 1}, "kv_blocks"),
+        ({"running_peak": 12, "num_requests": 12, "kv_cache_usage_peak": 0.99}, "prompts"),
+        ({"running_peak": 12, "kv_cache_usage_peak": 0.95}, "kv_blocks"),
+        ({"running_peak": 12, "kv_cache_usage_peak": 0.949}, "token_budget"),
+        ({"running_peak": 12}, "token_budget"),
+    ],
+)
+def test_what_bound_the_sequences_that_ran(observed, limit):
+    assert bound({"max_num_seqs": 16}, **observed) == limit
+
+
+def test_what_is_not_known_bounds_nothing():
+    assert pd.isna(bound({"max_num_seqs": 16}, kv_cache_usage_peak=1.0))
+    assert pd.isna(bound({"max_num_seqs": 16}, running_peak=5, num_requests=None))
+    assert bound({"max_num_seqs": 16}, preemptions=3) == "kv_blocks"
+
+
+def test_a_token_budget_is_no_limit_of_sequences():
+    knobs = {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 16}
+    assert bound(knobs, "hf-continuous", running_peak=16) == "token_budget"
+    assert bound({"batch_size": 16}, "hf-static", running_peak=16) == "sequences"
+
+
+def test_the_extremes_of_all_repeats_tell_what_bound():
+    rows = cell({"max_num_seqs": 8}, [1.0, 1.0, 1.0], running_peak=[7, 8, 6], preemptions=0, num_requests=64)
+    assert bound_by(cell_summary(table(rows), RATE, BOUND_BY_NEEDS)).tolist() == ["sequences"]
+    rows = cell({"max_num_seqs": 8}, [1.0, 1.0], running_peak=8, preemptions=[0, 2])
+    assert bound_by(cell_summary(table(rows), RATE, BOUND_BY_NEEDS)).tolist() == ["kv_blocks"]
+
+
+def test_rows_as_records_and_columns_as_numbers():
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    assert records(frame) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    column = numbers(pd.Series([1, None], dtype="Int64"))
+    assert column.dtype == float
+    assert column[0] == 1
+    assert np.isnan(column[1])
