@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -189,11 +188,6 @@ def read_engine_log(path: Path) -> EngineLogFacts:
     return parse_engine_log(decode(path.read_bytes()))
 
 
-def to_json(facts: EngineLogFacts) -> dict[str, Any]:
-    """The facts as a JSON object, all keys present."""
-    return facts.model_dump(mode="json")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the facts of one log."""
     parser = argparse.ArgumentParser(
@@ -212,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"{path}: cannot read this log: {error.strerror}", file=sys.stderr)
         return 2
-    print(json.dumps(to_json(facts), indent=2, ensure_ascii=False))
+    print(json.dumps(facts.model_dump(mode="json"), indent=2))
     return 0
 
 

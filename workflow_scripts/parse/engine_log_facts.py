@@ -69,11 +69,13 @@ class Row:
     per_rank: bool
 
 
-# A number begins where no digit stands before it, so that a long run of digits is looked at once.
+# A number begins where no digit stands before it, so that a long run of digits is looked at once; one of more digits
+# than a counter has is none.
+_WHOLE_NUMBER = r"(?<![\d.,])(?P<{0}>-?\d{{1,15}}(?!\d)(?:,\d{{3}}){{0,5}}"
 _GROUPS = {
-    "count": r"(?<![\d.,])(?P<{0}>-?\d+(?:,\d{{3}})*)",
-    "number": r"(?<![\d.,])(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)",
-    "size": r"(?<![\d.,])(?P<{0}>-?\d+(?:,\d{{3}})*(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
+    "count": _WHOLE_NUMBER + ")",
+    "number": _WHOLE_NUMBER + r"(?:\.\d*)?)",
+    "size": _WHOLE_NUMBER + r"(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
 }
 
 
@@ -96,61 +98,66 @@ _ATTENTION_WORD = (
     r"[\w-]*(?i:attn|attention|flash|xformers|sdpa|triton|mla|pallas|ipex|aiter|turboquant|openvino)[\w-]*"
 )
 _ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s+){{0,3}}?{_ATTENTION_WORD}(?:\s+{_WORD}){{0,3}}?)"
-_BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d+)"
+_BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d{1,15})"
 
+# The comments name versions in which a form was seen; others around them print it too.
 ROWS: tuple[Row, ...] = (
     # --- version -----------------------------------------------------------------------------------------------------
-    _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]*)\)"),  # 0.2.7 on
-    _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S*)"),  # 0.4 to 0.24
-    _row(_first, r"vLLM server version v?(?P<engine_version>\d[^\s,]*)"),  # 0.25 on, without colours
-    _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S*)"),  # 0.25 on, beside the logo
+    _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]*)\)"),  # 0.3 to 0.32
+    _row(_first, r"vLLM API server version v?(?P<engine_version>\d\S*)"),  # 0.10
+    _row(_first, r"vLLM server version v?(?P<engine_version>\d[^\s,]*)"),  # 0.32, where the terminal has no colours
+    _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S*)"),  # 0.25 and 0.32, beside the logo
     _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S*)"),  # collect_env
     # --- blocks ------------------------------------------------------------------------------------------------------
-    # V0 executors, V1 before 0.8. The first number is the device's; `cuda`, `rocm`, `hpu`, `TPU`, `cpu` since 0.7.
+    # V0, and V1 before it printed tokens. The first number is the device's, called GPU, CUDA, cuda, rocm, hpu, TPU ...
     _rank_row(_smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}"),
     _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}"),
-    _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),  # V0 on a CPU before 0.7
-    _rank_row(_smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"),  # V1, INFO until 0.12, then DEBUG
+    _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),
+    _rank_row(
+        _smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"
+    ),  # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
     # --- block size --------------------------------------------------------------------------------------------------
     # What the engine set stands before what was asked for.
-    _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # 0.7 on
+    _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b).*?" + _BLOCK_SIZE),
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
-    _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1, 0.8 on
+    _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
     _rank_row(
         _smallest,
         r"Maximum concurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
-        r"{max_concurrency:number}x",  # V0 from 0.6, V1 from 0.7.2
+        r"{max_concurrency:number}x",  # V0: 0.6.4 to 0.8, V1: 0.7 to 0.32
         key="max_concurrency",
     ),
-    _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1, 0.9 on
-    _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0, 0.6.6 to 0.10
-    _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0, 0.6.3 to 0.6.5
-    _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1, 0.11 on
+    _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1: 0.10 to 0.32
+    _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0: 0.6.6 to 0.8
+    _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
+    _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1: 0.32
     _rank_row(_smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]+\) GiB for KV cache"),  # CPU
     _rank_row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
-    _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # 0.10.2 on
+    _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
     _rank_row(
-        _smallest, r"larger than the available KV cache memory \({available_kv_cache_gib:size}\)"
-    ),  # V1's refusal
+        _smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"
+    ),  # V1, when it refuses
     # --- the rest of the memory --------------------------------------------------------------------------------------
-    # Until 0.8 vLLM wrote GB for numbers that it had divided by 2**30.
-    _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # V1, 0.8 on
-    _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),  # 0.2 to 0.8, ascend
-    _rank_row(_largest, r"model weights take {model_weights_gib:size}"),  # V0, 0.6.6 to 0.10
-    _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, 0.9 on, DEBUG
-    _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # 0.10.2 to 0.29
-    _rank_row(_largest, r"PyTorch activation peak memory takes {peak_activation_gib:size}"),  # V0, 0.6.6 to 0.10
-    _rank_row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1, 0.10.2 on
-    _rank_row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, 0.9 on, DEBUG
-    _rank_row(_largest, r"Graph capturing finished in [\d.]+ secs?, took {cuda_graph_gib:size}"),  # 0.6.5 on
-    _rank_row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # 0.17 on
-    _rank_row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # 0.10.2 on
+    # V0 wrote GB for numbers that it had divided by 2**30.
+    _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
+    _rank_row(
+        _largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"
+    ),  # until 0.7; Ascend, Gaudi
+    _rank_row(_largest, r"model weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
+    _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
+    _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
+    _rank_row(_largest, r"PyTorch activation peak memory takes {peak_activation_gib:size}"),  # V0: 0.6.6 to 0.8
+    _rank_row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1: at level DEBUG 0.22, then INFO
+    _rank_row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, the whole of the profile
+    _rank_row(_largest, r"Graph capturing finished in [\d.]+ secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
+    _rank_row(_largest, r"CUDA graph pool memory: {cuda_graph_gib:size} \(actual\)"),  # V1: 0.22 and 0.32
+    _rank_row(_largest, r"{cuda_graph_gib:size} for (?:CUDAGraph|NPU graph) memory"),  # V1, Ascend
     # --- attention ---------------------------------------------------------------------------------------------------
     _row(
         _first,
@@ -158,16 +165,18 @@ ROWS: tuple[Row, ...] = (
         + _ATTENTION
         + r"\s(?:attention )?backend(?= on V1| on XPU| out of| \(selected|\.?\s*$|\. )",
     ),
-    _row(_first, r"Overriding with (?P<attention_backend>\w+) out of potential backends"),  # ROCm, 0.25 on
-    _row(_first, r"KV cache layout for (?P<attention_backend>\w+) backend"),  # 0.11 on
+    _row(_first, r"Overriding with (?P<attention_backend>\w+) out of potential backends"),  # ROCm
+    _row(_first, r"KV cache layout for (?P<attention_backend>\w+) backend"),  # 0.25
     # --- while serving -----------------------------------------------------------------------------------------------
     # The other rates in these lines are `External prefix cache hit rate` and `MM cache hit rate`.
     _row(_last, r"Prefix cache hit rate: (?:GPU: )?{prefix_cache_hit_rate_pct:number}%"),
     _row(_last, r"num_preemptions(?:_total)?\{[^{}]*\} {preemptions:count}"),  # /metrics
-    _row(_largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"),  # V0: counts since the start
-    _row(_total, r"(?<!_)Preemptions: {preemptions:count}"),  # V1, 0.15 on: counts since the line before
+    _row(
+        _largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"
+    ),  # V0: since the engine's start
+    _row(_total, r"(?<!_)Preemptions: {preemptions:count}"),  # V1: since the line before
     # --- benchmarks --------------------------------------------------------------------------------------------------
-    # `vllm bench serve` and benchmark_serving.py; the forms without (unit) are those of 0.3 and 0.4.0.
+    # `vllm bench serve` and benchmark_serving.py; 0.3 and 0.4.0 had the unit behind the number.
     _row(_last, r"Request throughput(?: \(req/s\):|:) {requests_per_s:number}"),
     _row(_last, r"Total [Tt]oken throughput(?: \(tok/s\):|:) {total_tokens_per_s:number}"),
     _row(_last, r"Output token throughput(?: \(tok/s\):|:) {output_tokens_per_s:number}"),
@@ -176,7 +185,7 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"Median TPOT(?: \(ms\):|:) {tpot_ms_median:number}"),
     _row(_last, r"Median ITL(?: \(ms\):|:) {itl_ms_median:number}"),
     _row(_last, r"P99(?:\.0+)? ITL(?: \(ms\):|:) {itl_ms_p99:number}"),
-    # `vllm bench throughput`; until 0.6.4 the one rate printed was that of prompt and output tokens together.
+    # `vllm bench throughput`; where it prints one rate of tokens, that is of prompt and output together.
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
     _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total )?tokens/s"),
     _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output tokens/s"),
@@ -195,11 +204,14 @@ ROWS: tuple[Row, ...] = (
 _WORTH_A_LOOK = re.compile(
     (
         r"blocks: |blocks is: |_blocks|block[-_ ]size|kv_cache_size|KV [Cc]ache (?:size|memory|is|as|on|layout)"
-        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory)|for weights?|activation"
-        r"|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend|hit rate|reempt|hroughput|TTFT|TPOT|ITL"
-        r"|per_second|_ms\"|LLM engine|ersion"
+        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory)"
+        r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
+        r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion"
     ).replace(" ", r"\s*")
 )
+
+# A line of nothing but this, below one that ends in a number.
+_REST_OF_A_NUMBER = re.compile(r"[\d,.]+\s*")
 
 _GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
 
@@ -234,8 +246,7 @@ def _matches(row: Row, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]
         yield from (match for match in across if match.start() < len(text) < match.end())
 
 
-# A line of nothing but this, below one that ends in a number.
-_REST_OF_A_NUMBER = re.compile(r"[\d,.]+\s*")
+_WHOLE = ("_blocks", "block_size", "_tokens", "_tokens_per_request", "preemptions")
 
 
 def _reading(row: Row, line: Line, match: re.Match[str]) -> Reading:
@@ -251,6 +262,3 @@ def _value(fact: str, match: re.Match[str]) -> Value:
     if unit := match.groupdict().get(f"{fact}__unit"):
         return gib(float(number), unit)
     return int(number) if fact.endswith(_WHOLE) else float(number)
-
-
-_WHOLE = ("_blocks", "block_size", "_tokens", "_tokens_per_request", "preemptions")

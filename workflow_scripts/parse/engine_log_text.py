@@ -174,7 +174,9 @@ def _cut_lengths(lines: Sequence[str]) -> set[int]:
 def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and text; what a carriage return wrote over a progress bar is a line of its own."""
     for number, line in enumerate(re.split(r"\r?\n", text), start=1):
-        for piece in _undocked(line).rstrip("\r\n").split("\r"):
+        # Half a surrogate pair, which JSON may hold, cannot be printed again.
+        whole = _undocked(line).encode(errors="replace").decode()
+        for piece in whole.rstrip("\r\n").split("\r"):
             yield number, _ANSI.sub("", piece)
 
 

@@ -84,6 +84,7 @@ _THROTTLE_BITS = {
 
 _NUMBER = re.compile(r"([-+]?\d+(?:\.\d*)?)\s*([A-Za-z%]*)")
 _DATE = re.compile(r"\d{4}[/-]\d\d[/-]\d\d[ T]\d\d:\d\d")
+_MASK = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
 
 
@@ -121,7 +122,7 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
     rows: list[Sample] = []
     bad_lines = 0
     for number, row in enumerate(table, start=1):
-        cut = number == len(table) and not text.endswith("\n") and _is_cut(row, table[:-1])
+        cut = number == len(table) and not text.endswith("\n") and _is_cut(row, current, table[:-1])
         if names := _header(row):
             current, readable = names, _names_a_field(names)
         elif readable and len(row) == len(current) and _is_data(row) and not cut:
@@ -168,7 +169,8 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
 def _without_header(table: Sequence[Sequence[str]], names: Sequence[str] | None, notes: list[str]) -> list[_Column]:
     data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
     if names is None:
-        return _inferred(data, notes)
+        # Where most lines have no number of their own, those that have one are not samples.
+        return _inferred(data, notes) if 2 * len(data) > len(table) else []
     if data and not any(len(row) == len(names) for row in data):
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
     columns = [_Column(_field(name)) for name in names]
@@ -179,7 +181,7 @@ def _without_header(table: Sequence[Sequence[str]], names: Sequence[str] | None,
 
 def _inferred(data: Sequence[Sequence[str]], notes: list[str]) -> list[_Column]:
     """Columns by their units, where these leave one reading only; what was assumed and what was not goes to `notes`."""
-    width = Counter(map(len, data)).most_common(1)[0][0] if data else 0
+    width = Counter(map(len, data)).most_common(1)[0][0]
     cells = [[row[i] for row in data if len(row) == width] for i in range(width)]
     by_unit: dict[str, list[int]] = {}
     for i, column in enumerate(cells):
@@ -193,14 +195,13 @@ def _inferred(data: Sequence[Sequence[str]], notes: list[str]) -> list[_Column]:
             fields[total] = "memory.total"
             if len(found) == 2:
                 fields[sum(found) - total] = "memory.used"
-    if data:
-        assumed = [f"column {i + 1} as {field}" for i, field in sorted(fields.items())]
-        unread = [f"column {i + 1}" for i in range(width) if i not in fields]
-        notes.append(
-            "there is no header; by their units were read: "
-            + (", ".join(assumed) or "none")
-            + (f"; not read, name them with --columns: {', '.join(unread)}" if unread else "")
-        )
+    assumed = [f"column {i + 1} as {field}" for i, field in sorted(fields.items())]
+    unread = [f"column {i + 1}" for i in range(width) if i not in fields]
+    notes.append(
+        "there is no header; by their units were read: "
+        + (", ".join(assumed) or "none")
+        + (f"; not read, name them with --columns: {', '.join(unread)}" if unread else "")
+    )
     return [_Column(fields.get(i)) for i in range(width)]
 
 
@@ -235,11 +236,14 @@ def _is_null(cell: str) -> bool:
     return cell in ("", "-", "N/A", "ERR!", "Not Supported", "Unknown Error") or cell.startswith("[")
 
 
-def _is_cut(row: Sequence[str], before: Sequence[Sequence[str]]) -> bool:
-    """Whether the last value of the last line lacks the unit that its column has."""
+def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Sequence[Sequence[str]]) -> bool:
+    """Whether the last value of the last line lacks the unit that its column has, or that the line's others have."""
     found = _NUMBER.fullmatch(row[-1])
-    units = [m[2] for other in before if len(other) == len(row) and (m := _NUMBER.fullmatch(other[-1]))]
-    return found is not None and found[2] not in units and any(units)
+    if not found or found[2]:
+        return False
+    above = [_NUMBER.fullmatch(other[-1]) for other in before if len(other) == len(row)]
+    beside = [_NUMBER.fullmatch(cell) for cell in row[:-1]] if columns and columns[-1].unit else []
+    return any(value and value[2] for value in (*above, *beside))
 
 
 def _sample(row: Sequence[str], columns: Sequence[_Column]) -> Sample:
@@ -265,7 +269,7 @@ def _value(column: str, cell: str, unit: str) -> Value | None:
     if column == "time_unix_s":
         return _unix_seconds(cell)
     if column == "throttle_reasons":
-        return [name for bit, name in _THROTTLE_BITS.items() if int(cell, 16) & bit] if cell.startswith("0x") else None
+        return [name for bit, name in _THROTTLE_BITS.items() if int(cell, 16) & bit] if _MASK.fullmatch(cell) else None
     found = _NUMBER.fullmatch(cell)
     if not found:
         return None

@@ -224,10 +224,11 @@ def test_clocks_and_reasons_for_throttling():
         "clocks.current.sm [MHz], clocks.mem [MHz], temperature.gpu, clocks_throttle_reasons.active\n"
         "1410 MHz, 1593 MHz, 66, 0x0000000000000024\n"
         "1980 MHz, 1593 MHz, 67, [N/A]\n"
+        "1980 MHz, 1593 MHz, 67, 0xNONE\n"
     )
 
-    assert trace["sm_clock_mhz"].tolist() == [1410, 1980]
-    assert trace["temperature_c"].tolist() == [66, 67]
+    assert trace["sm_clock_mhz"].tolist() == [1410, 1980, 1980]
+    assert trace["temperature_c"].tolist() == [66, 67, 67]
     assert trace["throttle_reasons"][0] == ["SwPowerCap", "SwThermalSlowdown"]
 
 
@@ -284,7 +285,16 @@ def test_wrong_types_are_null():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "Dear Sir or Madam,\nthank you, and goodbye.\n", "\x00\x01\x02", "{", "{}\n"]
+    "text",
+    [
+        "",
+        "\n",
+        "Dear Sir or Madam,\nthank you, and goodbye.\n",
+        "sizes are:\n512, 504, 496\n",
+        "\x00\x01\x02",
+        "{",
+        "{}\n",
+    ],
 )
 def test_what_is_no_trace_says_so(text):
     found = summary(text)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workflow_scripts.parse.engine_log import EngineLogFacts, main, parse_engine_log, read_engine_log, to_json
+from workflow_scripts.parse.engine_log import EngineLogFacts, main, parse_engine_log, read_engine_log
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
@@ -22,7 +22,11 @@ def text_of(name: str) -> str:
 
 def stated(facts: EngineLogFacts) -> dict:
     """What the log states, without where."""
-    return {name: value for name, value in to_json(facts).items() if value is not None and name not in UNMODELLED}
+    return {
+        name: value
+        for name, value in facts.model_dump(mode="json").items()
+        if value is not None and name not in UNMODELLED
+    }
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in LOGS.glob("*.log")))
@@ -108,9 +112,9 @@ def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newlin
 @settings(max_examples=300, deadline=None)
 @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_a_log(text):
-    facts = parse_engine_log(text)
+    facts = parse_engine_log(text).model_dump(mode="json")
 
-    assert json.loads(json.dumps(to_json(facts), allow_nan=False)) == to_json(facts)
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
 @settings(max_examples=200, deadline=None)
@@ -139,6 +143,10 @@ def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):
     assert all(whole.get(fact) == value for fact, value in part.items() if fact not in differ_by_rank_or_time)
 
 
+def test_digits_without_end_are_no_number():
+    assert parse_engine_log("# GPU blocks: " + "9" * 5000 + "\n# CPU blocks: 5").num_gpu_blocks is None
+
+
 @pytest.mark.parametrize("text", ["", "\n \n", "\x00\x01\x7fELF", "Dear Sir or Madam,\nthank you for your letter.\n"])
 def test_what_is_no_log_says_so(text):
     facts = parse_engine_log(text)
@@ -146,6 +154,15 @@ def test_what_is_no_log_says_so(text):
     assert facts.status is None
     assert facts.error in ("the log is empty", "nothing of an inference engine was recognised in this log")
     assert stated(facts) == {"error": facts.error}
+
+
+def test_lines_of_dockers_json_driver():
+    lines = ["[32mINFO[0m 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2\n", "ValueError: \ud800 broke\n"]
+    text = "".join(json.dumps({"log": line, "stream": "stderr", "time": "2024-05-30"}) + "\n" for line in lines)
+
+    facts = parse_engine_log(text.replace(', "', ',"').replace('": ', '":'))
+
+    assert (facts.num_gpu_blocks, facts.error) == (7, "ValueError: ? broke")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
