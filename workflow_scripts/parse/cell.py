@@ -184,10 +184,11 @@ def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
     for repeat in outcome.repeats:
         inside = samples[samples["time_monotonic_s"].between(repeat.start_monotonic_s, repeat.end_monotonic_s)]
         for sample in inside.to_dict("records"):
-            sample["time_s"] = sample["time_monotonic_s"] - repeat.start_monotonic_s
-            if isinstance(sample.get("throttle_reasons"), list):
-                sample["throttle_reasons"] = ",".join(sample["throttle_reasons"])
-            rows.trace.append({"repeat": repeat.repeat, **sample})
+            row = {str(name): value for name, value in sample.items()}
+            if isinstance(row.get("throttle_reasons"), list):
+                row["throttle_reasons"] = ",".join(row["throttle_reasons"])
+            time_s = row["time_monotonic_s"] - repeat.start_monotonic_s
+            rows.trace.append({**row, "repeat": repeat.repeat, "time_s": time_s})
 
 
 def _lines(path: Path, rows: CellFacts) -> Iterator[dict[str, Any]]:
