@@ -15,7 +15,14 @@ import pandas as pd
 
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.tables import write_table
-from workflow_scripts.analyse.timeline import REPEAT, request_facts, running_over_time, steady_rate, step_facts, trace_facts
+from workflow_scripts.analyse.timeline import (
+    REPEAT,
+    request_facts,
+    running_over_time,
+    steady_rate,
+    step_facts,
+    trace_facts,
+)
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.study import Study, StudyError, load_study

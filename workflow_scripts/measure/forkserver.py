@@ -3,8 +3,8 @@
 Importing vLLM takes 20 to 30 s, forking a process that has imported it takes milliseconds. The first measuring
 command on a host starts the server; it ends by itself when it has had nothing to do for a while. Each job is a
 process group of its own, with its own log, and dies with the command that asked for it: the server holds one
-connection a job and kills the group when the connection ends. The server imports none of the pipeline's own measuring code,
-so that every child runs the code as it is on disk.
+connection a job and kills the group when the connection ends. The server imports none of the pipeline's own code
+that measures, so that every child runs it as it is on disk.
 
     python -m workflow_scripts.measure.forkserver SOCKET --preload torch,vllm --idle-s 60
 """

@@ -41,7 +41,7 @@ class HfContinuous:
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Hand in all requests at once and collect them as they end."""
         self._pass += 1
-        # The manager's times are of the performance counter; on one host it differs from the monotonic clock by an offset.
+        # The manager's times are of the performance counter, an offset away from the monotonic clock.
         offset_s = time.monotonic() - time.perf_counter()
         for r in requests:
             self._manager.add_request(

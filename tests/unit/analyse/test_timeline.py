@@ -98,7 +98,7 @@ def trace(**columns: list[object]) -> pd.DataFrame:
     names = ("memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w", "energy_j")
     empty: dict[str, object] = dict.fromkeys([*names, "throttle_reasons"])
     frame = pd.DataFrame({"cell_id": "c", "repeat": 0, "time_s": [0.0, 1.0, 3.0], **empty, **columns})
-    return frame.astype({name: "Float64" for name in names} | {"throttle_reasons": "string"})
+    return frame.astype(dict.fromkeys(names, "Float64") | {"throttle_reasons": "string"})
 
 
 def test_energy_is_the_counters_growth_where_there_is_one() -> None:

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(argv: Sequence[str]) -> int:
     what = argv[0]
     if what == "say":
-        print("said", os.environ.get("WORD"), os.getcwd())
+        print("said", os.environ.get("WORD"), Path.cwd())
         return int(argv[1])
     if what == "raise":
         raise ValueError("the engine broke")

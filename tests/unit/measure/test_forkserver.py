@@ -118,9 +118,7 @@ def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path: Path, ser
 
 def test_commands_that_come_at_once_share_one_server(tmp_path: Path, server: list[psutil.Process]) -> None:
     results: list[Ended] = []
-    threads = [
-        threading.Thread(target=lambda n=n: results.append(call(tmp_path, "say", str(n))[0])) for n in range(4)
-    ]
+    threads = [threading.Thread(target=lambda n=n: results.append(call(tmp_path, "say", str(n))[0])) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
