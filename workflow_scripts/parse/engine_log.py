@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
 from workflow_scripts.parse.engine_log_outcome import Status, Verdict, judge
-from workflow_scripts.parse.engine_log_text import decode, read_lines
+from workflow_scripts.parse.engine_log_text import Line, decode, read_lines
 
 
 class RankReading(BaseModel):
@@ -85,7 +85,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     lines = read_lines(text)
     found = find_readings(lines)
     values, read_from = _bind(found)
-    verdict = _with_memory(judge(lines), values, read_from)
+    verdict = _with_memory(judge(lines), values, read_from, lines)
     if verdict.line is not None:
         read_from["error" if verdict.error else "status"] = verdict.line
     if not values and verdict == Verdict():
@@ -96,7 +96,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
             **values,
             "status": verdict.status,
             "error": verdict.error,
-            "kv_cache_tokens": values.get("kv_cache_tokens") or _tokens_of_blocks(values, found),
+            "kv_cache_tokens": values.get("kv_cache_tokens") or _tokens_of_blocks(values),
             "ranks": _ranks(found),
             "derived": _derived(values, text),
             "read_from": read_from,
@@ -116,22 +116,22 @@ def _bind(found: Sequence[tuple[Row, list[Reading]]]) -> tuple[dict[str, Value],
     return values, read_from
 
 
-def _with_memory(verdict: Verdict, values: dict[str, Value], read_from: dict[str, int]) -> Verdict:
+def _with_memory(
+    verdict: Verdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
+) -> Verdict:
     """An engine that had no memory left for its KV cache, and did not come up, failed of that whatever it says."""
-    for fact, words in (
-        ("available_kv_cache_gib", "Available KV cache memory: {} GiB"),
-        ("num_gpu_blocks", "# GPU blocks: {}"),
-    ):
+    for fact in ("available_kv_cache_gib", "num_gpu_blocks"):
         value = values.get(fact)
         if isinstance(value, int | float) and value <= 0 and verdict.status in (None, "error"):
-            return Verdict("kv_too_small", verdict.error or words.format(value), verdict.line or read_from[fact])
+            words = next(line.body.strip() for line in reversed(lines) if line.number <= read_from[fact])
+            return Verdict("kv_too_small", verdict.error or words, verdict.line or read_from[fact])
     return verdict
 
 
-def _tokens_of_blocks(values: dict[str, Value], found: Sequence[tuple[Row, list[Reading]]]) -> int | None:
-    """Tokens of an engine that prints `# GPU blocks`: these versions know one kind of block."""
+def _tokens_of_blocks(values: dict[str, Value]) -> int | None:
+    """Tokens of an engine that prints blocks on the device and on the CPU: such versions know one kind of block."""
     blocks, block_size = values.get("num_gpu_blocks"), values.get("block_size")
-    one_kind = any("num_gpu_blocks" in row.facts and row.pattern.pattern.startswith("#") for row, _ in found)
+    one_kind = "num_cpu_blocks" in values
     return blocks * block_size if one_kind and isinstance(blocks, int) and isinstance(block_size, int) else None
 
 

@@ -151,9 +151,11 @@ def judge(lines: Sequence[Line]) -> Verdict:
         elif alive and not pending and _STOPS.search(line.body.strip()):
             result = line
         elif _says(_STARTS, lines, index):
+            pending = [] if result else pending
             result, alive, gone = None, None, False
-    if result or (alive and all(failure.harmless for failure in pending)):
-        return Verdict("ok", line=(result or alive or lines[0]).number)
+    served = result or (alive if all(failure.harmless for failure in pending) else None)
+    if served:
+        return Verdict("ok", line=served.number)
     if not pending:
         return Verdict()
     cause = _cause(pending)
@@ -237,7 +239,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
     if other or _TIME_LIMIT.search(body):
         return _Failure(index, message, "error", certain=True)
     if _KILLED.search(body):
-        return _Failure(index, message, "oom", generic=False)
+        return _Failure(index, message, "oom")
     if reported and generic:
         return _Failure(index, message, "error", generic=True, chained=chained)
     if raised:

@@ -150,7 +150,8 @@ def test_engine_without_kv_memory_that_did_not_come_up():
     assert parse_engine_log(memory + failed).status == "kv_too_small"
     assert parse_engine_log(memory + failed).error == "EngineCore failed to start."
     assert parse_engine_log(memory).error == "Available KV cache memory: -0.53 GiB"
-    assert parse_engine_log("# GPU blocks: 0, # CPU blocks: 1024").status == "kv_too_small"
+    blocks = parse_engine_log("INFO 05-30 16:23:28 a.py:1] # GPU blocks: 0, # CPU blocks: 1024")
+    assert (blocks.status, blocks.error) == ("kv_too_small", "# GPU blocks: 0, # CPU blocks: 1024")
     assert parse_engine_log(memory + READY).status == "ok"
 
 
@@ -327,6 +328,7 @@ def test_offline_script_that_crashes_while_generating():
 
 def test_noise_after_the_result_does_not_count():
     assert parse_engine_log(START + READY + RESULT + DEAD + "Killed\n").status == "ok"
+    assert parse_engine_log(START + READY + RESULT + DEAD + START).status is None
 
 
 def test_an_exception_that_was_lived_with_is_not_the_cause():
