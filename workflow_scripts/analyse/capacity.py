@@ -1,0 +1,307 @@
+"""KV capacity as it was predicted, beside what the engine had: blocks, tokens, concurrency and each term of memory.
+
+    python -m workflow_scripts.analyse.capacity --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
+        --out results/demo/tables/capacity.parquet
+
+One row a cell with a prediction, and one a published number of blocks. docs/capacity.md says how predictions are made,
+docs/tables.md documents every column.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.repeats import Record, numbers, records
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.files import read_jsonl
+from workflow_scripts.study import Study
+
+PUBLISHED = "published"
+RAN = ("ok", "invalid")
+GIB = 2**30
+
+# A prediction further off than this is explained.
+DISAGREES_PCT = 5.0
+# Blocks counted from the memory that a log names are those that it names, to this; and engines print hundredths of a
+# GiB, so to what that hides.
+CONSISTENT_PCT = 0.5
+PRINTED_TO_GIB = 0.005
+
+# Terms that are held against what was observed. An engine prints the peak of activation with the graphs that it takes
+# off the budget, so both are predicted together.
+COMPARED = (
+    "weights_bytes",
+    "activation_bytes",
+    "cuda_graphs_bytes",
+    "kv_cache_bytes",
+    "num_blocks",
+    "kv_cache_tokens",
+    "max_concurrency",
+)
+# Column <- column of the cells table.
+_PRINTED_GIB = {
+    "observed_weights_bytes": "model_weights_gib",
+    "observed_activation_bytes": "peak_activation_gib",
+    "observed_cuda_graphs_bytes": "cuda_graph_gib",
+    "observed_kv_cache_bytes": "available_kv_cache_gib",
+}
+_OBSERVED = {
+    "observed_block_size": "block_size_effective",
+    "observed_num_blocks": "num_gpu_blocks",
+    "observed_kv_cache_tokens": "kv_cache_tokens",
+    "observed_max_concurrency": "max_concurrency",
+}
+# Column <- field of a prediction.
+_PREDICTED_TEXT = {
+    "predicted_for_version": "vllm_version",
+    "predicted_infeasible": "infeasible",
+    "predicted_unknown": "unknown",
+}
+_PREDICTED = {
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "predicted_block_size": "block_size",
+    "bytes_per_token": "bytes_per_token",
+    "bytes_per_block": "bytes_per_block",
+    "predicted_device_memory_bytes": "device_memory_bytes",
+    "predicted_budget_bytes": "budget_bytes",
+    "predicted_other_bytes": "other_bytes",
+    **{f"predicted_{term}": term for term in COMPARED},
+}
+_CELL = ("study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs", "outcome", "engine_version")
+
+SCHEMA = table_schema(
+    "capacity",
+    {
+        **dict.fromkeys(_CELL, TEXT),
+        **dict.fromkeys(_PREDICTED_TEXT, TEXT),
+        **dict.fromkeys(_PREDICTED, NUMBER),
+        "predicted_overhead_bytes": NUMBER,
+        **dict.fromkeys([*_PRINTED_GIB, *_OBSERVED], NUMBER),
+        **{f"{term}_error_pct": NUMBER for term in COMPARED},
+        "recomputed_kv_cache_tokens": NUMBER,
+        "recomputed_error_pct": NUMBER,
+        "consistent": FLAG,
+        "implied_memory_bytes": NUMBER,
+        "implied_overhead_bytes": NUMBER,
+        "explanation": TEXT,
+    },
+)
+
+
+def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+    """The capacity table.
+
+    Args:
+        cells: the cells table.
+        predictions: records of `prepare.predictions`, a row each.
+    """
+    parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
+    observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
+    table = observed.merge(_predicted(predictions), on="cell_id")
+    table = _with_recomputed(_with_errors(table))
+    table = table.join(_implied(table))
+    table["explanation"] = pd.Series([_explanation(row) for row in records(table)], index=table.index, dtype="string")
+    return table[list(SCHEMA.columns)]
+
+
+def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row a cell: what its engine printed of its memory, in bytes."""
+    known = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
+    observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
+    observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
+    ranks = known.get("knob_pipeline_parallel_size", pd.Series(pd.NA, index=known.index))
+    return known[[*_CELL, "reason"]].assign(**observed, pipeline_parallel_size=ranks)
+
+
+def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
+    """One row a published number of blocks."""
+    rows = [row for row in records(predictions) if isinstance(row["published"], dict)]
+    published = ("num_blocks", "kv_cache_tokens", "max_concurrency")
+    table = pd.DataFrame(
+        {
+            "source": PUBLISHED,
+            "cell_id": [row["cell_id"] for row in rows],
+            "gpu": [row["published"]["gpu"] for row in rows],
+            "engine": "vllm",
+            "model": [row["published"]["model"] for row in rows],
+            "engine_version": [f"vllm {row['vllm_version']}" for row in rows],
+            "observed_block_size": [row["block_size"] for row in rows],
+            **{f"observed_{name}": [row["published"][name] for row in rows] for name in published},
+        }
+    )
+    observed = [*_PRINTED_GIB, *_OBSERVED, "pipeline_parallel_size"]
+    texts = [*_CELL, "reason"]
+    return table.reindex(columns=[*texts, *observed]).astype(
+        dict.fromkeys(texts, "string") | dict.fromkeys(observed, float)
+    )
+
+
+def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
+    table = pd.DataFrame(
+        {"cell_id": predictions["cell_id"]}
+        | {name: predictions[field].astype("string") for name, field in _PREDICTED_TEXT.items()}
+        | {name: predictions[field].astype(float) for name, field in _PREDICTED.items()}
+    )
+    table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
+    taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
+    return table.assign(predicted_overhead_bytes=taken)
+
+
+def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
+    errors = {}
+    for term in COMPARED:
+        observed, predicted = table[f"observed_{term}"], table[f"predicted_{term}"]
+        if term == "cuda_graphs_bytes":
+            # Before vLLM 0.21 they come off no budget: 0 is predicted, and said nothing of what they take.
+            predicted = predicted.where(predicted > 0)
+        errors[f"{term}_error_pct"] = 100 * (predicted / observed.where(observed > 0) - 1)
+    return table.assign(**errors)
+
+
+def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
+    """Tokens counted from the KV memory that the engine's log names; not for pipelines, where ranks differ."""
+    block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
+    kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
+    kv_bytes = np.where(numbers(table["pipeline_parallel_size"]) > 1, np.nan, kv_bytes)
+    tokens = np.floor(kv_bytes / (per_token * block_size)) * block_size
+    observed = numbers(table["observed_kv_cache_tokens"])
+    allowed = CONSISTENT_PCT / 100 * observed + PRINTED_TO_GIB * GIB / per_token
+    consistent = pd.Series(np.abs(tokens - observed) <= allowed, index=table.index, dtype="boolean")
+    return table.assign(
+        recomputed_kv_cache_tokens=tokens,
+        recomputed_error_pct=100 * (tokens / observed - 1),
+        consistent=consistent.mask(np.isnan(tokens - observed)),
+    )
+
+
+def _implied(table: pd.DataFrame) -> pd.DataFrame:
+    """Memory and overhead that the blocks at several utilizations imply, where all else is equal."""
+    where = table["cell_id"].str.rsplit("/", n=1).str[0].where(table["source"] == PUBLISHED, "")
+    seen = table.assign(where=where).dropna(subset=["gpu_memory_utilization", "observed_num_blocks"])
+    alike = ["study", "source", "where", "gpu", "engine", "model", "engine_version", "bytes_per_block"]
+    implied = pd.DataFrame(index=table.index, columns=["implied_memory_bytes", "implied_overhead_bytes"], dtype=float)
+    for _, rows in seen.groupby([*alike, "predicted_overhead_bytes"], dropna=False):
+        if rows["gpu_memory_utilization"].nunique() > 1:
+            observed = list(zip(rows["gpu_memory_utilization"], rows["observed_num_blocks"], strict=True))
+            implied.loc[rows.index] = formulas.memory_and_overhead(observed, rows["bytes_per_block"].iloc[0])
+    return implied
+
+
+# --- why a prediction misses -----------------------------------------------------------------------------------------
+
+
+def _explanation(row: Record) -> str | None:
+    """Why predicted and observed differ; None where they do not, or where one of them is not known."""
+    return " ".join([*_feasibility(row), *_block_size(row), *_tokens(row), *_log_itself(row)]) or None
+
+
+def _feasibility(row: Record) -> Iterator[str]:
+    if row["outcome"] in RAN and not pd.isna(row["predicted_infeasible"]):
+        yield f"It ran, although it was predicted not to: {row['predicted_infeasible']}."
+    if row["outcome"] == "infeasible" and pd.isna(row["predicted_infeasible"]) and pd.isna(row["predicted_unknown"]):
+        yield f"The engine refused what was predicted to run: {str(row['reason']).rstrip('.')}."
+
+
+def _block_size(row: Record) -> Iterator[str]:
+    predicted, observed = row["predicted_block_size"], row["observed_block_size"]
+    if not pd.isna(predicted) and not pd.isna(observed) and predicted != observed:
+        yield f"The engine took blocks of {observed:g} tokens, not of {predicted:g}."
+
+
+def _tokens(row: Record) -> Iterator[str]:
+    name, what = "kv_cache_tokens", "tokens"
+    if np.isnan(row["kv_cache_tokens_error_pct"]):
+        name, what = "num_blocks", "blocks"
+    error_pct = row[f"{name}_error_pct"]
+    if not abs(error_pct) > DISAGREES_PCT:
+        return
+    side = "more" if error_pct > 0 else "fewer"
+    yield (
+        f"Predicted are {row[f'predicted_{name}']:,.0f} {what}, {abs(error_pct):.1f} % {side} than the"
+        f" {row[f'observed_{name}']:,.0f} {'published' if row['source'] == PUBLISHED else 'seen'}."
+    )
+    version = row["predicted_for_version"]
+    if not pd.isna(version) and version not in str(row["engine_version"]):
+        yield f"The prediction is for vLLM {version}, this is {row['engine_version']}."
+    if not np.isnan(row["implied_memory_bytes"]):
+        yield _line(row)
+    else:
+        yield _terms(row)
+
+
+def _line(row: Record) -> str:
+    implied, predicted = row["implied_memory_bytes"], row["predicted_device_memory_bytes"]
+    differs = abs(implied / predicted - 1) > DISAGREES_PCT / 100
+    return (
+        f"The blocks at different utilizations are those of a device with {implied / GIB:.2f} GiB of which"
+        f" {row['implied_overhead_bytes'] / GIB:.2f} GiB are weights and overhead; predicted are"
+        f" {predicted / GIB:.2f} GiB and {row['predicted_overhead_bytes'] / GIB:.2f} GiB. So"
+        + (" the size of the device differs, which no missed term explains." if differs else " the overhead differs.")
+    )
+
+
+_WORDS = {
+    "weights_bytes": "weights",
+    "activation_bytes": "activation and graphs",
+    "kv_cache_bytes": "KV cache",
+}
+
+
+def _terms(row: Record) -> str:
+    known = [
+        f"{words} {row[f'predicted_{term}'] / GIB:.2f} GiB against {row[f'observed_{term}'] / GIB:.2f} GiB"
+        for term, words in _WORDS.items()
+        if not pd.isna(row[f"{term}_error_pct"])
+    ]
+    if not known:
+        return "No term of the memory was printed, so which one differs is not known."
+    return f"Predicted against printed: {', '.join(known)}."
+
+
+def _log_itself(row: Record) -> Iterator[str]:
+    if row["consistent"] is False:
+        yield (
+            f"The log disagrees with itself: {row['observed_kv_cache_bytes'] / GIB:.2f} GiB hold"
+            f" {row['recomputed_kv_cache_tokens']:,.0f} tokens of {row['bytes_per_token']:,.0f} bytes, and it says"
+            f" {row['observed_kv_cache_tokens']:,.0f}."
+        )
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """The records of `prepare.predictions`, a row each.
+
+    Raises:
+        TableError: there is no such file, or it holds something else.
+    """
+    try:
+        found = list(read_jsonl(path))
+    except FileNotFoundError:
+        raise TableError(f"{path}: there are no such predictions; `prepare.predictions` makes them") from None
+    except json.JSONDecodeError as e:
+        raise TableError(f"{path}: not JSON Lines: {e}") from None
+    fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
+    if missing := [field for record in found[:1] for field in fields if field not in record]:
+        raise TableError(f"{path}: no predictions of capacity: without {', '.join(missing)}")
+    return pd.DataFrame(found, columns=[*fields, "published"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the capacity table of a study."""
+    parser = table_parser("capacity", "KV blocks, tokens and concurrency as predicted, beside what the engine had.")
+    parser.add_argument("--predictions", type=Path, required=True, help="capacity.jsonl of prepare.predictions")
+
+    def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+        return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
