@@ -79,6 +79,7 @@ STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "contin
 
 NOT_MEASURED = -1
 _WORK = ("num_requests", "prompt_tokens", "output_tokens")
+ENDS = ("ratio", "ratio_low", "ratio_high")
 # Settings that change what is computed, or on how many devices, with the values that change nothing.
 _UNEQUAL = {
     "knob_quantization": (),
@@ -106,42 +107,47 @@ def _work_summary(cells: pd.DataFrame) -> pd.DataFrame:
     return cell_summary(cells.reindex(columns=list(columns)).assign(**most), METRIC, observed)
 
 
-def why_not_comparable(a: Record, b: Record) -> str | None:
-    """What makes the work of two cells unequal; None if nothing does."""
-    reasons: list[str] = []
-    for name in _WORK:
-        ends = [a[name], a[f"{name}_most"], b[name], b[f"{name}_most"]]
-        if any(pd.isna(end) for end in ends):
-            reasons.append(f"{name} is not known")
-        elif a[name] != a[f"{name}_most"] or b[name] != b[f"{name}_most"]:
-            reasons.append(f"{name} differs between repeats")
-        elif a[name] != b[name]:
-            reasons.append(f"{name} differs: {a[name]} against {b[name]}")
-    for knob, equal in _UNEQUAL.items():
-        reasons += [
-            f"{knob.removeprefix('knob_')} {row[knob]} on one side"
-            for row in (a, b)
-            if not pd.isna(row[knob]) and row[knob] not in equal
+def _cells(rows: pd.DataFrame) -> list[Record]:
+    """Cells with their `work`, as far as it is known and the same in every repeat, and the `faults` that forbid any
+    comparison.
+    """
+    cells = records(rows)
+    for cell in cells:
+        ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
+        unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
+        varying = [name for name, (least, most) in ends.items() if name not in unknown and least != most]
+        unequal = [knob for knob, equal in _UNEQUAL.items() if not pd.isna(cell[knob]) and cell[knob] not in equal]
+        cell["work"] = {name: least for name, (least, _) in ends.items() if name not in (*unknown, *varying)}
+        cell["faults"] = [
+            *(f"{name} is not known" for name in unknown),
+            *(f"{name} differs between repeats" for name in varying),
+            *(f"{knob.removeprefix('knob_')} {cell[knob]} on one side" for knob in unequal),
         ]
-    return "; ".join(reasons) or None
+    return cells
 
 
-def _compared(rows: pd.DataFrame, a: list[int], b: list[int]) -> list[Record]:
+def _why_not_comparable(a: Record, b: Record) -> str | None:
+    """What makes the work of two cells unequal; None if nothing does."""
+    differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
+    amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
+    return "; ".join(dict.fromkeys([*a["faults"], *b["faults"], *amounts])) or None
+
+
+def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
     """For each pair of row numbers whether the two did equal work, and if so the ratio of their rates.
 
     NOT_MEASURED stands for a cell that there is not.
     """
-    cells = records(rows)
-    ends = ratio_interval(LogSamples.of(rows.iloc[a]), LogSamples.of(rows.iloc[b]))
-    compared: list[Record] = []
-    for row_a, row_b, *interval in zip(a, b, *ends, strict=True):
-        known = NOT_MEASURED not in (row_a, row_b)
-        reason = why_not_comparable(cells[row_a], cells[row_b]) if known else "one of the two was not measured"
-        ratio, low, high = (math.nan if reason else float(end) for end in interval)
-        compared.append(
-            {"comparable": reason is None, "reason": reason, "ratio": ratio, "ratio_low": low, "ratio_high": high}
-        )
-    return compared
+    reasons = [
+        _why_not_comparable(cells[one], cells[other])
+        if NOT_MEASURED not in (one, other)
+        else "one of the two was not measured"
+        for one, other in zip(a, b, strict=True)
+    ]
+    ratio, low, high = ratio_interval(LogSamples.of(rows.iloc[a]), LogSamples.of(rows.iloc[b]))
+    comparable = np.array([reason is None for reason in reasons], dtype=bool)
+    ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, (ratio, low, high), strict=True)}
+    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends)
 
 
 def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
@@ -149,35 +155,34 @@ def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
     is_vllm = numbered["engine"] == "vllm"
     pairs = numbered[is_vllm].merge(numbered[~is_vllm], on=list(PLACE), suffixes=("_a", "_b"))
     a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
-    cells = records(rows)
-    table = [
-        _improvement(cells[row_a], cells[row_b], found)
-        for row_a, row_b, found in zip(a, b, _compared(rows, a, b), strict=True)
-    ]
-    return pd.DataFrame(table, columns=list(SCHEMA.columns))
-
-
-def _improvement(vllm: Record, hf: Record, found: Record) -> Record:
-    kind = _kind(hf)
-    row: Record = {name: vllm[name] for name in PLACE}
-    return row | {
-        "vllm_knobs": vllm["knobs"],
-        "vllm_max_num_seqs": vllm["max_concurrency_allowed"],
-        "vllm_repeats": vllm["repeats"],
-        "vllm_output_tokens_per_s": math.exp(vllm["log_mean"]),
-        "hf_engine": hf["engine"],
-        "hf_knobs": hf["knobs"],
-        "hf_kind": kind,
-        "hf_batch_size": hf["knob_batch_size"],
-        "hf_repeats": hf["repeats"],
-        "hf_output_tokens_per_s": math.exp(hf["log_mean"]),
-        "comparable": found["comparable"],
-        "reason": found["reason"],
-        "improvement_ratio": found["ratio"],
-        "improvement_ratio_low": found["ratio_low"],
-        "improvement_ratio_high": found["ratio_high"],
-        "explanation": _improvement_text(vllm, hf, kind, found),
-    }
+    cells = _cells(rows)
+    vllm, hf, found = rows.iloc[a].reset_index(), rows.iloc[b].reset_index(), _compared(rows, cells, a, b)
+    return pd.DataFrame(
+        {name: vllm[name] for name in PLACE}
+        | {
+            "vllm_knobs": vllm["knobs"],
+            "vllm_max_num_seqs": vllm["max_concurrency_allowed"],
+            "vllm_repeats": vllm["repeats"],
+            "vllm_output_tokens_per_s": np.exp(vllm["log_mean"]),
+            "hf_engine": hf["engine"],
+            "hf_knobs": hf["knobs"],
+            "hf_kind": [_kind(cells[row]) for row in b],
+            "hf_batch_size": hf["knob_batch_size"],
+            "hf_repeats": hf["repeats"],
+            "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
+            "comparable": found["comparable"],
+            "reason": found["reason"],
+            "improvement_ratio": found["ratio"],
+            "improvement_ratio_low": found["ratio_low"],
+            "improvement_ratio_high": found["ratio_high"],
+            "explanation": [
+                _improvement_text(cells[one], cells[other], reason, interval)
+                for one, other, reason, *interval in zip(
+                    a, b, found["reason"], *(found[end] for end in ENDS), strict=True
+                )
+            ],
+        }
+    )
 
 
 def _kind(hf: Record) -> str:
@@ -186,12 +191,13 @@ def _kind(hf: Record) -> str:
     return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
 
 
-def _improvement_text(vllm: Record, hf: Record, kind: str, found: Record) -> str:
-    seqs = vllm["max_concurrency_allowed"]
+def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: list[float]) -> str:
+    seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
     subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['knobs']})"
-    if not found["comparable"]:
-        return f"{subject}: not comparable, {found['reason']}."
-    ratio = interval_text(found["ratio"], found["ratio_low"], found["ratio_high"], "x")
+    if reason is not None:
+        return f"{subject}: not comparable, {reason}."
+    value, low, high = interval
+    ratio = interval_text(value, low, high, "x")
     if kind == CONTINUOUS:
         what = f"Both take in requests as others end, over a paged cache; vLLM has up to {seqs} at a time."
     elif kind == STATIC_BATCH:
@@ -216,8 +222,8 @@ def _decompositions(rows: pd.DataFrame) -> pd.DataFrame:
                     {"vllm": vllm, "factor": ENGINE, "a": vllm, "b": continuous},
                     {"vllm": vllm, "factor": TOTAL, "a": vllm, "b": one},
                 ]
-    cells = records(rows)
-    found = _compared(rows, [step["a"] for step in steps], [step["b"] for step in steps])
+    cells = _cells(rows)
+    found = records(_compared(rows, cells, [step["a"] for step in steps], [step["b"] for step in steps]))
     totals = {step["vllm"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
     table = [_step_row(cells, step, result, totals[step["vllm"]]) for step, result in zip(steps, found, strict=True)]
     return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))

@@ -129,7 +129,14 @@ def test_work_that_differs_between_repeats_or_is_not_known_is_not_comparable(sid
 
     assert reason(output_tokens=[1000, 1000, 999]) == "output_tokens differs between repeats"
     assert reason(output_tokens=None) == "output_tokens is not known"
-    assert reason(num_requests=7, prompt_tokens=[1, 2, 3]).count("; ") == 1
+    first, second = reason(num_requests=7, prompt_tokens=[1, 2, 3]).split("; ")
+    assert first == "prompt_tokens differs between repeats"
+    assert second == ("num_requests differs: 7 against 64" if side == "vllm" else "num_requests differs: 64 against 7")
+
+
+def test_a_fault_of_both_is_said_once():
+    unknown = {"prompt_tokens": None}
+    assert only(improvements(vllm(8, **unknown), static(1, 1, **unknown)))["reason"] == "prompt_tokens is not known"
 
 
 @pytest.mark.parametrize(
