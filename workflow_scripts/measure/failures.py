@@ -1,21 +1,42 @@
-"""Tell what an engine cannot do from what went wrong."""
+"""Tell what an engine cannot do from what went wrong, by its own words."""
 
-# Words of vLLM and torch when a configuration cannot work on the device, whatever is tried again.
-_INFEASIBLE = (
-    "block size",
-    "block_size",
-    "No valid attention backend",
-    "No available memory for the cache blocks",
-    "KV cache is needed, which is larger than",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "out of memory",
-    "not supported",
-    "Bfloat16 is only supported",
-)
+from pathlib import Path
+
+from workflow_scripts.engine_log_outcome import judge
+from workflow_scripts.engine_log_text import decode, read_lines
+from workflow_scripts.outcome import Verdict
+
+# Causes that no second try removes: the configuration does not fit the engine or the device.
+_INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
+# An engine says with these that it refuses its arguments.
+_REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
 
 
-def is_infeasible(error: BaseException) -> bool:
-    """Whether an error at start-up says that the engine cannot run this configuration on this device."""
-    text = f"{type(error).__name__}: {error}"
-    return "OutOfMemoryError" in text or any(words in text for words in _INFEASIBLE)
+def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
+    """What a failed start is, and why in the engine's own words."""
+    status, words = _cause(error, log)
+    name = words.partition(":")[0].rpartition(".")[2]
+    return ("infeasible" if status in _INFEASIBLE_STATUS or name in _REFUSALS else "engine_error"), words
+
+
+def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
+    """What a failure in mid-run is; None where the engine's process is gone and left no word why.
+
+    That is a fault of the infrastructure, like the death of the measuring process itself: the job has to be repeated.
+    """
+    _, words = _cause(error, log)
+    if type(error).__name__ == "EngineDeadError" and "EngineCore" in words:
+        return None
+    return "engine_error", words
+
+
+def _cause(error: Exception, log: Path) -> tuple[str | None, str]:
+    """Status and words of the cause.
+
+    An engine in processes of its own raises an error here that only says where to look, so the cause is read from its
+    log; `error` itself counts where the log has none.
+    """
+    found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
+    if found and found.error:
+        return found.status, found.error
+    return None, f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
 import argparse
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from workflow_scripts.catalog import load_gpus
 from workflow_scripts.device import WrongDeviceError, found_device, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.measure.engines import Engine, EngineSetup, Request, RequestRecord, make_engine
-from workflow_scripts.measure.failures import is_infeasible
+from workflow_scripts.measure.failures import run_failure, start_failure
 from workflow_scripts.measure.host_load import HostLoad
 from workflow_scripts.measure.trace import sampled
 
@@ -93,6 +94,7 @@ def measure(job: Job) -> None:
             _run(engine, job, measured)
     except WrongDeviceError as e:
         measured.ended("invalid", str(e))
+        measured.record["wrong_device"] = True
     measured.write(job.evidence)
 
 
@@ -104,7 +106,8 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
             measured.record["effective"] = engine.start()
     except Exception as e:
         traceback.print_exc()
-        measured.ended("infeasible" if is_infeasible(e) else "engine_error", _words(e))
+        sys.stderr.flush()
+        measured.ended(*start_failure(e, job.evidence / "engine.log"))
         return
     try:
         with measured.phase("warmup"):
@@ -116,7 +119,11 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         measured.record["host_load"] = load.record
     except Exception as e:
         traceback.print_exc()
-        measured.ended("engine_error", _words(e))
+        sys.stderr.flush()
+        failure = run_failure(e, job.evidence / "engine.log")
+        if failure is None:
+            raise
+        measured.ended(*failure)
     with measured.phase("stop"):
         engine.stop()
 
@@ -156,10 +163,6 @@ def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]
 
 def _read_requests(path: Path) -> list[Request]:
     return [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from workflow_scripts.files import read_jsonl
 from workflow_scripts.outcome import Outcome, read_outcome
 from workflow_scripts.parse.device_trace import read_trace
-from workflow_scripts.parse.engine_log import parse_engine_log
+from workflow_scripts.parse.engine_log import read_engine_log
 
 FACT_COLUMNS = {
     "cell_id": "string",
@@ -149,7 +149,7 @@ def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
 def _log_facts(log: Path, rows: CellFacts) -> None:
     if not log.exists():
         return
-    facts = parse_engine_log(log.read_text(encoding="utf-8", errors="replace"))
+    facts = read_engine_log(log)
     for name in _LOG_FACTS:
         line = facts.read_from.get(name)
         rows.add(f"log.{name}", getattr(facts, name), f"raw/engine.log:{line}" if line else "raw/engine.log")

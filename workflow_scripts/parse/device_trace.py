@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from workflow_scripts.parse.engine_log_text import decode
+from workflow_scripts.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
 
 NUMBERS = (

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from workflow_scripts.parse.engine_log_text import Line, what_may_follow
+from workflow_scripts.engine_log_text import Line, what_may_follow
 
 Value = int | float | str
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workflow_scripts.parse.engine_log_text import Line, what_may_follow
+from workflow_scripts.engine_log_text import Line, what_may_follow
 
 Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 

@@ -1,0 +1,64 @@
+"""What an engine cannot do is told from what went wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.measure.failures import run_failure, start_failure
+
+GENERIC = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+CORE = "(EngineCore pid=7) ERROR 11-21 07:50:55 [core.py:1100] "
+
+
+class EngineDeadError(Exception):
+    """Named as vLLM's own."""
+
+
+def log_of(tmp_path: Path, *lines: str) -> Path:
+    log = tmp_path / "engine.log"
+    log.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return log
+
+
+def traceback(message: str, prefix: str = "") -> list[str]:
+    return [prefix + "Traceback (most recent call last):", prefix + '  File "core.py", line 1, in f', prefix + message]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)]).",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "NotImplementedError: FP8 KV cache is not for this device",
+    ],
+)
+def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path: Path, message: str) -> None:
+    in_process = start_failure(ValueError("other"), log_of(tmp_path, *traceback(message)))
+    assert in_process == ("infeasible", message)
+    # With the engine in a process of its own only its log has the cause.
+    lines = [*traceback(message, CORE), *traceback(GENERIC)]
+    assert start_failure(RuntimeError(GENERIC), log_of(tmp_path, *lines)) == ("infeasible", message)
+
+
+def test_a_crash_is_an_engine_error(tmp_path: Path) -> None:
+    message = "AttributeError: 'NoneType' object has no attribute 'shape'"
+    assert start_failure(RuntimeError("x"), log_of(tmp_path, *traceback(message))) == ("engine_error", message)
+
+
+def test_the_error_itself_counts_where_there_is_no_log(tmp_path: Path) -> None:
+    assert start_failure(ValueError("no such dtype"), tmp_path / "none") == ("infeasible", "ValueError: no such dtype")
+    assert start_failure(KeyError("x"), log_of(tmp_path)) == ("engine_error", "KeyError: 'x'")
+
+
+def test_a_failure_in_mid_run_has_the_cause_from_the_log(tmp_path: Path) -> None:
+    cause = "torch.OutOfMemoryError: CUDA out of memory."
+    dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+    assert run_failure(dead, log_of(tmp_path, *traceback(cause, CORE))) == ("engine_error", cause)
+    assert run_failure(RuntimeError("odd"), log_of(tmp_path)) == ("engine_error", "RuntimeError: odd")
+
+
+def test_an_engine_that_is_gone_without_a_word_is_no_outcome(tmp_path: Path) -> None:
+    dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+    lines = traceback(f"vllm.v1.engine.exceptions.EngineDeadError: {dead}")
+    assert run_failure(dead, log_of(tmp_path, *lines)) is None
