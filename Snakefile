@@ -9,15 +9,11 @@ configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
+include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
 include: "rules/prepare.smk"
-include: "rules/measure.smk"
 include: "rules/parse.smk"
 include: "rules/analyse.smk"
 include: "rules/present.smk"
-
-
-localrules:
-    all,
 
 
 rule all:
@@ -25,3 +21,33 @@ rule all:
     default_target: True
     input:
         PATHS.report,
+
+
+rule partial_report:
+    """The report of what there is; cells that have not ended are shown as missing."""
+    input:
+        PATHS.report,
+
+
+rule status:
+    """What became of every cell: counts, and the reason and the log of each that is not ok."""
+    shell:
+        "python -m workflow_scripts.status --study $STUDY --results $RESULTS"
+
+
+rule archive_study:
+    """Study file, locks, cells, tables, report and code in one archive, with hashes and an RO-Crate."""
+    input:
+        PATHS.report,
+    output:
+        PATHS.root / f"{STUDY.name}.zip",
+    log:
+        PATHS.root / "logs/archive_study.log",
+    conda:
+        "envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.archive --study $STUDY --results $RESULTS --out {output} > {log} 2>&1"
+
+
+# Of a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
+workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in ON_NODES))

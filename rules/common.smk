@@ -1,5 +1,6 @@
 """The study, its grid and its paths, for all rules."""
 
+import os
 import re
 import sys
 from functools import cache
@@ -13,8 +14,8 @@ from workflow_scripts.definition import (
     resolved_models,
     workload_key,
 )
-from workflow_scripts.files import read_json
 from workflow_scripts.grid import expand as expand_study
+from workflow_scripts.outcome import is_outcome_of
 from workflow_scripts.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study import StudyError, load_study, study_file
 
@@ -50,6 +51,14 @@ COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{{{PYTHONPA
 if not workflow.deployment_settings.deployment_method:
     COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
 shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
+
+# The slurm profile sets it: then cells are measured in batches, as rules/cluster.smk says.
+CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
+
+# Snakemake tells a workflow its targets only after reading it. Its jobs, which are other processes, are told by this.
+if "partial_report" in sys.argv:
+    os.environ["KVSWEEP_PARTIAL"] = "1"
+PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
@@ -104,18 +113,26 @@ def needed_to_measure(wildcards):
 
 def is_current(cell):
     """Whether the cell's outcome is there and is that of its present definition."""
-    outcome = PATHS.outcome(cell)
-    return outcome.exists() and read_json(outcome).get("definition_sha256") == definition_sha256(definition(cell))
+    return is_outcome_of(PATHS.outcome(cell), definition_sha256(definition(cell)))
+
+
+def outcomes_of(gpu):
+    return [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == gpu]
+
+
+def ended_outcomes(gpu):
+    return [outcome for outcome in outcomes_of(gpu) if outcome.exists()]
 
 
 def device_records():
     """Records of the devices' rates; none is asked for where all cells of a device were measured on another host."""
-    wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not all_measured(gpu)]
+    only_known = PARTIAL or CELLS_PER_JOB
+    wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
     return [PATHS.device(gpu) for gpu in wanted]
 
 
 def all_measured(gpu):
-    return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu)
+    return ended_outcomes(gpu) == outcomes_of(gpu)
 
 
 def table(name):

@@ -5,6 +5,10 @@ cell's definition, which carries the version of the measuring protocol. Inputs a
 from another machine are not measured again because of their times.
 """
 
+measured_outcomes = outcomes_of
+PREPARE_RESOURCES = {}
+ON_NODES = ["measure"]
+
 
 rule measure:
     """Run one engine on one cell; an engine that refuses or breaks is an outcome, not a failed job."""
@@ -17,7 +21,7 @@ rule measure:
     conda:
         ENGINE_ENVIRONMENT
     # All cores of a local run: nothing else may load the machine while a cell is timed.
-    threads: workflow.cores or 1
+    threads: workflow.resource_settings.cores or 1
     resources:
         host_device=1,
     params:

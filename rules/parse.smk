@@ -4,7 +4,7 @@
 rule parse:
     """Read the evidence of one GPU's cells; unchanged cells are taken over from the last time."""
     input:
-        outcomes=lambda wildcards: [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == wildcards.gpu],
+        outcomes=lambda wildcards: (ended_outcomes if PARTIAL else measured_outcomes)(wildcards.gpu),
         code=sources("parse"),
     output:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
@@ -12,7 +12,7 @@ rule parse:
         PATHS.root / "logs/parse/{gpu}.log",
     conda:
         "../envs/cpu.conda.yaml"
-    threads: workflow.cores or 1
+    threads: workflow.resource_settings.cores or 1
     params:
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),

@@ -13,6 +13,8 @@ rule prepare_model:
         PATHS.root / "logs/prepare_model/{model}-{key}.log",
     conda:
         "../envs/cpu.conda.yaml"
+    resources:
+        **PREPARE_RESOURCES,
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model]["load_format"] == "hub" else "",
@@ -37,6 +39,8 @@ rule prepare_workload:
         PATHS.root / "logs/prepare_workload/{model}/{workload}/{prompts}-{key}.log",
     conda:
         "../envs/cpu.conda.yaml"
+    resources:
+        **PREPARE_RESOURCES,
     params:
         model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
@@ -64,7 +68,7 @@ rule prepare_device:
         PATHS.root / "logs/prepare_device/{gpu}.log",
     conda:
         ENGINE_ENVIRONMENT
-    threads: workflow.cores or 1
+    threads: workflow.resource_settings.cores or 1
     resources:
         host_device=1,
     shell:

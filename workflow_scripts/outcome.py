@@ -56,3 +56,8 @@ def read_outcome(path: Path) -> Outcome:
         pydantic.ValidationError: the file is of another schema.
     """
     return Outcome.model_validate(read_json(path))
+
+
+def is_outcome_of(path: Path, definition_sha256: str) -> bool:
+    """Whether a cell's record is there and is that of this definition."""
+    return path.exists() and read_json(path).get("definition_sha256") == definition_sha256

@@ -24,6 +24,10 @@ class StudyPaths:
         """Folder of a cell (or of a cell's id, or of the pattern of all cells)."""
         return self.root / "cells" / (cell.id if isinstance(cell, Cell) else cell)
 
+    def log(self, cell: Cell | str) -> Path:
+        """What the measuring command said."""
+        return self.cell(cell) / "measure.log"
+
     def outcome(self, cell: Cell | str) -> Path:
         """What became of a cell; there only when the cell has ended."""
         return self.cell(cell) / "outcome.json"
@@ -42,6 +46,18 @@ class StudyPaths:
     def device(self, gpu: str) -> Path:
         """Record of the rates at which a device copies, reads and multiplies."""
         return self.root / "prepared" / "devices" / f"{gpu}.json"
+
+    def batch(self, gpu: str, key: str) -> Path:
+        """Which cells share a job of a cluster."""
+        return self.root / "batches" / gpu / f"{key}.json"
+
+    def lock(self, cell: Cell | str) -> Path:
+        """Held by the process that measures a cell."""
+        return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
+
+    def wrong_nodes(self, gpu: str) -> Path:
+        """Folder with a file for each cluster node that was asked for a GPU type and had another."""
+        return self.root / "wrong_nodes" / gpu
 
     def parsed(self, gpu: str) -> Path:
         """Folder with the tables of facts of one GPU's cells."""

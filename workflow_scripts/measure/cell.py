@@ -5,18 +5,24 @@
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
 `outcome.json` beside it. A cell that the engine refuses, that breaks the engine or that takes too long is a result:
-it ends as an outcome and exit 0. Only a fault of the infrastructure (a killed process, a full disk) is exit 1.
+it ends as an outcome and exit 0. Only a fault of the infrastructure (a killed process, a full disk) is exit 1, and so
+is, while `--attempts` are left, what another node or more time may put right: the wrong device and the time limit.
 """
 
 import argparse
+import contextlib
 import os
 import shutil
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from workflow_scripts.attempt import Attempt
 from workflow_scripts.catalog import load_gpus
 from workflow_scripts.definition import cell_definition, definition_sha256, model_key, resolved_models, workload_key
 from workflow_scripts.device import device_lock
@@ -25,15 +31,19 @@ from workflow_scripts.grid import Cell, expand
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.provenance import provenance
-from workflow_scripts.outcome import Outcome
+from workflow_scripts.outcome import Outcome, is_outcome_of
 from workflow_scripts.paths import StudyPaths
 from workflow_scripts.study import Study, StudyError, load_study
 
 LOG_TAIL_LINES = 60
+WRONG_DEVICE = 3
+ONLY_ATTEMPT = Attempt()
 
 
-def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
+def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT) -> int:
     """Measure a cell and write its folder; return the exit status.
+
+    In an attempt that is not the last, a time limit that is reached is exit 1, and the wrong device exit 3.
 
     Raises:
         StudyError: the cell's model or workload was not prepared.
@@ -59,19 +69,18 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
             "evidence": str(evidence),
         },
     )
+    time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
     with device_lock(load_gpus()[cell.gpu]):
         print(f"measuring {cell.id}", flush=True)
         began = time.monotonic()
         with (evidence / "engine.log").open("wb") as log:
-            ended = run_forked(
-                "workflow_scripts.measure.run", [str(job)], log, dict(os.environ), study.cell_time_limit_s
-            )
+            ended = run_forked("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s)
     measured = evidence / "measured.json"
     if ended.exit_status is None:
-        record: dict[str, Any] = {
-            "outcome": "timeout",
-            "reason": f"not done after {study.cell_time_limit_s:g} s; the engine and all its processes were killed",
-        }
+        reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
+        if not attempt.last:
+            return _left_to_the_next(attempt, evidence, reason, status=1)
+        record: dict[str, Any] = {"outcome": "timeout", "reason": reason}
     elif ended.exit_status != 0 or not measured.exists():
         _report_failure(evidence, ended.exit_status)
         return 1
@@ -79,6 +88,9 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
         record = read_json(measured)
         measured.unlink()
     job.unlink()
+    if record.pop("wrong_device", False) and not attempt.last:
+        _note_wrong_node(paths.wrong_nodes(cell.gpu), record["reason"])
+        return _left_to_the_next(attempt, evidence, record["reason"], status=WRONG_DEVICE)
     outcome = Outcome(
         cell_id=cell.id,
         definition=definition,
@@ -91,6 +103,34 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths) -> int:
         f"{outcome.outcome} after {time.monotonic() - began:.1f} s" + (f": {outcome.reason}" if outcome.reason else "")
     )
     return 0
+
+
+def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int) -> int:
+    print(f"{reason}; attempt {attempt.number} of {attempt.of}, so nothing of this cell counts yet", file=sys.stderr)
+    shutil.rmtree(evidence)
+    return status
+
+
+def _note_wrong_node(folder: Path, reason: str) -> None:
+    """Tell the next attempts which node to avoid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / os.environ.get("SLURMD_NODENAME", socket.gethostname())).write_text(f"{reason}\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def cell_lock(path: Path) -> Iterator[None]:
+    """Let one process at a time measure a cell, of whatever job and on whatever host that shares the results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, mode=0o666)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("waiting: another process measures this cell", flush=True)
+        lock.acquire(poll_interval=1)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
@@ -110,6 +150,11 @@ def _report_failure(evidence: Path, exit_status: int) -> None:
     shutil.rmtree(evidence)
 
 
+def _is_done(study: Study, cell: Cell, paths: StudyPaths) -> bool:
+    definition = cell_definition(study, cell, resolved_models(study))
+    return is_outcome_of(paths.outcome(cell), definition_sha256(definition))
+
+
 def find_cell(study: Study, cell_id: str) -> Cell:
     """The cell of that id.
 
@@ -127,20 +172,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure one cell."""
     parser = argparse.ArgumentParser(
         description="Measure one cell of a study; writes its raw/ folder and outcome.json.",
-        epilog="exit 0: the cell has an outcome, whatever it is; 1: a fault of the infrastructure; 2: bad input",
+        epilog="exit 0: the cell has an outcome, whatever it is; 1: a fault of the infrastructure; 2: bad input; "
+        "3: the wrong device, and attempts are left",
     )
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--cell", required=True, help="gpu/engine/model/workload/knobs")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--attempt", type=int, default=1, help="which try this is (%(default)s)")
+    parser.add_argument("--attempts", type=int, default=1, help="how many there may be (%(default)s)")
+    parser.add_argument("--unless-done", action="store_true", help="leave a cell alone that has its outcome already")
     args = parser.parse_args(argv)
     try:
         study = load_study(args.study)
         cell = find_cell(study, args.cell)
-        return measure_cell(study, cell, StudyPaths(args.results, study.name))
+        paths = StudyPaths(args.results, study.name)
+        with cell_lock(paths.lock(cell)):
+            if args.unless_done and _is_done(study, cell, paths):
+                print("this cell has its outcome already")
+                return 0
+            return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts))
     except StudyError as e:
         print(e, file=sys.stderr)
         return 2
-    except ForkServerError as e:
+    except (ForkServerError, OSError) as e:
         print(e, file=sys.stderr)
         return 1
 

@@ -1,0 +1,100 @@
+"""Cluster: cells in batches, one Slurm job a batch, and everything else but preparation on the login node.
+
+A batch's job has one marker as its output and no cell: Snakemake deletes the outputs of a job that fails, and nothing
+that was measured may be lost because another cell of the batch failed. A cell is done when its outcome is there, so a
+second call makes batches of the others. workflow_scripts/batches.py says what a batch is.
+"""
+
+from workflow_scripts.attempt import Attempt
+from workflow_scripts.batches import batches, read_batch, write_batch
+from workflow_scripts.cluster import SiteError, job_resources, load_site, queue_resources
+
+try:
+    SITE = load_site(Path(config["site"]))
+except SiteError as e:
+    raise WorkflowError(str(e)) from None
+
+BATCH_RESOURCES = ("runtime", "mem_mb", "cpus_per_task", "tasks_per_gpu", "gpu", "gpu_model", "gres", "constraint")
+QUEUE_RESOURCES = ("slurm_account", "slurm_partition", "qos", "slurm_extra")
+PREPARE_RESOURCES = {} if SITE.prepare == "login" else queue_resources(SITE.queue_to_prepare())
+ON_NODES = ["measure_batch"] if SITE.prepare == "login" else ["measure_batch", "prepare_model", "prepare_workload"]
+
+
+def cells_to_measure():
+    """Cells of this site's GPUs without an outcome of their present definition; says which are repeated, and why."""
+    here = [cell for cell in CELLS.values() if cell.gpu in SITE.gpus]
+    pending = [cell for cell in here if not is_current(cell.id)]
+    if workflow.is_main_process:
+        repeated = sum(PATHS.outcome(cell).exists() for cell in pending)
+        if repeated:
+            logger.warning(f"{repeated} cells were measured by another definition or protocol and are measured again.")
+        elsewhere = sorted(set(GPUS) - set(SITE.gpus))
+        if elsewhere:
+            logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
+    return pending
+
+
+BATCHES = {}
+if workflow.is_main_process:
+    definitions = {id: definition_sha256(definition(id)) for id in CELLS}
+    for batch in batches(cells_to_measure(), definitions, CELLS_PER_JOB):
+        BATCHES.setdefault(batch.gpu, []).append(batch)
+        write_batch(PATHS.batch(batch.gpu, batch.key), batch)
+
+
+def measured_outcomes(gpu):
+    """What a GPU's parsing waits for: the outcomes there are, and the batches that make the others."""
+    return ended_outcomes(gpu) + [PATHS.batch(gpu, batch.key).with_suffix(".done") for batch in BATCHES.get(gpu, [])]
+
+
+def cells_of(wildcards):
+    return read_batch(PATHS.batch(wildcards.gpu, wildcards.key))
+
+
+def needed_by_batch(wildcards):
+    cells = cells_of(wildcards)
+    files = {prepared_model(CELLS[cell].model) for cell in cells} | {prepared_workload(cell) for cell in cells}
+    return [ancient(file) for file in sorted(files)]
+
+
+def batch_resource(name):
+    """A resource of a batch's job as a function, as Snakemake asks for it; None where the site does not set it."""
+
+    def resource(wildcards, attempt):
+        left = [CELLS[cell] for cell in cells_of(wildcards) if not is_current(cell)]
+        cells = left or [CELLS[cell] for cell in cells_of(wildcards)]
+        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpu).glob("*")]
+        tries = Attempt(attempt, SITE.attempts)
+        return job_resources(cells, SITE, STUDY.cell_time_limit_s, tries, avoid).get(name)
+
+    return resource
+
+
+rule measure_batch:
+    """Measure some cells in one allocation; a cell that fails stops no other, and what has an outcome is kept."""
+    input:
+        needed_by_batch,
+    output:
+        temp(touch(PATHS.batch("{gpu}", "{key}").with_suffix(".done"))),
+    log:
+        PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
+    retries: SITE.attempts - 1
+    conda:
+        ENGINE_ENVIRONMENT
+    resources:
+        **{name: batch_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
+        attempt=lambda wildcards, attempt: attempt,
+    params:
+        batch=str(PATHS.batch("{gpu}", "{key}")),
+        setup="\n".join(["set +u", *SITE.setup, "set -u"]),
+        launcher=SITE.launcher,
+        attempts=SITE.attempts,
+    shell:
+        "exec > {log} 2>&1\n"
+        "{params.setup}\n"
+        "{params.launcher} python -m workflow_scripts.measure.batch"
+        " --study $STUDY"
+        " --results $RESULTS"
+        " --batch {params.batch}"
+        " --attempt {resources.attempt}"
+        " --attempts {params.attempts}"

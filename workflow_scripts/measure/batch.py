@@ -1,0 +1,85 @@
+"""Measure cells one after another in one allocation of a cluster.
+
+    python -m workflow_scripts.measure.batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0c.json
+
+Each cell is a command of its own, with its own log and its own end: one that fails stops no other. What the allocation
+saves is shared: the wait in the queue, the node's page cache, the compile cache and the warm parent of the engines.
+Cells that have their outcome already, from an earlier attempt or another job, are left alone.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workflow_scripts.batches import read_batch
+from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import StudyError, load_study
+
+
+def measure_batch(study_file: Path, paths: StudyPaths, cells: Sequence[str], attempt: int, attempts: int) -> list[str]:
+    """Measure cells in turn; return those that have no outcome afterwards.
+
+    On a node with the wrong device the rest is not tried.
+    """
+    failed = []
+    for number, cell in enumerate(cells, start=1):
+        print(f"[{number}/{len(cells)}] {cell}", flush=True)
+        status = _measure_one(study_file, paths, cell, attempt, attempts)
+        if status != 0:
+            failed.append(cell)
+            print(f"    no outcome (exit {status}); its log is {paths.log(cell)}", flush=True)
+        if status == WRONG_DEVICE:
+            print("    this node has the wrong device; the other cells wait for another one", flush=True)
+            return [*failed, *cells[number:]]
+    return failed
+
+
+def _measure_one(study_file: Path, paths: StudyPaths, cell: str, attempt: int, attempts: int) -> int:
+    command = [sys.executable, "-m", "workflow_scripts.measure.cell", "--study", str(study_file), "--cell", cell]
+    command += ["--results", str(paths.results), "--attempt", str(attempt), "--attempts", str(attempts)]
+    paths.log(cell).parent.mkdir(parents=True, exist_ok=True)
+    with paths.log(cell).open("wb") as log:
+        return subprocess.run([*command, "--unless-done"], stdout=log, stderr=subprocess.STDOUT).returncode
+
+
+def measure_device(gpu: str, record: Path) -> None:
+    """Measure the device's own rates while it is held, unless they are known; cells do not depend on them."""
+    if not record.exists():
+        command = [sys.executable, "-m", "workflow_scripts.prepare.device", "--gpu", gpu, "--out", str(record)]
+        print(f"rates of {gpu}: exit {subprocess.run(command).returncode}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the cells of a batch."""
+    parser = argparse.ArgumentParser(
+        description="Measure the cells of a batch one after another; each has its own folder and measure.log.",
+        epilog="exit 0: every cell has an outcome, whatever it is; 1: some have none; 2: bad input",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--batch", type=Path, required=True, help="JSON list of cell ids")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--attempt", type=int, default=1, help="which try this is (%(default)s)")
+    parser.add_argument("--attempts", type=int, default=1, help="how many there may be (%(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        paths = StudyPaths(args.results, load_study(args.study).name)
+        cells = read_batch(args.batch)
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    except OSError as e:
+        print(f"{args.batch}: {e.strerror}", file=sys.stderr)
+        return 2
+    failed = measure_batch(args.study, paths, cells, args.attempt, args.attempts)
+    if failed:
+        print(f"{len(failed)} of {len(cells)} cells have no outcome", file=sys.stderr)
+        return 1
+    measure_device(gpu := cells[0].split("/")[0], paths.device(gpu))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
