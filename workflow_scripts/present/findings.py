@@ -94,6 +94,26 @@ def decomposition(report: Report) -> Iterator[Block]:
     )
 
 
+def capacity(report: Report) -> Iterator[Block]:
+    """Why predictions of the KV cache missed, where they did."""
+    rows = report.tables.need("capacity", "cell_id", "source", "kv_cache_tokens_error_pct", "explanation")
+    explained = rows[rows["explanation"].notna()]
+    if explained.empty:
+        count = int(rows["kv_cache_tokens_error_pct"].notna().sum())
+        yield Findings([Finding("predicted", f"All {count} capacities that are known were predicted.", "good")])
+        return
+    # Cells that differ in knobs without any bearing on the cache have one and the same explanation.
+    yield _some(
+        [
+            Finding(
+                "published" if row["source"] == "published" else "missed", f"{row['cell_id']}: {row['explanation']}"
+            )
+            for row in records(explained.drop_duplicates("explanation"))
+        ],
+        "capacity",
+    )
+
+
 def limits(report: Report) -> Iterator[Block]:
     """Cells above a ceiling, or that there are none."""
     rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "ceiling_broken")

@@ -13,10 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels
+from workflow_scripts.present.series import evenly
 from workflow_scripts.present.style import COLOURS, INK, MUTED, PAPER, LineStyle, Mark, marks
 from workflow_scripts.present.tables import MissingError, Tables, records
 
 MOST_LABELS = 14
+MOST_DOTS = 40
 # Ticks of an axis of ratios, in the order in which they are wanted.
 RATIO_TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 1.05, 0.95)
 OBSERVED = "output tokens per s (measured)"
@@ -134,6 +136,8 @@ def _interval_plot(
 ) -> Plot:
     """A panel for each value of `panel`, the one with the most rows first."""
     references = [r for r in references if rows[r.column].notna().any()]
+    all_rows = len(rows)
+    rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
     limits = _limits(rows, ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)])
     groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
     panels, notes = some_panels(
@@ -143,6 +147,11 @@ def _interval_plot(
         ],
         panels_are,
     )
+    if len(rows) < all_rows:
+        notes.append(
+            f"below a label with more than {MOST_DOTS} dots only {MOST_DOTS} are drawn, evenly from the lowest ratio "
+            "to the highest; the table holds all"
+        )
     if rows.duplicated(["panel", "label", "name"]).any():
         notes.append("dots of one mark below one label differ in settings that the table names")
     handles: list[Artist] = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
@@ -197,16 +206,16 @@ def _draw(
     y = 0.0
     for label, part in rows.groupby("label", sort=False):
         if label:
-            _write_label(ax, y + 0.5, str(label))
+            write_label(ax, y + 0.5, str(label))
             y += 1
         thickness = _thickness(len(part))
-        for i, row in enumerate(records(part)):
-            at = y + thickness * (i + 0.5) / len(part)
-            mark = named[row["name"]]
-            ax.plot([row["ratio_low"], row["ratio_high"]], [at, at], color=mark.color, linewidth=1.5)
-            ax.plot(row["ratio"], at, marker=mark.marker, color=mark.color)
-            if "beside" in row:
-                ax.plot(row["beside"], at, marker="x", color=INK, linestyle="none")
+        part = part.assign(y=y + thickness * (np.arange(len(part)) + 0.5) / len(part))
+        for name, dots in part.groupby("name", sort=False):
+            mark = named[str(name)]
+            ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
+            ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
+        if "beside" in part:
+            ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none")
         y += thickness
     ax.set_ylim(y + 0.2, 0)
     ax.yaxis.set_visible(False)
@@ -214,7 +223,8 @@ def _draw(
     _ratio_axis(ax, *limits)
 
 
-def _write_label(ax: Axes, y: float, text: str) -> None:
+def write_label(ax: Axes, y: float, text: str) -> None:
+    """Write above the marks that it names, at the axes' left, so that a long name takes no width from them."""
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     ax.text(0.005, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK, bbox=box)
 

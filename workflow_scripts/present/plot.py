@@ -14,7 +14,9 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.files import write_bytes
 from workflow_scripts.present.style import GRID, INK, MUTED, Mark
@@ -107,6 +109,18 @@ def mark_handles(named: Mapping[str, Mark]) -> list[Artist]:
     return [Line2D([], [], color=m.color, marker=m.marker, label=name) for name, m in named.items() if name]
 
 
+def plain_log_ticks(axis: Axis, low: float, high: float, most: int) -> None:
+    """Set ticks of a logarithmic axis at 1, 2 and 5 of each decade, or fewer if there are many, written in full."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+        if len(ticks) <= most:
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
 def some_panels(panels: Sequence[Panel], what: str) -> tuple[Sequence[Panel], list[str]]:
     """At most `MAX_PANELS` panels, and a note that says what is not drawn.
 
@@ -136,7 +150,7 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     rows = math.ceil(len(plot.panels) / columns)
     title = textwrap.fill(plot.title, int(width_in * 11.5))
     longest = max((len(str(handle.get_label())) for handle in plot.handles), default=1)
-    legend_columns = max(1, int(width_in * 13 / (longest + 8)))
+    legend_columns = max(1, int(width_in * 13.9 / (longest + 6)))
     head_in = LINE_IN * (title.count("\n") + 1 + math.ceil(len(plot.handles) / legend_columns)) + 0.12
     body_in = rows * plot.panel_height_in
     figure = plt.figure(figsize=(width_in, head_in + body_in), layout="constrained")

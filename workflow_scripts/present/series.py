@@ -91,3 +91,18 @@ def setting(knob: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return f"{name} {'on' if value else 'off'}"
     return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
+
+
+def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:
+    """At most `most` (two or more) rows of each group, evenly from the lowest `order` to the highest, both among them.
+
+    >>> rows = pd.DataFrame({"group": "a", "value": range(9)})
+    >>> list(evenly(rows, ["group"], "value", 3)["value"])
+    [0, 4, 8]
+    """
+    grouped = rows.groupby(list(by), sort=False)[order]
+    rank = grouped.rank(method="first", na_option="bottom") - 1
+    last = (grouped.transform("size") - 1).clip(lower=1)
+    # Rank r is taken if it is the first at or after one of the `most` places that divide the ranks evenly.
+    place, step = rank * (most - 1) / last, (most - 1) / last
+    return rows[(last < most) | (np.ceil(place) < place + step)]

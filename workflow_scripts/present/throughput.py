@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from workflow_scripts.present.plot import Panel, Plot, mark_handles, some_panels
+from workflow_scripts.present.plot import Panel, Plot, mark_handles, plain_log_ticks, some_panels
 from workflow_scripts.present.series import NAMES, Group, groups_varying
 from workflow_scripts.present.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.tables import MissingError, Tables
@@ -24,7 +24,6 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling by measured device rates (predicted)"),
 }
 ALL_SETTINGS = "all settings of other knobs"
-STEPS_OF_A_DECADE = (1, 2, 5)
 
 
 class Measure(NamedTuple):
@@ -205,10 +204,7 @@ def ratio_axis(ax: Axes, low: float, high: float) -> None:
     low, high = low / widen, high * widen
     ax.set_yscale("log")
     ax.set_ylim(low, high)
-    ticks = [step * 10.0**power for power in range(-4, 9) for step in STEPS_OF_A_DECADE]
-    ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    plain_log_ticks(ax.yaxis, low, high, most=12)
 
 
 def _handles(

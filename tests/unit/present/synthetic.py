@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import yaml
 
-import workflow_scripts.analyse.limits  # noqa: F401 - enters the schema of its table
+import workflow_scripts.analyse.capacity
+import workflow_scripts.analyse.fragmentation
+import workflow_scripts.analyse.limits  # noqa: F401 - these three enter the schemas of their tables
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engines import engine_tables
 from workflow_scripts.analyse.ratios import device_ratios
@@ -232,6 +234,38 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
     ).reindex(columns=columns_of("limits"))
 
 
+def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table `waste`: half a block a sequence of 100 tokens is empty, and three quarters of a contiguous layout."""
+    rows = cells[cells["repeat"].notna()][["cell_id", "repeat", "engine", "block_size_effective"]]
+    paged = rows[rows["engine"] == "vllm"].assign(layout="paged", source="measured")
+    paged["block_size"] = paged["block_size_effective"]
+    other = [paged.assign(layout="block_size_whatif", block_size=size, source="predicted") for size in (1, 8, 16, 64)]
+    contiguous = rows.assign(layout="contiguous_max_model_len", waste_pct=75.0, source="predicted")
+    caches = rows[rows["engine"] != "vllm"].assign(layout="hf_dynamic_cache", waste_pct=40.0, source="measured")
+    table = pd.concat([paged, *other, contiguous, caches])
+    empty = (table["block_size"].astype(float) - 1) / 2
+    table["waste_pct"] = table["waste_pct"].fillna(100 * empty / (100 + empty))
+    return table.reindex(columns=columns_of("waste"))
+
+
+def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table `capacity`: predictions are 2 % too high, and one of a published number is twice as high."""
+    rows = cells[(cells["engine"] == "vllm") & cells["num_gpu_blocks"].notna()].drop_duplicates("cell_id")
+    published = rows.head(1).assign(cell_id="published/made-up/1", source="published", gpu="H200")
+    table = pd.concat([rows, published], ignore_index=True)
+    factor = np.where(table["source"] == "published", 2.0, 1.02)
+    for name, column in {
+        "num_blocks": "num_gpu_blocks",
+        "kv_cache_tokens": "kv_cache_tokens",
+        "max_concurrency": "max_concurrency",
+    }.items():
+        table[f"observed_{name}"] = table[column].astype(float)
+        table[f"predicted_{name}"] = table[f"observed_{name}"] * factor
+        table[f"{name}_error_pct"] = 100 * (factor - 1)
+    table["explanation"] = np.where(table["source"] == "published", f"Predicted are twice as many {SCRIPT}.", None)
+    return table.reindex(columns=columns_of("capacity"))
+
+
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     """Write the cells and every table that follows from them."""
     write_table(cells, tables / "cells.parquet")
@@ -244,6 +278,8 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     recommended = recommendations(cells, 2.0, {})
     write_table(recommended.assign(command=f"vllm serve {SCRIPT}"), tables / "recommendations.parquet")
     write_table(limits_table(cells), tables / "limits.parquet")
+    write_table(waste_table(cells), tables / "waste.parquet")
+    write_table(capacity_table(cells), tables / "capacity.parquet")
 
 
 def write_results(folder: Path) -> Path:

@@ -51,6 +51,10 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
         ("device_ratios", "memory bandwidth (published)"),
         ("device_ratios", "output tokens per s (measured)"),
         ("prefix_caching", "95 % interval"),
+        ("kv_capacity", "predicted"),
+        ("kv_capacity", "published"),
+        ("waste_by_block_size", "KV memory without tokens (%)"),
+        ("waste_by_block_size", "paged, other block sizes (predicted)"),
     ],
 )
 def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Results, name: str, label: str) -> None:
