@@ -1,6 +1,6 @@
 """Measure cells one after another in one allocation of a cluster.
 
-    python -m workflow_scripts.measure.batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0c.json
+    python -m workflow_scripts.measure.batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
 
 Each cell is a command of its own, with its own log and its own end: one that fails stops no other. What the allocation
 saves is shared: the wait in the queue, the node's page cache, the compile cache and the warm parent of the engines.
