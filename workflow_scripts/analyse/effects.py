@@ -197,25 +197,29 @@ def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.Se
 
 
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
-    """One row a group: its fastest value against its slowest, with a verdict over all pairs of the group.
+    """One row a group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
-    Flat if every pair is, which needs no correction; changes if any pair does at its part of the 5 %.
+    Flat if every pair is, which needs no correction; changes if any pair does at its part of the 5 %, and then the two
+    values are the furthest apart of those pairs.
     """
-    by_speed = rows.sort_values("log_mean", kind="stable").reset_index(names="row").groupby("group")["row"]
-    ends = by_speed.agg(b="first", a="last").reset_index()
     comparisons = pairs.groupby("group").size().astype(float)
+    of_all = numbers(comparisons.loc[pairs["group"]])
+    pairs = pairs.assign(
+        beyond=is_beyond(*_samples(rows, pairs), margin_pct, of_all), distance=np.abs(np.log(pairs["ratio"]))
+    )
+    ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
+    faster, slower = ends[["a", "b"]].to_numpy().T
+    rises = numbers(ends["ratio"]) >= 1
+    ends = ends.assign(a=np.where(rises, faster, slower), b=np.where(rises, slower, faster))
     a, b = _samples(rows, ends)
     ratio, low, high = ratio_interval(a, b, 1 - (1 - CONFIDENCE) / numbers(comparisons))
 
-    of_all = numbers(comparisons.loc[pairs["group"]])
-    change = pairs.assign(beyond=is_beyond(*_samples(rows, pairs), margin_pct, of_all)).groupby("group")["beyond"].any()
     flat = pairs["verdict"].eq(FLAT).groupby(pairs["group"]).all()
-    verdict = np.select([flat, change], [FLAT, CHANGES], NOT_DECIDED)
-
-    # Ends that lie further apart than the margin can only come to show a change, others only that all are flat.
+    verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
+    # Values that lie further apart than the margin can only come to show a change, others only that all are flat.
     to_change = further_repeats(a, b, margin_pct, numbers(comparisons))
     to_flat = pairs["repeats_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
-    needed = np.where(np.abs(np.log(ratio)) > log_margin(margin_pct), to_change, to_flat)
+    needed = np.where(ends["distance"] > log_margin(margin_pct), to_change, to_flat)
 
     unknown, took = pairs["took_effect"].isna(), pairs["took_effect"].fillna(False)
     took_effect = took.groupby(pairs["group"]).any()
@@ -238,11 +242,13 @@ def _names(column: pd.Series) -> str | None:
 def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:
     ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
     if row["comparison"] == OVERALL:
-        subject = f"{row['knob']} over {row['values']}: from {row['baseline']} (slowest) to {row['value']} (fastest)"
+        observed = (
+            f"{row['knob']} over {row['values']}: {row['value']} makes {ratio} the output tokens/s of {row['baseline']}"
+        )
     else:
-        subject = f"{row['knob']} {row['value']} against {row['baseline']}:"
+        observed = f"{row['knob']} {row['value']} against {row['baseline']}: {ratio} the output tokens/s"
     sentences = [
-        f"{subject} {ratio} the output tokens/s, {_verdict_text(row)}.",
+        f"{observed}, {_verdict_text(row)}.",
         _effect_text(row, a, b, seen_in),
         _bound_text(row, a),
         _work_text(row, a, b),

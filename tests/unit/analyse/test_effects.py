@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -225,6 +225,23 @@ def test_overall_has_no_plan_where_a_pair_has_none():
     assert pd.isna(overall["repeats_needed"])
 
 
+def test_overall_shows_the_pair_that_decides_it():
+    # 64 is the slowest, and one repeat of it decides nothing.
+    cells = [*seqs({1: 100, 4: 300, 16: 200}), cell({"max_num_seqs": 64}, [50.0])]
+    overall = only(effects(*cells, comparison="overall"))
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["4", "1", "changes"]
+    assert overall["ratio_low"] > 2.9
+    # So is what scatters so much that its pairs decide nothing.
+    cells = [*seqs({1: 100, 4: 300}), *seqs({16: 50}, sd=1.0)]
+    overall = only(effects(*cells, comparison="overall"))
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["4", "1", "changes"]
+    # Without any repeats the furthest apart are shown all the same.
+    cells = [cell({"max_num_seqs": n}, [rate]) for n, rate in ((1, 100.0), (4, 40.0), (16, 90.0))]
+    overall = only(effects(*cells, comparison="overall"))
+    assert overall[["value", "baseline", "verdict"]].tolist() == ["1", "4", "not decided"]
+    assert overall["ratio"] == pytest.approx(2.5)
+
+
 def test_values_that_are_all_equal_are_still_two_cells():
     overall = only(effects(*seqs({1: 100, 4: 100}, sd=0.0), comparison="overall"))
     assert overall[["value", "baseline", "ratio", "verdict"]].tolist() == ["4", "1", 1.0, "flat"]
@@ -331,7 +348,7 @@ def test_a_change_in_words():
         "It took effect: running_peak was 4, against 1. As many sequences ran as the settings allow (4)."
     )
     assert explained(*cells, comparison="overall") == (
-        "max_num_seqs over 1, 4: from 1 (slowest) to 4 (fastest) 4x (95 % interval 4x to 4x) the output tokens/s, "
+        "max_num_seqs over 1, 4: 4 makes 4x (95 % interval 4x to 4x) the output tokens/s of 1, "
         "a change of more than 2 %."
     )
 
@@ -387,7 +404,8 @@ def test_a_workload_that_grows_with_the_knob_is_said_to():
 # --- as a whole
 
 
-@settings(max_examples=30, deadline=None)
+# Making an example smaller takes longer than reading it as it is.
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     st.dictionaries(st.integers(1, 512), st.lists(st.floats(50, 200), min_size=1, max_size=4), min_size=2, max_size=5)
 )
@@ -396,7 +414,9 @@ def test_properties_of_any_group(rates):
     pairs, overall = found[found["comparison"] == "pair"], only(found[found["comparison"] == "overall"])
     assert pairs["value"].tolist() == [str(n) for n in sorted(rates)[1:]]
     assert set(pairs["baseline"]) == {str(min(rates))}
-    assert overall["ratio"] >= max(1.0, pairs["ratio"].max() * (1 - 1e-12))
+    assert overall["ratio"] >= 1
+    if overall["verdict"] != "changes":
+        assert overall["ratio"] >= pairs["ratio"].max() * (1 - 1e-12)
     decided = found["verdict"] != "not decided"
     assert (found.loc[decided, "repeats_needed"] == 0).all()
     assert not (found.loc[~decided, "repeats_needed"] == 0).any()

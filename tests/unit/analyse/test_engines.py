@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -226,7 +226,8 @@ def test_the_steps_from_single_requests_to_vllm():
     assert set(found["vllm_max_num_seqs"]) == {16}
 
 
-@settings(max_examples=25, deadline=None)
+# Making an example smaller takes longer than reading it as it is.
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.lists(st.lists(st.floats(1, 100), min_size=2, max_size=4), min_size=4, max_size=4))
 def test_steps_multiply_to_the_total_and_shares_add_up(rates):
     one, batch, flowing, fast = rates
