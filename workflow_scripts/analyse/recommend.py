@@ -146,7 +146,11 @@ def _of_place(
         yield _row(cells[fastest], WITHIN_LATENCY, models, ties, text) | latency
     else:
         where: Record = {name: cells[best][name] for name in PLACE}
-        text = f"None of {_configurations(len(cells))} keeps {bound}."
+        text = (
+            f"No configuration of {len(cells)} keeps {bound}."
+            if bound
+            else "No latency was measured to set a bound by."
+        )
         yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
 
     as_fast = is_not_below(LogSamples.of(place), _repeated(place, best), margin_pct)
@@ -188,10 +192,14 @@ def _repeated(place: pd.DataFrame, row: int) -> LogSamples:
     return LogSamples.of(place.iloc[[row] * len(place)])
 
 
-def _within_latency(place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None) -> tuple[str, BoolArray]:
-    """The bound in words, and which cells keep it in every repeat."""
+def _within_latency(
+    place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None
+) -> tuple[str | None, BoolArray]:
+    """The bound in words, and which cells keep it in every repeat; no bound if there is nothing to set it by."""
     default = ""
     if ttft_p99_s is None and tpot_p99_s is None:
+        if place["tpot_s_p50"].isna().all():
+            return None, np.zeros(len(place), dtype=bool)
         tpot_p99_s = DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
         default = f" ({DEFAULT_TPOT_FACTOR:g} times the lowest tpot_s_p50)"
     bounds = {"ttft_s_p99": ttft_p99_s, "tpot_s_p99": tpot_p99_s}
@@ -204,13 +212,8 @@ def _within_latency(place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: f
 
 def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
     """The cell with the fewest sequences, then the least memory reserved, then the smallest block."""
-    columns = [
-        "max_concurrency_allowed",
-        "knob_gpu_memory_utilization",
-        "knob_cpu_kv_cache_gib",
-        "block_size_effective",
-    ]
-    order = [column for column in columns if column in place] + ["knobs"]
+    memory = [name for name in ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib") if name in place]
+    order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     return int(place[among].sort_values(order, kind="stable").index[0])
 
 

@@ -189,7 +189,7 @@ def test_only_those_that_keep_the_bound_are_ties_of_the_fastest_that_does():
 
 def test_a_bound_that_none_keeps_is_said_so():
     found = only(recommended(config(1, 10), config(4, 30), role="best_within_latency", tpot_p99_s=0.001))
-    assert found["explanation"] == "None of 2 configurations keeps tpot_s_p99 <= 0.001 s."
+    assert found["explanation"] == "No configuration of 2 keeps tpot_s_p99 <= 0.001 s."
     assert found["latency_bound"] == "tpot_s_p99 <= 0.001 s"
     assert found[["gpu", "model", "workload", "study", "source"]].tolist() == [
         "h200",
@@ -204,8 +204,11 @@ def test_a_bound_that_none_keeps_is_said_so():
 def test_without_latencies_no_bound_is_kept():
     found = recommended(cell({"max_num_seqs": 1}, around(10)))
     assert found["role"].tolist() == ["best_throughput", "best_within_latency", "smallest_within_margin"]
-    assert pd.isna(found["knobs"][1])
+    assert found.loc[1, ["knobs", "latency_bound"]].isna().all()
+    assert found["explanation"][1] == "No latency was measured to set a bound by."
     assert found["tpot_s_p50"].isna().all()
+    given = only(recommended(cell({"max_num_seqs": 1}, around(10)), role="best_within_latency", tpot_p99_s=1.0))
+    assert given["explanation"] == "No configuration of 1 keeps tpot_s_p99 <= 1 s."
 
 
 # --- the smallest that is as fast
