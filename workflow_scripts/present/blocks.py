@@ -96,7 +96,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line to copy, with what it is for."""
+    """A command line to copy, with what it is for; empty where there is none to give."""
 
     kind: ClassVar[str] = "command"
     title: str

@@ -148,8 +148,7 @@ def recommendations(report: Report) -> Iterator[Block]:
     if rows.empty:
         raise MissingError("no vLLM cell was measured that could be recommended")
     for row in records(rows.head(4 * MOST_SENTENCES)):
-        command = row["command"] or "(no command: the model is not one that vllm serve could fetch)"
-        yield Command(f"{ROLES[row['role']]}: {_place(row)}", command, row["explanation"])
+        yield Command(f"{ROLES[row['role']]}: {_place(row)}", row["command"] or "", row["explanation"])
 
 
 def _some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Findings:

@@ -52,7 +52,7 @@ def prefix_caching(tables: Tables) -> Plot:
     rows = labelled(pairs, ["engine", "model"], "held").assign(name=pairs["gpu"], panel=pairs["workload"])
     return _interval_plot(
         rows,
-        marks(tables.cells["gpu"]),
+        marks(tables.devices),
         title="Speed-up by prefix caching: output tokens per second with it over without",
         panels_are="workloads",
         repeats=("repeats", "baseline_repeats"),
@@ -162,7 +162,7 @@ def _interval_plot(
     return Plot(
         title=title,
         alt=_in_words(f"{title}, measured.", rows),
-        sources=["measured", "published"] if any("published" in r.label for r in references) else ["measured"],
+        sources=sorted({*rows["source"], *(["published"] if any("published" in r.label for r in references) else [])}),
         panels=panels,
         x_label="Ratio (1: no difference)",
         handles=handles,
@@ -215,7 +215,7 @@ def _draw(
             ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
             ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
         if "beside" in part:
-            ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none")
+            ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none", markersize=4)
         y += thickness
     ax.set_ylim(y + 0.2, 0)
     ax.yaxis.set_visible(False)

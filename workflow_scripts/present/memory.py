@@ -147,7 +147,7 @@ def kv_capacity(tables: Tables) -> Plot:
 def _labels(rows: pd.DataFrame) -> pd.Series:
     columns = [c for c in ("gpu", "engine", "model") if rows[c].nunique() > 1] or ["gpu", "engine"]
     labels: pd.Series = rows[columns].agg(" · ".join, axis=1)
-    return labels.where(rows["source"] != "published", labels + " (published)")
+    return labels
 
 
 def _draw_capacity(ax: Axes, rows: pd.DataFrame, name: str) -> None:

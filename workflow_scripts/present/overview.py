@@ -55,10 +55,10 @@ def sorted_values(column: pd.Series) -> list[str]:
 def devices(report: Report) -> Iterator[Block]:
     """The devices with what their data sheets say."""
     catalogue = load_gpus()
-    named = report.grid.groupby("gpu", sort=False)
+    named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
     rows = []
     for gpu, cells in named:
-        entry = catalogue[str(gpu)]
+        entry = catalogue[gpu]
         flop = max((entry.dense_flop_per_s or {}).items(), key=lambda item: item[0] == "bf16", default=(None, None))
         rows.append(
             {
@@ -85,7 +85,7 @@ def devices(report: Report) -> Iterator[Block]:
         "tdp_w": "Power (W)",
     }
     yield table_of(pd.DataFrame(rows), columns, "Devices; the numbers are published ones")
-    sources = [(str(gpu), "; ".join(dict.fromkeys(catalogue[str(gpu)].sources.values()))) for gpu, _ in named]
+    sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values()))) for gpu, _ in named]
     yield Fold("Sources of the devices' numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
 
 

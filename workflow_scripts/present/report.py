@@ -110,7 +110,9 @@ def figure_facts(facts: dict[str, Any]) -> str:
     >>> figure_facts({"sources": ["measured", "predicted"], "repeats": "3 repeats a cell", "notes": ["two are drawn"]})
     'Source: measured and predicted; 3 repeats a cell. Two are drawn.'
     """
-    source = f"Source: {' and '.join(facts['sources'])}" + (f"; {facts['repeats']}" if facts["repeats"] else "")
+    *others, last = facts["sources"]
+    source = "Source: " + (f"{', '.join(others)} and {last}" if others else last)
+    source += f"; {facts['repeats']}" if facts["repeats"] else ""
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in (source, *facts["notes"]))
 
 

@@ -19,6 +19,16 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
     return table.astype(dict.fromkeys(numbers, float) | dict.fromkeys(others, object))
 
 
+def _with_source(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the source behind the name of each device whose numbers this study did not measure."""
+    if "source" not in table:
+        return table
+    elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])
+    names = [column for column in ("gpu", "gpu_a", "gpu_b") if column in table]
+    labelled = {name: table[name].where(~elsewhere, table[name] + " (" + table["source"] + ")") for name in names}
+    return table.assign(**labelled)
+
+
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows, each by the names of its columns."""
     return table.to_dict("records")  # type: ignore[return-value]
@@ -42,7 +52,7 @@ class Tables:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
-            self._read[name] = _plain(pd.read_parquet(path))
+            self._read[name] = _with_source(_plain(pd.read_parquet(path)))
         table = self._read[name]
         if table.empty:
             raise MissingError(f"the table {name} has no rows")
@@ -97,6 +107,11 @@ class Tables:
         if rows.empty:
             raise MissingError("no cell has been measured yet")
         return rows
+
+    @cached_property
+    def devices(self) -> list[str]:
+        """The devices in the order of the study, so that each looks the same in every figure."""
+        return list(dict.fromkeys(self.cells["gpu"]))
 
     @property
     def knobs(self) -> list[str]:

@@ -97,8 +97,7 @@ def _plot(
     tables: Tables, groups: list[Group], knob: str, unit: str, measure: Measure, ceilings: pd.DataFrame | None = None
 ) -> Plot:
     rows = pd.concat([group.rows for group in groups])
-    names = list(tables.cells["gpu"]) if set(rows["colour"]) <= set(tables.cells["gpu"]) else list(rows["colour"])
-    colours = marks(names)
+    colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
     draw = partial(
@@ -120,7 +119,7 @@ def _plot(
     return Plot(
         title=f"{measure.name} against {knob}",
         alt=_in_words(groups, measure, knob),
-        sources=["measured"] if ceilings is None else ["measured", "predicted"],
+        sources=[*sorted(rows["source"].unique()), *([] if ceilings is None else ["predicted"])],
         panels=panels,
         x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]} ({unit})",
         y_label=measure.label,

@@ -140,6 +140,15 @@ def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Resu
     assert f"{MAX_PANELS} of {MAX_PANELS + 3} combinations" in plot.notes[0]
 
 
+def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    theirs = cells[cells["gpu"] == "h200"].assign(source="measured elsewhere", cell_id=cells["cell_id"] + "/elsewhere")
+    pd.concat([cells, theirs]).to_parquet(tmp_path / "cells.parquet")
+    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    assert plot.sources == ["measured", "measured elsewhere"]
+    assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
+
+
 def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(results: Results, tmp_path: Path) -> None:
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]

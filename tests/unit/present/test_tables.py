@@ -40,3 +40,9 @@ def test_only_the_facts_of_the_asked_cells_are_read(tmp_path: Path) -> None:
         tables.facts("trace", ["h200/vllm/m/w/c"])
     with pytest.raises(MissingError, match=r"no steps\.parquet was parsed"):
         tables.facts("steps", cells)
+
+
+def test_a_device_measured_elsewhere_is_named_so_and_never_in_one_line_with_ours(tmp_path: Path) -> None:
+    sources = ["measured", "measured elsewhere", "predicted"]
+    pd.DataFrame({"gpu": ["h200"] * 3, "source": sources}).to_parquet(tmp_path / "t.parquet")
+    assert list(Tables(tmp_path).need("t")["gpu"]) == ["h200", "h200 (measured elsewhere)", "h200"]
