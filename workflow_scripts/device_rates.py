@@ -37,6 +37,10 @@ class Samples(_Record):
         return self.amount / median(self.call_s)
 
 
+# Load by others, in per cent of all cores, above which a CPU's rates are too low to call anything impossible.
+DISTURBED_PCT = 5.0
+
+
 class DeviceRates(_Record):
     """Rates of one device, in bytes/s and operations/s. A rate is that of the fastest run, for it is to be a ceiling.
 
@@ -57,6 +61,7 @@ class DeviceRates(_Record):
     threads: int | None
     host: str
     torch_version: str
+    host_load: dict[str, Any]
     measured_at: str
     samples: dict[str, Samples]
 
@@ -64,6 +69,12 @@ class DeviceRates(_Record):
     def memory_bytes_per_s(self) -> float:
         """The highest rate at which its memory was seen to move bytes."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others loaded a CPU while it was measured, so that it can do more than was seen."""
+        load = self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0)
+        return self.threads is not None and load > DISTURBED_PCT
 
     def write(self, path: Path) -> None:
         """Write the record, whole or not at all."""

@@ -25,12 +25,14 @@ MEMORY, ARITHMETIC = "memory bandwidth", "arithmetic"
 class Rates:
     """A device with rates of one source: a `gpu` whose bandwidth and arithmetic are those of that source.
 
-    `cache_bytes` is the size of its last-level cache, 0 where that is unknown.
+    `cache_bytes` is the size of its last-level cache, 0 where that is unknown. Rates that were `disturbed` when they
+    were measured are too low to call anything impossible.
     """
 
     source: Literal["datasheet", "measured"]
     gpu: Gpu
     cache_bytes: int
+    disturbed: bool = False
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float:
@@ -67,7 +69,7 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
             "memory_bandwidth_bytes_per_s": measured.memory_bytes_per_s,
             "dense_flop_per_s": measured.matmul_flop_per_s,
         }
-        found.append(Rates("measured", gpu.model_copy(update=rates), cache_bytes))
+        found.append(Rates("measured", gpu.model_copy(update=rates), cache_bytes, measured.disturbed))
     return found
 
 

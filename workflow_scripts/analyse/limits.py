@@ -133,6 +133,7 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
     memory_s, arithmetic_s = by_resource(times)
     table = work.join(times).assign(
         rates=rates.source,
+        tolerance=np.inf if rates.disturbed else TOLERANCE[rates.source],
         memory_bandwidth_bytes_per_s=rates.memory_bandwidth_bytes_per_s,
         flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
         prefill_bound_by=binding(times["prefill_memory_s"], times["prefill_arithmetic_s"]),
@@ -189,13 +190,12 @@ def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
 def _verdict(table: pd.DataFrame) -> pd.DataFrame:
     """Add by which factor a repeat came near its ceiling or above it, and which one it breaks."""
     output, total = (table[rate].astype(float) / table[f"{rate}_ceiling"] for rate in TOKEN_RATES)
-    highest = 1 + table["rates"].map(TOLERANCE)
+    highest = 1 + table["tolerance"]
     exceeds = (output > highest) | (total > highest)
     which = pd.Series(np.where(output > highest, *TOKEN_RATES), index=table.index, dtype="string")
     broken = which + ": " + table["bound_by"] + " of the " + table["rates"].map(_LABELS)
     return table.assign(
         factor=np.fmax(output, total),
-        tolerance=highest - 1,
         exceeds=exceeds,
         ceiling_broken=broken.where(exceeds).astype("string"),
     )

@@ -20,6 +20,7 @@ from typing import Any
 from workflow_scripts.catalog import CatalogError, FlopDtype, Gpu, get_gpu
 from workflow_scripts.device import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device_rates import DeviceRates, Samples
+from workflow_scripts.host_load import HostLoad
 
 RUNS = 20
 RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
@@ -160,8 +161,9 @@ def measure_device(gpu: Gpu) -> DeviceRates:
         # What a GPU has no units for, it emulates, slowly.
         arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
     set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
-    samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic), synchronize)
-    return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__)
+    with HostLoad() as load:
+        samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic), synchronize)
+    return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__, load.record)
 
 
 def _record(
@@ -172,6 +174,7 @@ def _record(
     cache_bytes: int | None,
     threads: int | None,
     torch_version: str,
+    host_load: dict[str, Any],
 ) -> DeviceRates:
     return DeviceRates(
         gpu=gpu.name,
@@ -186,6 +189,7 @@ def _record(
         threads=threads,
         host=os.uname().nodename,
         torch_version=str(torch_version),
+        host_load=host_load,
         measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         samples=samples,
     )

@@ -80,6 +80,7 @@ def record(**changes):
         threads=2,
         host="h",
         torch_version="2",
+        host_load={"cpu_others_pct": 1.0, "cpu_steal_pct": 0.0},
         measured_at="2026-01-01T00:00:00Z",
         samples={},
     ).model_copy(update=changes)
@@ -92,6 +93,14 @@ def test_a_cpu_has_only_measured_rates(tmp_path):
     assert (found.source, found.cache_bytes) == ("measured", 32 * 2**20)
     assert found.memory_bandwidth_bytes_per_s == 30e9
     assert found.flop_per_s(TINY, "auto") == 100e9
+
+
+def test_rates_measured_under_load_by_others_are_disturbed(tmp_path):
+    for load, disturbed in (({"cpu_others_pct": 4.0, "cpu_steal_pct": 1.0}, False), ({"cpu_steal_pct": 5.1}, True)):
+        record(host_load=load).write(tmp_path / "cpu-all.json")
+        assert rates_of(CPU, tmp_path)[0].disturbed is disturbed
+    record(host_load={"cpu_others_pct": 50.0}, threads=None).write(tmp_path / "cpu-all.json")
+    assert not rates_of(CPU, tmp_path)[0].disturbed  # a GPU does not mind the host's load
 
 
 def test_reading_may_be_faster_than_copying(tmp_path):

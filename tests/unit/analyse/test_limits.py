@@ -31,7 +31,7 @@ SHARED_PREFIX_ESTIMATE = {"steps": 16, "estimated_read_bytes": 4_528_078_848, "e
 PREFIX_OFF_ESTIMATE = {"steps": 16, "estimated_read_bytes": 6_264_785_920, "estimated_flops": 719_932_096_512}
 
 
-def measured_device(folder, gpu="cpu-all", bytes_per_s=10e9, flop_per_s=100e9, dtype="fp32", cache_bytes=None):
+def measured_device(folder, gpu="cpu-all", bytes_per_s=10e9, flop_per_s=100e9, dtype="fp32", cache_bytes=None, others_pct=0.0):
     DeviceRates(
         gpu=gpu,
         copy_bytes_per_s=bytes_per_s,
@@ -45,6 +45,7 @@ def measured_device(folder, gpu="cpu-all", bytes_per_s=10e9, flop_per_s=100e9, d
         threads=2,
         host="h",
         torch_version="2",
+        host_load={"cpu_others_pct": others_pct},
         measured_at="2026-01-01T00:00:00Z",
         samples={},
     ).write(folder / f"{gpu}.json")
@@ -254,10 +255,20 @@ def test_a_value_above_its_ceiling_is_told(parsed, source, factor, exceeds):
     assert pd.isna(found["ceiling_broken"]) != exceeds
 
 
+def test_rates_that_were_disturbed_call_nothing_impossible(parsed):
+    measured_device(parsed.devices, flop_per_s=1e3, others_pct=50.0)
+    parsed.cell([(1, 101, 0)] * 2, wall_s=0.001)
+    found = row(parsed)
+    assert found["factor"] > 100
+    assert found["tolerance"] == float("inf")
+    assert not found["exceeds"]
+
+
 def test_a_value_at_its_ceiling_is_possible():
     at = pd.DataFrame(
         {
             "rates": ["datasheet", "measured", "datasheet"],
+            "tolerance": [0.0, 0.25, 0.0],
             "output_tokens_per_s": [10.0, 12.5, 1.0],
             "output_tokens_per_s_ceiling": [10.0, 10.0, 10.0],
             "total_tokens_per_s": [1.0, 1.0, 30.0],
@@ -277,6 +288,7 @@ def test_without_a_ceiling_nothing_is_broken():
         pd.DataFrame(
             {
                 "rates": ["measured"],
+                "tolerance": [0.25],
                 "output_tokens_per_s": [10.0],
                 "output_tokens_per_s_ceiling": [math.nan],
                 "total_tokens_per_s": [10.0],
