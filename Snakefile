@@ -9,7 +9,22 @@ configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
-include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
+
+
+if CELLS_PER_JOB and not PARTIAL:
+
+    include: "rules/cluster.smk"
+
+
+if CELLS_PER_JOB or PARTIAL:
+
+    include: "rules/ended.smk"
+
+else:
+
+    include: "rules/measure.smk"
+
+
 include: "rules/prepare.smk"
 include: "rules/parse.smk"
 include: "rules/analyse.smk"

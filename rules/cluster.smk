@@ -14,10 +14,26 @@ try:
 except SiteError as e:
     raise WorkflowError(str(e)) from None
 
-BATCH_RESOURCES = ("runtime", "mem_mb", "cpus_per_task", "tasks_per_gpu", "gpu", "gpu_model", "gres", "constraint")
+BATCH_RESOURCES = (
+    "runtime",
+    "mem_mb",
+    "cpus_per_task",
+    "tasks_per_gpu",
+    "gpu",
+    "gpu_model",
+    "machine_type",
+    "gres",
+    "constraint",
+)
 QUEUE_RESOURCES = ("slurm_account", "slurm_partition", "qos", "slurm_extra")
-PREPARE_RESOURCES = {} if SITE.prepare == "login" else queue_resources(SITE.queue_to_prepare())
-ON_NODES = ["measure_batch"] if SITE.prepare == "login" else ["measure_batch", "prepare_model", "prepare_workload"]
+ON_NODES = ["measure_batch"]
+if SITE.prepare != "login":
+    PREPARE_RESOURCES = queue_resources(SITE.queue_to_prepare())
+    ON_NODES += ["prepare_model", "prepare_workload"]
+
+
+def marker(gpu, key):
+    return PATHS.batch(gpu, key).with_suffix(".done")
 
 
 def cells_to_measure():
@@ -34,17 +50,13 @@ def cells_to_measure():
     return pending
 
 
-BATCHES = {}
 if workflow.is_main_process:
     definitions = {id: definition_sha256(definition(id)) for id in CELLS}
     for batch in batches(cells_to_measure(), definitions, CELLS_PER_JOB):
         BATCHES.setdefault(batch.gpu, []).append(batch)
         write_batch(PATHS.batch(batch.gpu, batch.key), batch)
-
-
-def measured_outcomes(gpu):
-    """What a GPU's parsing waits for: the outcomes there are, and the batches that make the others."""
-    return ended_outcomes(gpu) + [PATHS.batch(gpu, batch.key).with_suffix(".done") for batch in BATCHES.get(gpu, [])]
+        # A batch of pending cells is not done, whatever became of it before.
+        marker(batch.gpu, batch.key).unlink(missing_ok=True)
 
 
 def cells_of(wildcards):
@@ -75,7 +87,7 @@ rule measure_batch:
     input:
         needed_by_batch,
     output:
-        temp(touch(PATHS.batch("{gpu}", "{key}").with_suffix(".done"))),
+        touch(marker("{gpu}", "{key}")),
     log:
         PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
     retries: SITE.attempts - 1
@@ -98,3 +110,26 @@ rule measure_batch:
         " --batch {params.batch}"
         " --attempt {resources.attempt}"
         " --attempts {params.attempts}"
+
+
+if BATCHES:
+
+    rule ended_cells:
+        """Which cells of a GPU have ended, once its batches have; of GPUs without a batch the list is there already."""
+        input:
+            lambda wildcards: [marker(batch.gpu, batch.key) for batch in BATCHES[wildcards.gpu]],
+        output:
+            PATHS.ended("{gpu}"),
+        log:
+            PATHS.root / "logs/ended_cells/{gpu}.log",
+        wildcard_constraints:
+            gpu=one_of(BATCHES),
+        conda:
+            "../envs/cpu.conda.yaml"
+        shell:
+            "python -m workflow_scripts.batches"
+            " --study $STUDY"
+            " --results $RESULTS"
+            " --gpu {wildcards.gpu}"
+            " --out {output}"
+            " > {log} 2>&1"

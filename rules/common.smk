@@ -60,6 +60,11 @@ if "partial_report" in sys.argv:
     os.environ["KVSWEEP_PARTIAL"] = "1"
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 
+# What rules/cluster.smk fills: batches of cells by GPU, where preparing is queued, and rules that need a node.
+BATCHES = {}
+PREPARE_RESOURCES = {}
+ON_NODES = ["measure"]
+
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
 
@@ -120,10 +125,6 @@ def outcomes_of(gpu):
     return [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == gpu]
 
 
-def ended_outcomes(gpu):
-    return [outcome for outcome in outcomes_of(gpu) if outcome.exists()]
-
-
 def device_records():
     """Records of the devices' rates; none is asked for where all cells of a device were measured on another host."""
     only_known = PARTIAL or CELLS_PER_JOB
@@ -132,7 +133,7 @@ def device_records():
 
 
 def all_measured(gpu):
-    return ended_outcomes(gpu) == outcomes_of(gpu)
+    return all(outcome.exists() for outcome in outcomes_of(gpu))
 
 
 def table(name):

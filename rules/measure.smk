@@ -6,8 +6,6 @@ from another machine are not measured again because of their times.
 """
 
 measured_outcomes = outcomes_of
-PREPARE_RESOURCES = {}
-ON_NODES = ["measure"]
 
 
 rule measure:

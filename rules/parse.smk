@@ -4,7 +4,7 @@
 rule parse:
     """Read the evidence of one GPU's cells; unchanged cells are taken over from the last time."""
     input:
-        outcomes=lambda wildcards: (ended_outcomes if PARTIAL else measured_outcomes)(wildcards.gpu),
+        outcomes=lambda wildcards: measured_outcomes(wildcards.gpu),
         code=sources("parse"),
     output:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],

@@ -3,15 +3,23 @@
 A batch is a list of cells of one GPU type and one model. Its key follows from its cells and their definitions, and its
 file says to the job what to measure. The cells' own files are what counts: a cell is done when its `outcome.json` is
 that of its present definition, whichever batch, call or machine it comes from.
+
+    python -m workflow_scripts.batches --study config/studies/demo.yaml --gpu h200 --out ended.json
+
+lists the cells of a GPU that have ended, which is what parsing waits for.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workflow_scripts.definition import definition_sha256
-from workflow_scripts.files import read_json, write_json
-from workflow_scripts.grid import Cell
+from workflow_scripts.files import read_json, sha256_of, write_json
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import StudyError, load_study
 
 
 @dataclass(frozen=True)
@@ -48,3 +56,38 @@ def write_batch(path: Path, batch: Batch) -> None:
 def read_batch(path: Path) -> tuple[str, ...]:
     """The ids of the cells of a batch."""
     return tuple(read_json(path))
+
+
+def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
+    """The cells that have an outcome, with the SHA-256 of its record."""
+    return {cell.id: sha256_of(paths.outcome(cell)) for cell in cells if paths.outcome(cell).exists()}
+
+
+def write_ended(path: Path, ended: dict[str, str]) -> None:
+    """Write the list, unless it is as it was: a newer file would have everything parsed and drawn again."""
+    if not path.exists() or read_json(path) != ended:
+        write_json(path, ended)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List the cells of a GPU that have ended."""
+    parser = argparse.ArgumentParser(
+        description="List the cells of a GPU that have ended, with a hash of each outcome."
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--gpu", required=True, help="the GPU's name in the study")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        cells = [cell for cell in expand(study) if cell.gpu == args.gpu]
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    write_ended(args.out, ended_cells(cells, StudyPaths(args.results, study.name)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

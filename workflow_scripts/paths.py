@@ -51,6 +51,10 @@ class StudyPaths:
         """Which cells share a job of a cluster."""
         return self.root / "batches" / gpu / f"{key}.json"
 
+    def ended(self, gpu: str) -> Path:
+        """Which cells of a GPU have ended."""
+        return self.root / "batches" / gpu / "ended.json"
+
     def lock(self, cell: Cell | str) -> Path:
         """Held by the process that measures a cell."""
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"

@@ -1,6 +1,8 @@
 """Resources of jobs on a cluster, from the portable needs of cells and one site's values."""
 
 import copy
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,11 @@ import pytest
 import yaml
 
 from workflow_scripts.attempt import Attempt
-from workflow_scripts.batches import batches
+from workflow_scripts.batches import batches, ended_cells, write_ended
 from workflow_scripts.cluster import Site, SiteError, job_resources, load_site, main, needs_of, sbatch_options
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import VllmKnobs
+from workflow_scripts.paths import StudyPaths
 from workflow_scripts.study import load_study
 
 ROOT = Path(__file__).parents[2]
@@ -143,3 +146,21 @@ def test_a_batch_is_another_one_when_a_definition_changes() -> None:
     assert first == again
     assert first.key != changed.key
     assert [len(b.cells) for b in batches(cells, same, 1)] == [1, 1]
+
+
+def test_the_list_of_ended_cells_changes_only_when_an_outcome_does(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path, "seen")
+    cells = [cell(block_size=16), cell(block_size=32)]
+    listed = paths.ended("h200")
+    write_ended(listed, ended_cells(cells, paths))
+    assert json.loads(listed.read_text()) == {}
+    paths.cell(cells[0]).mkdir(parents=True)
+    paths.outcome(cells[0]).write_text("{}")
+    write_ended(listed, ended_cells(cells, paths))
+    assert list(json.loads(listed.read_text())) == [cells[0].id]
+    os.utime(listed, ns=(1, 1))
+    write_ended(listed, ended_cells(cells, paths))
+    assert listed.stat().st_mtime_ns == 1
+    paths.outcome(cells[0]).write_text('{"outcome": "ok"}')
+    write_ended(listed, ended_cells(cells, paths))
+    assert listed.stat().st_mtime_ns > 1
