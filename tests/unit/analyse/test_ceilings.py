@@ -146,7 +146,7 @@ def test_rates_that_are_not_known_are_nan():
 @pytest.mark.parametrize("text", ["{}", "[1, 2", '{"schema_version": 2}'])
 def test_a_record_that_is_none_is_one_message(tmp_path, text):
     (tmp_path / "cpu-all.json").write_text(text)
-    with pytest.raises(TableError, match=r"cpu-all\.json: no record of a device's rates") as raised:
+    with pytest.raises(TableError, match=r"cpu-all\.json: no record of a device's rates: \S+ ") as raised:
         rates_of(CPU, tmp_path)
     assert "\n" not in str(raised.value)
 
@@ -270,6 +270,8 @@ def test_ranks_add_up_but_stages_read_their_weights_in_turn():
     kv_s = 4 * 21 * TINY.bytes_per_token() / 1e9
     assert pipeline["decode_memory_s"] == pytest.approx(one["decode_memory_s"] - kv_s / 2)
     assert pipeline["decode_arithmetic_s"] == pytest.approx(one["decode_arithmetic_s"] / 2)
+    partly = times([(10, 3, 0)] * 4, tp=2, device=rates(1e9, 1e9, cache_bytes=10**6))
+    assert tensor["prefill_memory_s"] - partly["prefill_memory_s"] == pytest.approx(2 * 1e6 / 2e9)
     cached = times([(10, 3, 0)], tp=2, pp=2, device=rates(1e9, 1e9, cache_bytes=TINY.decode_weight_bytes // 4))
     assert cached["weights_fit_cache"]
 
@@ -285,7 +287,7 @@ def test_a_rate_that_is_not_known_limits_nothing():
 
 def test_the_slower_resource_binds():
     nan = math.nan
-    memory, arithmetic = pd.Series([2.0, 1.0, 1.0, nan, 1.0, nan]), pd.Series([1.0, 2.0, 1.0, 1.0, nan, nan])
+    memory, arithmetic = pd.Series([2.0, 1.0, 1.0, nan, 0.5, nan]), pd.Series([1.0, 2.0, 1.0, 0.5, nan, nan])
     found = binding(memory, arithmetic)
     assert found[:5].tolist() == [MEMORY, ARITHMETIC, MEMORY, ARITHMETIC, MEMORY]
     assert found.isna().tolist() == [False] * 5 + [True]
