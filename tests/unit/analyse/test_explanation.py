@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workflow_scripts.analyse import explanation
@@ -94,6 +94,7 @@ def test_unknown_ratios_explain_nothing():
     assert math.isnan(nothing.difference_pct)
 
 
+@settings(deadline=None)
 @given(st.floats(0.2, 5), st.floats(0, 1), st.dictionaries(st.sampled_from("abcd"), st.floats(0.2, 5)))
 def test_what_is_supported_is_inside_or_the_nearest(ratio, reach, candidates):
     found = explain(ratio, ratio / (1 + reach), ratio * (1 + reach), candidates)
@@ -190,6 +191,16 @@ BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix
 )
 def test_explanations_in_words(observed, text):
     assert explanation_of(observed, BOTH)[1] == text
+
+
+def test_above_and_below_in_words():
+    for ratio, text in ((2.01, "0.5 % above it"), (1.99, "0.5 % below it"), (2.0, "0.0 % below it")):
+        assert text in explanation_of(row(ratio, bandwidth=2.0), ["bandwidth_ratio"])[1]
+
+
+def test_what_equals_a_bound_is_not_between():
+    for bandwidth, flop in ((2.0, 4.0), (1.0, 2.0)):
+        assert BETWEEN not in explanation_of(row(2.0, bandwidth=bandwidth, flop=flop), BOTH)[1]
 
 
 def test_measured_rates_may_enclose_what_was_observed_too():

@@ -97,6 +97,21 @@ def test_other_columns_become_one_value_a_cell():
     assert summary.loc[1, list(observed)].isna().all()
 
 
+def test_columns_stay_with_their_cells_in_the_order_of_the_table():
+    cells = table(
+        cell({"max_num_seqs": 2}, [1.0], gpu="l40s", running_peak=2),
+        cell({"max_num_seqs": 1}, [2.0], source=None, running_peak=3),
+        cell({"max_num_seqs": 1}, [3.0], gpu="a10g", running_peak=4),
+    )
+    summary = cell_summary(cells, RATE, {"running_peak": "max"})
+    assert summary["gpu"].tolist() == ["l40s", "h200", "a10g"]
+    assert summary["log_mean"].tolist() == np.log([1.0, 2.0, 3.0]).tolist()
+    assert summary["running_peak"].tolist() == [2, 3, 4]
+    summary.index = [7, 8, 9]
+    bound = bound_by(summary.assign(num_requests=9, preemptions=0, kv_cache_usage_peak=0.0))
+    assert bound.to_dict() == {7: "sequences", 8: "sequences", 9: "sequences"}
+
+
 def test_knob_columns():
     cells = table(cell({"max_num_seqs": 1}), cell({"batch_size": 8}, engine="hf-static"))
     assert knob_columns(cells) == ["knob_max_num_seqs", "knob_batch_size", "knob_cache_implementation"]

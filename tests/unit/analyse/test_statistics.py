@@ -72,6 +72,7 @@ def test_samples_are_read_off_columns_with_a_suffix():
 # --- intervals
 
 
+@settings(deadline=None)
 @given(rates)
 def test_the_interval_of_a_mean_is_that_of_scipy(x):
     value, low, high = mean_interval(samples(x))
@@ -80,6 +81,7 @@ def test_the_interval_of_a_mean_is_that_of_scipy(x):
     assert (low[0], high[0]) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
 
 
+@settings(deadline=None)
 @given(rates, rates, st.sampled_from([0.9, 0.95, 0.99]))
 def test_the_interval_of_a_ratio_is_welchs_as_scipy_has_it(x, y, confidence):
     value, low, high = ratio_interval(samples(x), samples(y), confidence)
@@ -88,6 +90,7 @@ def test_the_interval_of_a_ratio_is_welchs_as_scipy_has_it(x, y, confidence):
     assert (low[0], high[0]) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
 
 
+@settings(deadline=None)
 @given(rates, rates, st.floats(0.1, 10))
 def test_a_ratio_turned_round_is_its_inverse_and_scale_falls_out(x, y, scale):
     value, low, high = (end[0] for end in ratio_interval(samples(x), samples(y)))
@@ -141,7 +144,7 @@ def test_many_cells_at_once_are_each_as_alone():
 # --- equivalence
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(rates, rates, st.floats(0.5, 50))
 def test_equivalence_is_statsmodels_two_one_sided_tests(x, y, margin_pct):
     bound = log_margin(margin_pct)
@@ -150,7 +153,7 @@ def test_equivalence_is_statsmodels_two_one_sided_tests(x, y, margin_pct):
         assert is_equivalent(samples(x), samples(y), margin_pct)[0] == (p < 0.05)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(rates, rates, st.floats(0.5, 50))
 def test_not_below_is_scipys_one_sided_test(x, y, margin_pct):
     shifted = np.log(x) + log_margin(margin_pct)
@@ -204,6 +207,7 @@ def test_verdicts():
     assert verdicts(cell(3, 1.045, 0.01), cell(3, 1.0, 0.01), 2.0, comparisons=5)[0] == NOT_DECIDED
 
 
+@settings(deadline=None)
 @given(rates, rates, st.floats(0.5, 50))
 def test_flat_and_changes_exclude_each_other_and_do_not_depend_on_the_order(x, y, margin_pct):
     a, b = samples(x), samples(y)
