@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workflow_scripts.present.blocks import Block, Command, Finding, Findings
+from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.tables import MissingError, records
 
@@ -112,6 +112,28 @@ def capacity(report: Report) -> Iterator[Block]:
         ],
         "capacity",
     )
+
+
+def claims_counted(report: Report) -> Iterator[Block]:
+    """How many published claims have which verdict."""
+    rows = report.tables.need("claims", "verdict")
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in rows["verdict"].value_counts().items())
+    yield Findings([Finding("claims", f"Of {len(rows)} published claims: {counted}. Each is under Claims re-tested.")])
+
+
+def claims(report: Report) -> Iterator[Block]:
+    """Every published claim with its verdict; below it the evidence, each behind the label of its source."""
+    rows = report.tables.need("claims", "claim", "published_by", "verdict", "evidence", "seen_here", "would_test")
+    decided_first = rows.sort_values("verdict", key=lambda verdicts: verdicts.str.startswith("not "), kind="stable")
+    for row in records(decided_first):
+        paragraphs = {
+            f"Published by {row['published_by']}": row["published_value"],
+            "Evidence": row["evidence"],
+            "Seen here, decides nothing": row["seen_here"],
+            "Would test it": row["would_test"],
+        }
+        told = [Text(f"{heading}: {text}") for heading, text in paragraphs.items() if text]
+        yield Fold(f"{row['verdict']}: {row['claim']}", told)
 
 
 def limits(report: Report) -> Iterator[Block]:

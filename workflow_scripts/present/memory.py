@@ -32,11 +32,11 @@ class Layout(NamedTuple):
 PAGED, WHATIF = "paged", "block_size_whatif"
 # Layouts without blocks: a level line each. Solid was measured, broken lines are predicted.
 LEVEL: Mapping[str, Layout] = {
-    "contiguous_max_model_len": Layout("contiguous, max-model-len each (predicted)", COLOURS[1], (0, (5, 1.5))),
-    "contiguous_request_length": Layout("contiguous, own length each (predicted)", COLOURS[3], (0, (5, 1.5))),
+    "contiguous_max_model_len": Layout("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
+    "contiguous_request_length": Layout("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
     "padded_batch": Layout("padded static batch (predicted)", COLOURS[4], (0, (5, 1.5))),
-    "hf_dynamic_cache": Layout("HuggingFace dynamic cache (measured)", COLOURS[2], "-"),
-    "hf_static_cache": Layout("HuggingFace static cache (measured)", COLOURS[7], "-"),
+    "hf_dynamic_cache": Layout("HF dynamic cache (measured)", COLOURS[2], "-"),
+    "hf_static_cache": Layout("HF static cache (measured)", COLOURS[7], "-"),
 }
 
 # Quantities of the capacity table -> label of their axis.
@@ -72,7 +72,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
     if PAGED in layouts:
         handles.append(Line2D([], [], color=COLOURS[0], marker="o", linestyle="none", label="paged (measured)"))
     if WHATIF in layouts:
-        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", label="paged, other block sizes (predicted)"))
+        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", label="paged, other sizes (predicted)"))
     handles += [
         Line2D([], [], color=layout.color, linestyle=layout.style, label=layout.label)
         for name, layout in LEVEL.items()

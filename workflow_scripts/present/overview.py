@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog import load_gpus
@@ -56,6 +57,7 @@ def devices(report: Report) -> Iterator[Block]:
     """The devices with what their data sheets say."""
     catalogue = load_gpus()
     named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
+    measured = _measured_rates(report)
     rows = []
     for gpu, cells in named:
         entry = catalogue[gpu]
@@ -71,6 +73,8 @@ def devices(report: Report) -> Iterator[Block]:
                 "tflop_per_s": flop[1] and flop[1] / 1e12,
                 "flop_dtype": flop[0],
                 "tdp_w": entry.tdp_w,
+                "measured_gb_per_s": measured["memory_bandwidth_bytes_per_s"].get(gpu, np.nan) / 1e9,
+                "measured_tflop_per_s": measured["flop_per_s"].get(gpu, np.nan) / 1e12,
             }
         )
     columns = {
@@ -83,10 +87,22 @@ def devices(report: Report) -> Iterator[Block]:
         "tflop_per_s": "Dense matrix rate (TFLOP/s)",
         "flop_dtype": "of type",
         "tdp_w": "Power (W)",
+        "measured_gb_per_s": "Bandwidth measured (GB/s)",
+        "measured_tflop_per_s": "Matrix rate measured (TFLOP/s)",
     }
-    yield table_of(pd.DataFrame(rows), columns, "Devices; the numbers are published ones")
+    yield table_of(pd.DataFrame(rows), columns, "Devices; numbers are published ones, except those measured here")
     sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values()))) for gpu, _ in named]
     yield Fold("Sources of the devices' numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
+
+
+def _measured_rates(report: Report) -> pd.DataFrame:
+    """Rates of each device as this study measured them, by device."""
+    columns = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
+    limits = report.tables.get("limits")
+    if limits is None:
+        return pd.DataFrame(columns=columns)
+    of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
+    return of_cells.groupby("gpu")[columns].first()
 
 
 def _all_of(cells: pd.DataFrame, gpu: Any, column: str) -> str:
@@ -155,22 +171,22 @@ def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | No
     return None if asked is None else str(asked)
 
 
+def reasons(report: Report) -> Iterator[Block]:
+    """Why cells are not ok: each reason with the number of its cells, the most frequent first."""
+    troubled = report.grid[report.grid["outcome"] != "ok"]
+    if troubled.empty:
+        return
+    of_one = troubled.assign(reason=troubled["reason"].fillna("not run yet")).groupby(["outcome", "reason"], sort=False)
+    rows = of_one["cell_id"].agg(["size", "first"]).reset_index().sort_values("size", ascending=False, kind="stable")
+    rows["outcome"] = rows["outcome"].map(_words)
+    columns = {"outcome": "Outcome", "reason": "Reason", "size": "Cells", "first": "For example"}
+    note = f"{MOST_ROWS} of {len(rows)} reasons." if len(rows) > MOST_ROWS else ""
+    yield table_of(rows.head(MOST_ROWS), columns, "Cells that are not ok, by reason", note)
+
+
 def every_cell(report: Report) -> Iterator[Block]:
     """Every cell with its outcome, its reason and its log, folded by device, engine, model and workload."""
-    cells = report.tables.cells
-    rates = cells.groupby("cell_id")["output_tokens_per_s"].median()
-    troubled = report.grid[~report.grid["outcome"].isin(["ok"])]
-    if len(troubled):
-        reasons = troubled.assign(reason=troubled["reason"].fillna("not run yet")).groupby(
-            ["outcome", "reason"], sort=False
-        )
-        rows = [[_words(o), str(reason), str(len(part)), part["cell_id"].iloc[0]] for (o, reason), part in reasons]
-        yield Table(
-            "Cells that are not ok, by reason",
-            ["Outcome", "Reason", "Cells", "For example"],
-            rows,
-            [False, False, True, False],
-        )
+    rates = report.tables.cells.groupby("cell_id")["output_tokens_per_s"].median()
     for names, part in report.grid.groupby(["gpu", "engine", "model", "workload"], sort=False):
         tally = ", ".join(f"{count} {_words(outcome)}" for outcome, count in part["outcome"].value_counts().items())
         yield Fold(f"{' · '.join(map(str, names))}: {tally}", [_cell_lines(report, part, rates)])

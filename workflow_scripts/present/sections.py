@@ -50,7 +50,13 @@ SECTIONS: Sequence[Section] = (
         "findings",
         "Headline findings",
         "What the tables say, in their words; each is taken up below.",
-        [overview.load_warning, findings.knobs, findings.engines, findings.devices],
+        [
+            overview.load_warning,
+            findings.knobs,
+            findings.engines,
+            findings.devices,
+            findings.claims_counted,
+        ],
     ),
     Section(
         "runs",
@@ -215,6 +221,12 @@ SECTIONS: Sequence[Section] = (
         ],
     ),
     Section(
+        "claims",
+        "Claims re-tested",
+        "What others published, held against the hardware's limits, arithmetic and this study.",
+        [findings.claims],
+    ),
+    Section(
         "recommendations",
         "Recommendations",
         "Settings to serve with. A configuration named as a tie is not shown to be slower.",
@@ -224,7 +236,7 @@ SECTIONS: Sequence[Section] = (
         "cells",
         "Every cell",
         "What became of each cell, with the reason where it is not ok. A cell that failed is a result, never a zero.",
-        [figure("grid_outcomes"), overview.every_cell],
+        [figure("grid_outcomes"), overview.reasons, overview.every_cell],
     ),
     Section(
         "provenance",

@@ -1,6 +1,6 @@
 """Cells put side by side: lines along which one knob alone changes, and the panels that hold them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,14 @@ NAMES = ["gpu", "engine", "model", "workload"]
 
 @dataclass(frozen=True)
 class Group:
-    """The cells of one panel.
+    """The cells of one panel; `keys` are the names that all of them share.
 
     `rows` holds a row a cell and repeat, with the knob's value as `x` and, as `series`, a label of the other settings
     that differ within the panel.
     """
 
     title: str
+    keys: Mapping[str, str]
     rows: pd.DataFrame
 
     @property
@@ -52,7 +53,7 @@ def _groups(rows: pd.DataFrame, others: Sequence[str], panel_keys: Sequence[str]
     told_apart = [key for key in panel_keys if rows[key].nunique() > 1] or ["model", "workload"]
     for _, part in rows.groupby(list(panel_keys), sort=False):
         title = " · ".join(part[told_apart].iloc[0])
-        yield Group(title, part.assign(series=series_labels(part, others)))
+        yield Group(title, dict(part[list(panel_keys)].iloc[0]), part.assign(series=series_labels(part, others)))
 
 
 def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:

@@ -109,6 +109,11 @@ class Tables:
         return rows
 
     @cached_property
+    def invalid(self) -> pd.DataFrame:
+        """Rows of `cells` with the values of cells that ran and failed a check: shown, and in no comparison."""
+        return self.cells[(self.cells["outcome"] == "invalid") & self.cells["repeat"].notna()]
+
+    @cached_property
     def devices(self) -> list[str]:
         """The devices in the order of the study, so that each looks the same in every figure."""
         return list(dict.fromkeys(self.cells["gpu"]))

@@ -14,15 +14,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.present.plot import Panel, Plot, mark_handles, plain_log_ticks, some_panels
 from workflow_scripts.present.series import NAMES, Group, groups_varying
-from workflow_scripts.present.style import COLOURS, INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 from workflow_scripts.present.tables import MissingError, Tables
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates that a ceiling is computed from -> how its line is drawn and called.
 CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
-    "datasheet": ((0, (1, 1.2)), "ceiling by the data sheet (predicted)"),
-    "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling by measured device rates (predicted)"),
+    "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
+    "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
+# The sign that invalid cells have in the figure of outcomes too.
+INVALID = f"${OUTCOMES['invalid'][1]}$"
 ALL_SETTINGS = "all settings of other knobs"
 
 
@@ -99,7 +101,12 @@ def _plot(
     rows = pd.concat([group.rows for group in groups])
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
+    invalid = {
+        group.title: _invalid(tables, group, f"knob_{knob.replace('-', '_').replace(' ', '_')}", measure)
+        for group in groups
+    }
     drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
+    drawn += [part[measure.column] for part in invalid.values() if len(part)]
     draw = partial(
         _draw,
         colours=colours,
@@ -109,13 +116,17 @@ def _plot(
         limits=(min(float(column.min()) for column in drawn), max(float(column.max()) for column in drawn)),
     )
     panels, notes = some_panels(
-        [Panel(group.title, partial(draw, group=group)) for group in groups], "combinations of what heads a panel"
+        [Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups],
+        "combinations of what heads a panel",
     )
     if ALL_SETTINGS in {*rows["colour"], *rows["style"]}:
         notes.append(
             "where many settings of other knobs were measured, a line is the median of all of them "
             "and its band reaches from the lowest to the highest"
         )
+    handles = _handles({name: colours[name] for name in dict.fromkeys(rows["colour"])}, styles, ceilings)
+    if any(len(part) for part in invalid.values()):
+        handles.append(Line2D([], [], color=INK, linestyle="none", marker=INVALID, label="invalid, in no comparison"))
     return Plot(
         title=f"{measure.name} against {knob}",
         alt=_in_words(groups, measure, knob),
@@ -123,9 +134,22 @@ def _plot(
         panels=panels,
         x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]} ({unit})",
         y_label=measure.label,
-        handles=_handles({name: colours[name] for name in dict.fromkeys(rows["colour"])}, styles, ceilings),
+        handles=handles,
         repeats=repeats_of(rows),
         notes=notes,
+    )
+
+
+def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.DataFrame:
+    """The median of each invalid cell that belongs into the panel, at its value of the knob as `x`."""
+    rows = tables.invalid
+    if measure.column not in rows:
+        return rows.head(0)
+    for key, name in group.keys.items():
+        rows = rows[rows[key] == name]
+    rows = rows[rows[knob].isin(group.rows["x"].unique())]
+    return rows.groupby(["cell_id", "gpu"], as_index=False).agg(
+        x=(knob, "first"), **{measure.column: (measure.column, "median")}
     )
 
 
@@ -149,6 +173,7 @@ def _draw(
     measure: Measure,
     ceilings: pd.DataFrame | None,
     limits: tuple[float, float],
+    invalid: pd.DataFrame,
 ) -> None:
     for (colour, style), rows in group.rows.groupby(["colour", "style"], sort=False):
         draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
@@ -160,6 +185,9 @@ def _draw(
                 ax.plot(
                     over.index, over, color=colours[str(colour)].color, linestyle=CEILINGS[str(rates)][0], linewidth=1.2
                 )
+    for gpu, rows in invalid.groupby("gpu"):
+        color = colours[str(gpu)].color if gpu in colours else INK
+        ax.plot(rows["x"], rows[measure.column], linestyle="none", marker=INVALID, color=color, markersize=8)
     log2_axis(ax, group.rows["x"].unique())
     if measure.is_share:
         ax.set_ylim(0, max(1.05, limits[1] * 1.05))

@@ -11,8 +11,9 @@ import pandas as pd
 import yaml
 
 import workflow_scripts.analyse.capacity
+import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
-import workflow_scripts.analyse.limits  # noqa: F401 - these three enter the schemas of their tables
+import workflow_scripts.analyse.limits  # noqa: F401 - these four enter the schemas of their tables
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engines import engine_tables
 from workflow_scripts.analyse.ratios import device_ratios
@@ -266,6 +267,17 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=columns_of("capacity"))
 
 
+def claims_table() -> pd.DataFrame:
+    """The table `claims`: one of each verdict."""
+    verdicts = ["supported", "contradicted", "not testable here"]
+    rows = pd.DataFrame({"verdict": verdicts, "published_by": "made-up-blog", "published_value": "2 x"}).assign(
+        claim=[f"A made-up claim that is {verdict}." for verdict in verdicts],
+        evidence=["[limits] It is possible.", f"[limits] It is not. {SCRIPT}", None],
+        would_test=[None, None, "snakemake --cores all"],
+    )
+    return rows.reindex(columns=columns_of("claims"))
+
+
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     """Write the cells and every table that follows from them."""
     write_table(cells, tables / "cells.parquet")
@@ -280,6 +292,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(limits_table(cells), tables / "limits.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")
     write_table(capacity_table(cells), tables / "capacity.parquet")
+    write_table(claims_table(), tables / "claims.parquet")
 
 
 def write_results(folder: Path) -> Path:

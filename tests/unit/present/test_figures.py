@@ -3,6 +3,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
@@ -42,7 +43,7 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
     [
         ("output_by_max_num_seqs", "max-num-seqs (sequences)"),
         ("output_by_max_num_seqs", "Output tokens per s"),
-        ("output_by_max_num_seqs", "ceiling by the data sheet (predicted)"),
+        ("output_by_max_num_seqs", "ceiling, data sheet (predicted)"),
         ("total_by_max_num_seqs", "Total tokens per s"),
         ("output_by_block_size", "Block size (tokens)"),
         ("memory_over_time", "Memory in use (GiB)"),
@@ -54,7 +55,7 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
         ("kv_capacity", "predicted"),
         ("kv_capacity", "published"),
         ("waste_by_block_size", "KV memory without tokens (%)"),
-        ("waste_by_block_size", "paged, other block sizes (predicted)"),
+        ("waste_by_block_size", "paged, other sizes (predicted)"),
     ],
 )
 def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Results, name: str, label: str) -> None:
@@ -70,13 +71,16 @@ def test_a_refused_block_size_has_no_mark(results: Results) -> None:
     assert "8" not in words(results.root / "figures" / "output_by_block_size.svg")
 
 
-def test_an_invalid_cell_is_in_no_comparison(results: Results) -> None:
-    """The cell at max-num-seqs 1 of the A100 with blocks of 32 tokens is invalid: its line starts at 4."""
-    alt = str(manifest(results.root / "figures")["output_by_block_size"]["alt"])
-    assert "a100-sxm-80gb, max num seqs 1: " in alt
-    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
-    assert len(cells.query("outcome == 'invalid'")) == 3
-    assert "output_by_max_num_seqs" in manifest(results.root / "figures")
+def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results: Results, tmp_path: Path) -> None:
+    """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
+    plot = FIGURES["output_by_block_size"](Tables(results.root / "tables"))
+    assert "invalid, in no comparison" in [handle.get_label() for handle in plot.handles]
+    figure, ax = plt.subplots()
+    next(panel for panel in plot.panels if panel.title == "a100-sxm-80gb").draw(ax)
+    lines = {line.get_marker(): [int(x) for x in line.get_xdata()] for line in ax.lines}
+    assert lines["$?$"] == [32]
+    assert lines["o"] == [16, 64]
+    plt.close(figure)
 
 
 def test_a_cell_measured_under_another_definition_is_in_no_comparison(results: Results, tmp_path: Path) -> None:

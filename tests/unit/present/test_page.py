@@ -115,6 +115,15 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page: Page) -> None:
     assert any("2 times its ceiling" in finding for finding in page.text["li"])
 
 
+def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:
+    told = [text for text in page.text["details"] if "A made-up claim" in text]
+    assert len(told) == 3
+    assert any("contradicted: A made-up claim" in text and "Evidence: [limits] It is not." in text for text in told)
+    assert any("Would test it: snakemake --cores all" in text for text in told)
+    counted = "Of 3 published claims: 1 supported, 1 contradicted, 1 not testable here."
+    assert any(counted in finding for finding in page.text["li"])
+
+
 def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:
     assert any("loaded host" in finding for finding in page.text["li"])
     named = next(table for table in page.text["figure"] if "CPU taken by others" in table)
