@@ -137,30 +137,32 @@ def claims(report: Report) -> Iterator[Block]:
 
 
 def limits(report: Report) -> Iterator[Block]:
-    """Cells above a ceiling, or that there are none."""
-    rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "ceiling_broken")
-    known = rows[rows["factor"].notna()]
+    """Cells above a ceiling, cells that only a doubtful ceiling lies below, or that there are none."""
+    rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "tolerance", "ceiling_broken")
+    known = rows[rows["factor"].notna()].sort_values("factor", ascending=False)
     if known.empty:
         raise MissingError("no ceiling is known of any cell")
-    above = known[known["exceeds"].eq(True)].sort_values("factor", ascending=False).drop_duplicates("cell_id")
-    if above.empty:
-        count = known["cell_id"].nunique()
-        yield Findings(
-            [Finding("possible", f"None of {count} cells lies above what its device allows at most.", "good")]
+    above = known[known["exceeds"].eq(True)].drop_duplicates("cell_id")
+    doubtful = known.loc[~known["exceeds"].eq(True) & (known["factor"] > 1), "cell_id"].nunique()
+    findings = [
+        Finding(
+            "impossible",
+            f"{row['cell_id']}: {row['factor']:.3g} times its ceiling on {row['ceiling_broken']}. "
+            "It is marked invalid and kept out of all comparisons.",
+            "bad",
         )
-        return
-    yield _some(
-        [
-            Finding(
-                "impossible",
-                f"{row['cell_id']}: {row['factor']:.3g} times its ceiling on {row['ceiling_broken']}. "
-                "It is marked invalid and kept out of all comparisons.",
-                "bad",
-            )
-            for row in records(above)
-        ],
-        "limits",
-    )
+        for row in records(above)
+    ]
+    if doubtful:
+        sentence = (
+            f"{doubtful} of {known['cell_id'].nunique()} cells lie above a ceiling made from measured device rates, by no more than such rates may be "
+            "off. Rates that were measured while others loaded the host may be off by any factor."
+        )
+        findings.append(Finding("not decided", sentence))
+    if not findings:
+        sentence = f"None of {known['cell_id'].nunique()} cells lies above what its device allows at most."
+        findings.append(Finding("possible", sentence, "good"))
+    yield _some(findings, "limits")
 
 
 def recommendations(report: Report) -> Iterator[Block]:
