@@ -155,8 +155,9 @@ def limits(report: Report) -> Iterator[Block]:
     ]
     if doubtful:
         sentence = (
-            f"{doubtful} of {known['cell_id'].nunique()} cells lie above a ceiling made from measured device rates, by no more than such rates may be "
-            "off. Rates that were measured while others loaded the host may be off by any factor."
+            f"{doubtful} of {known['cell_id'].nunique()} cells lie above a ceiling made from measured device rates, by "
+            "no more than such rates may be off. Rates that were measured while others loaded the host may be off by "
+            "any factor."
         )
         findings.append(Finding("not decided", sentence))
     if not findings:
