@@ -1,0 +1,100 @@
+"""Evidence made up for tests of claims: a study's tables with only the columns that matter, and published data."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from tests.unit.analyse.synthetic_cells import table
+from workflow_scripts.analyse.claims import RULES  # importing it enters all rules
+from workflow_scripts.analyse.evidence import Evidence, read_tables, verdict
+from workflow_scripts.analyse.published import Published
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.catalog import CONFIG
+from workflow_scripts.study import Study
+
+PUBLISHED = Published(CONFIG / "published")
+LLAMA = "llama-3.1-8b-instruct"
+PLACE = {"study": "try", "source": "measured", "gpu": "h200", "model": LLAMA, "workload": "chat"}
+STUDY = Study.model_validate(
+    {
+        "schema_version": 1,
+        "name": "try",
+        "question": "?",
+        "workloads": {
+            "chat": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 8},
+            "prefix": {
+                "kind": "shared_prefix",
+                "num_prompts": 24,
+                "prefix_tokens": 256,
+                "prompt_tokens": 16,
+                "output_tokens": 8,
+            },
+            "half": {
+                "kind": "shared_prefix",
+                "num_prompts": 24,
+                "prefix_tokens": 256,
+                "prompt_tokens": 16,
+                "output_tokens": 8,
+                "share": 0.5,
+            },
+        },
+        "sweeps": [{"name": "one", "gpu": "h200", "engine": "vllm", "model": LLAMA, "workload": "chat"}],
+    }
+)
+
+
+NOTHING = read_tables(Path("no such folder"))
+
+
+def evidence(published=PUBLISHED, study=STUDY, **tables):
+    """Evidence with these tables, each a list of rows; other columns are null."""
+    found = {name: table(*rows) if name == "cells" else _table(name, rows) for name, rows in tables.items()}
+    return Evidence(study, NOTHING | found, published)
+
+
+def _table(name, rows):
+    schema = TABLE_SCHEMAS[name]
+    return schema.validate(pd.DataFrame([PLACE | row for row in rows]).reindex(columns=list(schema.columns)))
+
+
+def claim(claim_id, **numbers):
+    """A published claim; `name=number` changes the number of a quantity, `name=(low, high)` a range, a list values."""
+    found = PUBLISHED.claim(claim_id)
+    quantities = []
+    for quantity in found.quantities:
+        change = numbers.get(quantity.name)
+        if isinstance(change, tuple):
+            quantity = quantity.model_copy(update={"min": change[0], "max": change[1]})
+        elif isinstance(change, list):
+            quantity = quantity.model_copy(update={"values": tuple(change)})
+        elif change is not None:
+            quantity = quantity.model_copy(update={"value": change})
+        quantities.append(quantity)
+    return found.model_copy(update={"quantities": tuple(quantities)})
+
+
+def findings(claim_id, of, **numbers):
+    """What the claim's rule finds."""
+    return list(RULES[claim_id].find(claim(claim_id, **numbers), of))
+
+
+def judged(claim_id, of, **numbers):
+    """The verdict that the claim's rule comes to."""
+    return verdict(findings(claim_id, of, **numbers))
+
+
+def republished(folder, tables=None, claims=None):
+    """The published data with other tables, and with other numbers in claims: {claim: {quantity: value}}."""
+    folder = folder / "published"
+    shutil.copytree(PUBLISHED.folder, folder)
+    for name, rows in (tables or {}).items():
+        pd.DataFrame(rows).to_csv(folder / name, index=False)
+    entries = yaml.safe_load((folder / "claims.yaml").read_text())
+    for entry in entries:
+        for quantity in entry["quantities"]:
+            if quantity["name"] in (claims or {}).get(entry["id"], {}):
+                quantity["value"] = claims[entry["id"]][quantity["name"]]
+    (folder / "claims.yaml").write_text(yaml.safe_dump(entries))
+    return Published(folder)

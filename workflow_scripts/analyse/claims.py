@@ -1,0 +1,133 @@
+"""Claims that others published, each with a verdict and the evidence for it.
+
+    python -m workflow_scripts.analyse.claims --study config/studies/demo.yaml --tables results/demo/tables \\
+        --published config/published --out results/demo/tables/claims.parquet
+
+Evidence comes from formulas, from the published numbers themselves and from the study's tables, in that a table that is
+not there gives none. docs/claims.md says how verdicts come about, docs/tables.md documents every column.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse import (
+    claims_on_caching,
+    claims_on_devices,
+    claims_on_engines,
+    claims_on_memory,
+)
+from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
+from workflow_scripts.analyse.published import Claim, Published, PublishedError
+from workflow_scripts.analyse.tables import TEXT, TableError, table_schema, write_table
+from workflow_scripts.catalog import CONFIG, CatalogError
+from workflow_scripts.model_facts import ModelFactsError
+from workflow_scripts.study import StudyError, load_study
+
+# Modules that enter rules by being imported.
+RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_on_memory)
+
+# Findings of one kind that are written out; the rest are counted, and their cells are in `evidence_ids`.
+MOST_WRITTEN = 4
+MOST_SEEN_HERE = 2
+
+SCHEMA = table_schema(
+    "claims",
+    dict.fromkeys(
+        (
+            "study",
+            "claim_id",
+            "claim",
+            "published_by",
+            "quantity",
+            "published_value",
+            "verdict",
+            "scope",
+            "evidence",
+            "evidence_sources",
+            "seen_here",
+            "would_test",
+            "evidence_ids",
+            "source",
+        ),
+        TEXT,
+    ),
+)
+
+
+def claims_table(evidence: Evidence) -> pd.DataFrame:
+    """One row a claim, in the order of claims.yaml.
+
+    Raises:
+        PublishedError: published data that cannot be read, or a claim without a quantity that its rule needs.
+    """
+    rows = [_row(claim, evidence) for claim in evidence.published.claims]
+    return pd.DataFrame(rows).assign(study=evidence.study.name).reindex(columns=list(SCHEMA.columns))
+
+
+def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
+    rule = RULES.get(claim.id)
+    findings = list(rule.find(claim, evidence)) if rule else []
+    bearing = [finding for finding in findings if finding.bears]
+    found = verdict(findings)
+    return {
+        "claim_id": claim.id,
+        "claim": claim.text,
+        "published_by": claim.source,
+        "quantity": "; ".join(quantity.name for quantity in claim.quantities),
+        "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
+        "verdict": found,
+        "scope": _listed(finding.scope for finding in bearing if finding.says == found),
+        "evidence": _written(bearing, MOST_WRITTEN),
+        "evidence_sources": _listed(finding.label for finding in bearing),
+        "seen_here": _written([f for f in findings if not f.bears], MOST_SEEN_HERE),
+        "would_test": (rule.test if rule else "a rule for this claim") if found == NOT_TESTABLE else None,
+        "evidence_ids": _listed(name for finding in findings for name in finding.ids),
+        "source": claim.label,
+    }
+
+
+def _listed(texts: Iterable[str]) -> str | None:
+    return "; ".join(dict.fromkeys(texts)) or None
+
+
+def _written(findings: Sequence[Finding], most: int) -> str | None:
+    """Findings in words, each behind the label of its source; of a kind at most so many, and what decides first."""
+    kinds: dict[tuple[str, str | None], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda finding: finding.says is None):
+        kinds.setdefault((finding.label, finding.says), []).append(finding)
+    texts = []
+    for (label, _), of_kind in kinds.items():
+        texts += [f"[{label}] {finding.text}" for finding in of_kind[:most]]
+        if len(of_kind) > most:
+            texts.append(f"[{label}] {len(of_kind) - most} more.")
+    return " ".join(texts) or None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the claims table of a study."""
+    parser = argparse.ArgumentParser(
+        description="Give each published claim a verdict: supported, contradicted or not testable here, with evidence.",
+        epilog="example: python -m workflow_scripts.analyse.claims --study config/studies/demo.yaml"
+        " --tables results/demo/tables --published config/published --out results/demo/tables/claims.parquet",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--tables", type=Path, required=True, help="folder with the study's other tables")
+    parser.add_argument("--published", type=Path, default=CONFIG / "published", help="claims.yaml and its tables")
+    parser.add_argument("--out", type=Path, required=True, help="claims.parquet; claims.csv is written beside it")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        table = claims_table(Evidence(study, read_tables(args.tables), Published(args.published)))
+        write_table(table, args.out, "claims")
+    except (StudyError, TableError, CatalogError, ModelFactsError, PublishedError) as e:
+        print(f"analyse.claims: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

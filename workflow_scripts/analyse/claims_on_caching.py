@@ -1,0 +1,95 @@
+"""Rules for claims on prefix caching: how much is found, how much that saves, how much faster it is."""
+
+from collections.abc import Iterator
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY
+from workflow_scripts.analyse.effects import PAIR
+from workflow_scripts.analyse.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    ON_GPUS,
+    SUPPORTED,
+    Evidence,
+    Finding,
+    measured,
+    rule,
+)
+from workflow_scripts.analyse.published import Claim
+from workflow_scripts.analyse.repeats import counted, records
+from workflow_scripts.block_sizes import default_block_size
+from workflow_scripts.workloads import SharedPrefixWorkload
+
+# Published rates of hits are rounded to a tenth of a point.
+ROUNDED_POINTS = 0.05
+
+
+@rule("prefix-hit-rate-of-identical-prompts", test="`formulas.prefix_hit_rate` decides it for any prompts")
+def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Supported if all but the first of the prompts are that share; how near whole blocks come to it is told."""
+    prompts, published = int(claim.value("identical_prompts")), claim.value("prefix_hit_rate")
+    share = 100 * (prompts - 1) / prompts
+    text = f"All but the first of {prompts} prompts are {share:g} % of them, if every token of theirs is found."
+    says = SUPPORTED if abs(share - published) <= ROUNDED_POINTS else CONTRADICTED
+    yield Finding(text, COMPUTED, f"{prompts} equal prompts of any length", ("formulas.prefix_hit_rate",), says)
+
+    size = default_block_size("cuda")
+    lengths = (size, size + 1, 3 * size, 100 * size + 1)
+    rates = [f"{100 * formulas.prefix_hit_rate(prompts, n, n, size):.3g} % at {n} tokens" for n in lengths]
+    text = (
+        f"vLLM finds whole blocks alone, and never a prompt's last token, so the length decides: {', '.join(rates)} in"
+        f" blocks of {size}. {published:g} % is what long prompts come near to."
+    )
+    yield Finding(text, COMPUTED, "vLLM", ("formulas.prefix_hit_rate",))
+    yield from _measured_hit_rates(evidence)
+
+
+def _measured_hit_rates(evidence: Evidence) -> Iterator[Finding]:
+    """Measured hit rates of prompts that all share a prefix, beside the formula's; counts are those of any device."""
+    cells = counted(evidence.tables["cells"])
+    hits = cells[cells["prefix_cache_hits"].astype(float) > 0].drop_duplicates(["study", "source", "cell_id"])
+    for row in records(hits):
+        workload = evidence.study.workloads.get(row["workload"])
+        if isinstance(workload, SharedPrefixWorkload) and workload.share == 1:
+            length = workload.prefix_tokens + workload.prompt_tokens
+            prompts, size = int(row["num_requests"]), int(row["block_size_effective"])
+            expected = formulas.prefix_hit_rate(prompts, length, workload.prefix_tokens, size)
+            text = (
+                f"{100 * row['prefix_cache_hit_rate']:.1f} % for {prompts} prompts of {length} tokens that share"
+                f" {workload.prefix_tokens}, in blocks of {size}; {100 * expected:.1f} % by the formula."
+            )
+            yield measured(True, row, text, None, (row["cell_id"],))
+
+
+@rule("speedup-of-a-shared-system-prompt", test=f"{CLAIMS_STUDY} (sweep prefix-caching)")
+def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """The measured speed-up where prefixes were found in the cache; on GPUs it supports or contradicts."""
+    low, high = (1 + percent / 100 for percent in claim.range("speedup"))
+    text = f"It takes {100 - 100 / low:.3g} to {100 - 100 / high:.3g} % of the time of a run to be spent on the prefix."
+    yield Finding(text, COMPUTED, "any device", ("by definition",))
+    effects = evidence.tables["effects"]
+    rows = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == PAIR)]
+    for row in records(rows[rows["took_effect"].eq(True)]):
+        says = SUPPORTED if low <= row["ratio"] <= high else None
+        if row["ratio_low"] > high or row["ratio_high"] < low:
+            says = CONTRADICTED
+        bears = ON_GPUS.covers(row["gpu"], row["model"])
+        yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))
+
+
+@rule("computation-saved-by-prefix-caching", test=f"{CLAIMS_STUDY} (sweep prefix-caching)")
+def computation_saved(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Tokens that were found in the cache, as a share of all tokens of the requests."""
+    low, high = claim.range("computation_saved")
+    text = f"A token that is found is not computed, so {low:g} to {high:g} % are saved where so many of all are found."
+    yield Finding(text, COMPUTED, "any device", ("by definition",))
+    cells = counted(evidence.tables["cells"])
+    hits = cells[cells["prefix_cache_hits"].astype(float) > 0]
+    for _, rows in hits.groupby(["study", "source", "gpu", "model", "workload"], sort=False):
+        found, tokens = rows["prefix_cache_hits"].sum(), (rows["prompt_tokens"] + rows["output_tokens"]).sum()
+        saved_pct = 100 * found / tokens
+        text = f"{found:,.0f} of {tokens:,.0f} tokens were found in the cache, which saves {saved_pct:.3g} % of them."
+        says = SUPPORTED if low <= saved_pct <= high else CONTRADICTED
+        row = records(rows)[0]
+        bears = ON_GPUS.covers(row["gpu"], row["model"])
+        yield measured(bears, row, text, says, dict.fromkeys(rows["cell_id"]))

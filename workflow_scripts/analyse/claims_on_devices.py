@@ -1,0 +1,198 @@
+"""Rules for claims on throughput and devices: rates that do not depend on a knob, and speed-ups by bandwidth.
+
+A published rate is held against the ceiling of its device with every doubt settled for it (`analyse.audit`).
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from functools import cache
+
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.audit import Workload, audit_table
+from workflow_scripts.analyse.effects import OVERALL
+from workflow_scripts.analyse.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    ON_GPUS,
+    PUBLISHED,
+    SUPPORTED,
+    Evidence,
+    Finding,
+    Setting,
+    is_same,
+    measured,
+    rule,
+)
+from workflow_scripts.analyse.explanation import NEAR_PCT
+from workflow_scripts.analyse.published import Claim
+from workflow_scripts.analyse.ratios import published_ratios, published_readings
+from workflow_scripts.analyse.repeats import Record, records
+from workflow_scripts.analyse.statistics import CHANGES, FLAT
+from workflow_scripts.block_sizes import why_block_size_is_refused
+from workflow_scripts.catalog import get_model
+from workflow_scripts.model_facts import ModelFacts, read_model_facts
+
+LLAMA_8B = "llama-3.1-8b-instruct"
+LAB = Setting(("H200", "H100", "A100 PCIe", "L40S"), model=LLAMA_8B)
+LAB_STUDY = "snakemake --cores all --configfile config/studies/paged_attention.yaml"
+CLAIMS_STUDY = "snakemake --cores all --configfile config/studies/published_claims.yaml"
+PAIRS = {"h200-over-l40s": ("H200", "L40S"), "h100-over-a100": ("H100", "A100 PCIe")}
+
+# ShareGPT's mean lengths with vLLM's benchmark, rounded (docs/workloads.md); those of the published runs are not known.
+LENGTHS = Workload(200, 200)
+LAB_UTILIZATION = 0.9
+
+
+@cache
+def facts_of(model: str) -> ModelFacts:
+    """Facts of a model of the catalogue."""
+    entry = get_model(model)
+    return read_model_facts(entry.config, entry.dtype)
+
+
+# --- ceilings --------------------------------------------------------------------------------------------------------
+
+
+def against_ceilings(
+    rates: pd.DataFrame, rate: str, where: str, utilization: float = 1.0, decides: bool = True
+) -> Iterator[Finding]:
+    """For each device the published rate of Llama-3.1-8B that is furthest above its ceiling, or nearest to it.
+
+    Args:
+        rates: the columns `gpu`, `rate` and, where it is stated, `max_num_seqs` or `batch_size`.
+        rate: column of the rates; they count prompt tokens unless its name says output.
+        where: the published file.
+        utilization: share of the memory that the engine could use at most.
+        decides: whether a rate above its ceiling contradicts.
+    """
+    rows = audit_table(rates, facts_of(LLAMA_8B), LENGTHS, gpu_memory_utilization=utilization)
+    rows = rows.dropna(subset="times_ceiling")
+    for row in records(rows.loc[rows.groupby("gpu", sort=False)["times_ceiling"].idxmax()]):
+        says = CONTRADICTED if decides and row["verdict"] == "impossible" else None
+        scope = f"{row['gpu']}, {LLAMA_8B}, {LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens a request"
+        yield Finding(_ceiling_text(row, rate), COMPUTED, scope, (where, "analyse.audit"), says)
+
+
+def _ceiling_text(row: Record, rate: str) -> str:
+    stated = next((name for name in ("max_num_seqs", "batch_size") if name in row), None)
+    sequences = f" at {stated} {row[stated]:g}" if stated else ""
+    text = f"The {row[rate]:,.0f} tokens/s of {row['gpu']}{sequences} are {row['reason']}."
+    if row["verdict"] == "impossible" and stated and "prompt and output" in row["reason"]:
+        # Ceilings rise at most in proportion to sequences, and fall for outputs as prompts get longer.
+        outputs = row["predicted_ceiling_tokens_per_s"] / (1 + LENGTHS.prompt_tokens / LENGTHS.output_tokens)
+        least = math.ceil(row["times_ceiling"] * row[stated])
+        text += f" To be possible it takes {least} sequences at once or more, or prompts that are"
+        text += f" {row[rate] / outputs - 1:.3g} times as long as outputs or more."
+    return text
+
+
+# --- flatness --------------------------------------------------------------------------------------------------------
+
+
+@rule("throughput-flat-over-max-num-seqs", test=f"{LAB_STUDY} (sweep max-num-seqs)")
+def flat_over_max_num_seqs(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted by a rate above its ceiling or by a measured change within the range; supported by flat cells."""
+    table = evidence.published.table(claim)
+    yield from against_ceilings(table, "throughput_tok_s", str(claim.table), LAB_UTILIZATION)
+    ends = claim.range("max_num_seqs")
+    yield from _flatness(evidence, "max_num_seqs", ends, must_cover=ends)
+
+
+@rule("throughput-flat-over-block-size", test=f"{LAB_STUDY} (sweep block-size)")
+def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted by a rate above its ceiling or a measured change; supported by flat cells of the sizes there are."""
+    table = evidence.published.table(claim)
+    yield from against_ceilings(table, "throughput_tok_s", str(claim.table), LAB_UTILIZATION)
+    sizes = claim.values("block_size")
+    refused = dict(_refused_on_gpus(sizes))
+    for text in refused.values():
+        yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.block_sizes",))
+    taken = [size for size in sizes if size not in refused]
+    yield from _flatness(evidence, "block_size", (min(sizes), max(sizes)), must_cover=taken)
+
+
+def _flatness(
+    evidence: Evidence, knob: str, ends: tuple[float, float], must_cover: Collection[float]
+) -> Iterator[Finding]:
+    effects = evidence.tables["effects"]
+    rows = effects[(effects["knob"] == knob) & (effects["comparison"] == OVERALL) & (effects["engine"] == "vllm")]
+    for row in records(rows):
+        values = [float(value) for value in row["values"].split(", ")]
+        says = None
+        if ends[0] <= min(values) and max(values) <= ends[1]:
+            if row["verdict"] == CHANGES:
+                says = CONTRADICTED
+            elif row["verdict"] == FLAT and set(must_cover) <= set(values):
+                says = SUPPORTED
+        bears = LAB.covers(row["gpu"], row["model"])
+        yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))
+
+
+def _refused_on_gpus(sizes: Collection[float]) -> Iterator[tuple[float, str]]:
+    """Block sizes that vLLM does not take on a GPU, by what its attention backends declare."""
+    for size in sizes:
+        if why := why_block_size_is_refused("cuda", int(size)):
+            yield size, f"In vLLM 0.32 {why}."
+
+
+@rule("block-size-by-length", test=f"{CLAIMS_STUDY} (sweep block-size-by-length)")
+def block_size_by_length(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted by a size that GPUs do not take, and by throughput that is flat over the sizes."""
+    sizes = [claim.value(f"block_size_{length}") for length in ("short", "general", "long")]
+    for text in dict(_refused_on_gpus(sizes)).values():
+        yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.block_sizes",), CONTRADICTED)
+    waste = ", ".join(f"{formulas.expected_slots_wasted_per_sequence(int(size)):g} of {size:g}" for size in sizes)
+    text = f"A sequence leaves on average {waste} slots of its last block empty, whatever its length."
+    yield Finding(text, COMPUTED, "any device", ("formulas.expected_slots_wasted_per_sequence",))
+    effects = evidence.tables["effects"]
+    for row in records(effects[(effects["knob"] == "block_size") & (effects["comparison"] == OVERALL)]):
+        says = CONTRADICTED if row["verdict"] == FLAT else None
+        bears = ON_GPUS.covers(row["gpu"], row["model"])
+        yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))
+
+
+# --- speed-ups of devices --------------------------------------------------------------------------------------------
+
+
+@rule(*PAIRS, test=f"{LAB_STUDY} (all sweeps; table ratios)")
+def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Whether a published speed-up is the ratio of bandwidths, for every card that the names may mean."""
+    a, b = PAIRS[claim.id]
+    ratio, dtype = claim.value("throughput_ratio"), get_model(LLAMA_8B).dtype
+    own = published_ratios(evidence.published.table(claim), dtype=dtype)
+    for row in records(own[(own["label_a"] == a) & (own["label_b"] == b)].head(1)):
+        text = f"Its own table gives {row['ratio']:.4g}x on the mean of {row['settings']} settings."
+        yield Finding(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
+    yield _published_speedup(a, b, ratio, published_readings(a, b, ratio, dtype))
+
+    ratios = evidence.tables["ratios"]
+    for row in records(ratios[ratios["metric"] == "output_tokens_per_s"]):
+        says = None
+        if not pd.isna(row["explanation"]):
+            follows = "bandwidth" in row["explanation"] and is_same(row["ratio"], ratio)
+            says = SUPPORTED if follows else CONTRADICTED
+        gpus = row["gpu_a"], row["gpu_b"]
+        bears = all(Setting((n,), model=LLAMA_8B).covers(g, row["model"]) for n, g in zip((a, b), gpus, strict=True))
+        ids = [f"{gpu}/{row['engine']}/{row['model']}/{row['workload']}/{row['knobs']}" for gpu in gpus]
+        yield measured(bears, row | {"gpu": " over ".join(gpus)}, row["verdict_text"], says, ids)
+
+
+def _published_speedup(a: str, b: str, ratio: float, readings: list[Record]) -> Finding:
+    """Supported or contradicted where all cards that the names may mean agree; else it depends on the cards."""
+    near = [r for r in readings if abs(formulas.relative_difference(ratio, r["bandwidth_ratio"])) * 100 <= NEAR_PCT]
+    far = [r for r in readings if r not in near]
+    says = None
+    if len(readings) == 1:
+        text = str(readings[0]["verdict_text"])
+    else:
+        text = f"{a} over {b} may mean {len(readings)} pairs of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
+        text += f" ratios of bandwidths of {_named(near)}; further off are those of {_named(far)}."
+    if not (near and far):
+        says = SUPPORTED if near else CONTRADICTED
+    return Finding(text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "analyse.ratios"), says)
+
+
+def _named(readings: list[Record]) -> str:
+    return ", ".join(f"{r['gpu_a']} over {r['gpu_b']} ({r['bandwidth_ratio']:.3g}x)" for r in readings) or "none"

@@ -1,0 +1,248 @@
+"""Rules for claims on engines: vLLM against HuggingFace, what batching keeps busy, and concurrent users."""
+
+from collections.abc import Iterator
+from math import isnan, nan
+
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, LAB_STUDY, LLAMA_8B, against_ceilings, facts_of
+from workflow_scripts.analyse.effects import PAIR
+from workflow_scripts.analyse.engines import BATCH_1, PLACE, STATIC_BATCH
+from workflow_scripts.analyse.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    ON_GPUS,
+    PUBLISHED,
+    SUPPORTED,
+    Evidence,
+    Finding,
+    Setting,
+    is_same,
+    measured,
+    rule,
+)
+from workflow_scripts.analyse.published import Claim
+from workflow_scripts.analyse.repeats import Record, cell_summary, counted, records
+from workflow_scripts.analyse.statistics import (
+    CHANGES,
+    NOT_DECIDED,
+    LogSamples,
+    interval_text,
+    mean_interval,
+    number_text,
+)
+from workflow_scripts.catalog import load_models, resolve
+
+RATE = "output_tokens_per_s"
+ON_A100_PCIE = Setting(("A100 PCIe",), model=LLAMA_8B)
+ON_A100_80GB = Setting(("A100 80GB",), model=LLAMA_8B)
+
+# A published percentage is another one if it is further than so many points from what was found.
+SAME_POINTS = 5.0
+
+
+# --- HuggingFace alone -----------------------------------------------------------------------------------------------
+
+
+@rule("hf-generate-on-a100", test=f"{LAB_STUDY} (sweep hf-baseline)")
+def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted by the ceiling of one sequence, or by another rate that was measured on the same cards."""
+    rate, batch = claim.value("tokens_per_s"), claim.value("batch_size")
+    yield from _hf_ceilings(rate, batch)
+    cells = evidence.tables["cells"]
+    if "knob_batch_size" not in cells:
+        return
+    static = cells[(cells["engine"] == "hf-static") & cells["knob_batch_size"].eq(batch)]
+    summary = cell_summary(static, RATE)
+    for row, value, low, high in zip(records(summary), *mean_interval(LogSamples.of(summary)), strict=True):
+        text = f"HuggingFace makes {interval_text(value, low, high)} output tokens/s at batch {batch:g}."
+        bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
+        yield measured(bears, row, text, SUPPORTED if is_same(value, rate) else CONTRADICTED, (row["cell_id"],))
+
+
+def _hf_ceilings(rate: float, batch: float) -> Iterator[Finding]:
+    """The rate as one of all tokens, which settles every doubt for it, and as one of output tokens."""
+    rates = pd.DataFrame({"gpu": ["A100 PCIe"], "batch_size": [batch]})
+    yield from against_ceilings(rates.assign(tokens_per_s=rate), "tokens_per_s", "claims.yaml")
+    yield from against_ceilings(rates.assign(output_tokens_per_s=rate), RATE, "claims.yaml", decides=False)
+
+
+# --- vLLM over HuggingFace -------------------------------------------------------------------------------------------
+
+
+@rule("vllm-over-hf-on-a100", test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf)")
+def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted where HuggingFace's rate is impossible, or where another ratio was measured at equal work."""
+    ratio = claim.value("throughput_ratio")
+    hf = evidence.published.claim("hf-generate-on-a100")
+    rate, batch = hf.value("tokens_per_s"), hf.value("batch_size")
+    lab = evidence.published.claim("throughput-flat-over-max-num-seqs")
+    table = evidence.published.table(lab)
+    vllm = table.loc[table["gpu"] == "A100 PCIe", "throughput_tok_s"].mean()
+    text = (
+        f"{vllm:,.0f} over {rate:g} tokens/s are {vllm / rate:.3g}x, of vLLM with up to"
+        f" {table['max_num_seqs'].max()} sequences over HuggingFace with {batch:g}: batching is in it."
+    )
+    yield Finding(text, PUBLISHED, "A100 PCIe, as published", ("claims.yaml", str(lab.table)))
+    yield from _hf_ceilings(rate, batch)
+    for row in _improvements(evidence, BATCH_1):
+        says = SUPPORTED if is_same(row["improvement_ratio"], ratio) else CONTRADICTED
+        bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
+        yield measured(bears, row, row["explanation"], says, _ids_of(row))
+
+
+def _improvements(evidence: Evidence, kind: str) -> list[Record]:
+    """At equal work, vLLM's fastest cell of each place over the fastest of HuggingFace of one kind."""
+    engines = evidence.tables["engines"]
+    rows = engines[engines["comparable"].eq(True) & engines["hf_kind"].eq(kind)]
+    rates = ["vllm_output_tokens_per_s", "hf_output_tokens_per_s"]
+    return records(rows.sort_values(rates, ascending=False, kind="stable").drop_duplicates(list(PLACE)))
+
+
+def _ids_of(row: Record) -> list[str]:
+    cells = ("vllm", row["vllm_knobs"]), (row["hf_engine"], row["hf_knobs"])
+    return [f"{row['gpu']}/{engine}/{row['model']}/{row['workload']}/{knobs}" for engine, knobs in cells]
+
+
+@rule("engines-on-one-a100", test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf; without TGI)")
+def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted by a rate above its ceiling, a step faster than memory, or vLLM measured no faster."""
+    table = evidence.published.table(claim).set_index("metric").transpose()
+    for name, row in zip(table.index, records(table), strict=True):
+        if name in _ENGINES:
+            yield from _published_engine(_ENGINES[name], {metric: row[metric] for metric in row}, str(claim.table))
+    published = claim.value("vllm_tokens_per_s") / claim.value("hf_tokens_per_s")
+    for row in _improvements(evidence, STATIC_BATCH):
+        says = SUPPORTED if is_same(row["improvement_ratio"], published) else None
+        if row["improvement_ratio"] <= 1:
+            says = CONTRADICTED
+        bears = ON_A100_80GB.covers(row["gpu"], row["model"])
+        yield measured(bears, row, row["explanation"], says, _ids_of(row))
+
+
+_ENGINES = {"vllm": "vLLM", "tgi": "TGI", "hf": "HuggingFace"}
+
+
+def _published_engine(name: str, row: Record, where: str) -> Iterator[Finding]:
+    rate, sequences, gap_ms = (float(row[metric]) for metric in ("throughput", "max_batch_size", "itl_p50"))
+    rates = pd.DataFrame({"gpu": ["A100 80GB"], "batch_size": [sequences], "tokens_per_s": [rate]})
+    for finding in against_ceilings(rates, "tokens_per_s", where):
+        yield Finding(f"{name}: {finding.text}", finding.label, finding.scope, finding.ids, finding.says)
+    bytes_per_s = max(gpu.memory_bandwidth_bytes_per_s or 0.0 for gpu in resolve("A100 80GB"))
+    step_ms = 1000 * formulas.step_time_min_s(facts_of(LLAMA_8B).decode_weight_bytes, 0, bytes_per_s)
+    text = (
+        f"{name}: {rate:,.0f} tokens/s at {gap_ms:g} ms between the tokens of a sequence are {rate * gap_ms / 1000:.3g}"
+        f" sequences at once, if all are output tokens. Reading the weights takes a step {step_ms:.3g} ms or more."
+    )
+    says = CONTRADICTED if gap_ms < step_ms else None
+    yield Finding(text, COMPUTED, f"A100 80GB, {LLAMA_8B}", (where, "formulas.step_time_min_s"), says)
+
+
+@rule("improvement-ratio", test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf; table engine_decomposition)")
+def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted where one and the same vLLM has several ratios, by what HuggingFace was allowed to do."""
+    lab = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
+    blog = evidence.published.claim("engines-on-one-a100")
+    other = blog.value("vllm_tokens_per_s") / blog.value("hf_tokens_per_s")
+    text = f"For an 8B model on an A100 one text has {lab:.3g}x over HuggingFace at batch 1, another {other:.3g}x."
+    says = None if is_same(lab, other) else CONTRADICTED
+    yield Finding(text, PUBLISHED, "A100, 8B model, as published", ("claims.yaml",), says)
+    engines = evidence.tables["engines"]
+    for _, rows in engines[engines["comparable"].eq(True)].groupby([*PLACE, "vllm_knobs"], sort=False):
+        if len(rows) > 1:
+            by_ratio = records(rows.sort_values("improvement_ratio", kind="stable"))
+            yield _several_ratios(by_ratio[0], by_ratio[-1])
+
+
+def _several_ratios(low: Record, high: Record) -> Finding:
+    text = f"vLLM with {low['vllm_knobs']} makes {_over(low)} and {_over(high)}."
+    says = None
+    if is_same(high["improvement_ratio"], low["improvement_ratio"]):
+        says = SUPPORTED
+    elif high["improvement_ratio_low"] > low["improvement_ratio_high"]:
+        says = CONTRADICTED
+    bears = ON_GPUS.covers(low["gpu"], low["model"])
+    return measured(bears, low, text, says, [*_ids_of(low), _ids_of(high)[1]])
+
+
+def _over(row: Record) -> str:
+    ratio, low, high = (row[f"improvement_ratio{end}"] for end in ("", "_low", "_high"))
+    return f"{interval_text(ratio, low, high, 'x')} over HuggingFace {row['hf_kind']} ({row['hf_knobs']})"
+
+
+# --- what batching keeps busy ----------------------------------------------------------------------------------------
+
+
+@rule(
+    "gpu-utilisation-of-continuous-batching",
+    test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf; utilization_pct_mean in cells)",
+)
+def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Both utilisations as measured on GPUs, of the fastest cell with continuous and with static batching."""
+    text = "NVML's utilisation is the share of time in which any kernel runs, however little of the GPU it uses."
+    yield Finding(text, PUBLISHED, "any GPU", ("NVML",))
+    cells = evidence.tables["cells"]
+    summary = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"}).dropna(subset="utilization_pct_mean")
+    batched = summary[summary["max_concurrency_allowed"] > 1].sort_values("log_mean", kind="stable")
+    batched = batched.assign(is_static=batched["engine"] == "hf-static")
+    fastest = batched.drop_duplicates([*PLACE, "is_static"], keep="last").sort_values("is_static")
+    for _, rows in fastest.groupby(list(PLACE), sort=False):
+        if rows["is_static"].tolist() == [False, True]:
+            yield _utilisations(claim, *records(rows))
+
+
+def _utilisations(claim: Claim, continuous: Record, static: Record) -> Finding:
+    low, high = claim.range("gpu_utilisation_static")
+    busy, batch = continuous["utilization_pct_mean"], static["utilization_pct_mean"]
+    as_said = abs(busy - claim.value("gpu_utilisation_continuous")) <= SAME_POINTS and low <= batch <= high
+    text = (
+        f"The device was {busy:.0f} % busy with continuous batching ({continuous['engine']}, {continuous['knobs']})"
+        f" and {batch:.0f} % in static batches ({static['knobs']})."
+    )
+    bears = ON_GPUS.covers(static["gpu"], static["model"])
+    ids = (continuous["cell_id"], static["cell_id"])
+    return measured(bears, static, text, SUPPORTED if as_said else CONTRADICTED, ids)
+
+
+@rule("concurrent-users-of-a-small-model", test=f"{CLAIMS_STUDY} (sweep concurrent-users)")
+def concurrent_users(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """More sequences at once: the rate of all together must rise, and the time of a request rise by less."""
+    users, parameters = claim.values("concurrent_users"), claim.value("parameters")
+    small = [name for name in load_models() if abs(facts_of(name).parameters / parameters - 1) <= _NAMED_SIZE]
+    yield from (_bytes_of_users(name, min(users), max(users)) for name in small[:1])
+    effects, cells = evidence.tables["effects"], counted(evidence.tables["cells"])
+    served_s = (cells["prefill_s_mean"] + cells["decode_s_mean"]).astype(float).groupby(cells["cell_id"]).mean()
+    for row in records(effects[(effects["knob"] == "max_num_seqs") & (effects["comparison"] == PAIR)]):
+        if min(users) <= float(row["baseline"]) and float(row["value"]) <= max(users):
+            slower = served_s.get(row["cell_id"], nan) / served_s.get(row["baseline_cell_id"], nan)
+            text = f"{row['explanation']} From its start to its end a request took {number_text(slower)} times as long."
+            bears = ON_GPUS.covers(row["gpu"], row["model"]) and row["model"] in small
+            yield measured(bears, row, text, _of_users(row, slower), (row["cell_id"], row["baseline_cell_id"]))
+
+
+# A model that is named by its size has so many parameters to this.
+_NAMED_SIZE = 0.01
+# Tokens that each user's request holds, for an example.
+_TOKENS_HELD = 512
+
+
+def _bytes_of_users(model: str, few: float, many: float) -> Finding:
+    facts = facts_of(model)
+    bytes_of = [
+        formulas.decode_step_bytes(facts.decode_weight_bytes, users * _TOKENS_HELD, facts.bytes_per_token())
+        for users in (few, many)
+    ]
+    slower = bytes_of[1] / bytes_of[0]
+    text = (
+        f"A step reads the weights once for all: with {_TOKENS_HELD} tokens each, {many:g} users of {model} read"
+        f" {slower:.3g} times the bytes of {few:g}. By bytes alone each token takes so many times as long, and all"
+        f" together make {many / few / slower:.3g} times the tokens/s."
+    )
+    return Finding(text, COMPUTED, f"{model}, bound by memory", ("formulas.decode_step_bytes",))
+
+
+def _of_users(row: Record, slower: float) -> str | None:
+    if isnan(slower) or row["verdict"] == NOT_DECIDED:
+        return None
+    return SUPPORTED if row["verdict"] == CHANGES and row["ratio"] > max(slower, 1) else CONTRADICTED

@@ -1,0 +1,245 @@
+"""Rules for claims on KV memory: what layouts waste, how large a request is, how many blocks fit.
+
+Waste in layouts that no engine had is computed from the lengths and times of requests that were measured.
+"""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from workflow_scripts import formulas
+from workflow_scripts.analyse.capacity import DISAGREES_PCT, GIB
+from workflow_scripts.analyse.capacity import PUBLISHED as PUBLISHED_ROW
+from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, LAB_STUDY, facts_of
+from workflow_scripts.analyse.evidence import (
+    COMPUTED,
+    CONTRADICTED,
+    ON_GPUS,
+    PUBLISHED,
+    SUPPORTED,
+    Evidence,
+    Finding,
+    Setting,
+    is_same,
+    measured,
+    rule,
+)
+from workflow_scripts.analyse.published import Claim, plain
+from workflow_scripts.analyse.repeats import Record, records
+from workflow_scripts.block_sizes import default_block_size
+
+ON_AN_L4 = Setting(("L4",), model="opt-125m")
+L4_STUDY = f"{CLAIMS_STUDY} (sweep utilization)"
+
+# Percentages of published examples are rounded to a tenth; one that is said as a rule holds to some points.
+ROUNDED_POINTS, SAME_POINTS = 0.05, 5.0
+
+# vLLM's blocks on a GPU, if nothing else is asked for.
+_BLOCK_SIZE = default_block_size("cuda")
+
+# Blocks lie on a line if none is further from it than this.
+ON_A_LINE_PCT = 1.0
+
+# What two points say of the overhead is as predicted within this; it is the small difference of large numbers.
+OVERHEAD_PCT = 25.0
+
+
+# --- waste -----------------------------------------------------------------------------------------------------------
+
+
+_PLACE = ["study", "gpu", "model", "workload", "max_model_len_effective"]
+
+
+def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> list[Record]:
+    """Means over the cells of a device, model, workload and longest request, in one layout, and the cells' ids."""
+    waste, cells = evidence.tables["waste"], evidence.tables["cells"]
+    rows = waste[(waste["layout"] == layout) & (waste["block_size"].eq(block_size) if block_size else True)]
+    rows = rows.merge(cells[["cell_id", *_PLACE]].drop_duplicates("cell_id"), on="cell_id")
+    means = rows.groupby(_PLACE, sort=False).agg(
+        waste_pct=("waste_pct", "mean"),
+        slots_held_mean=("slots_held_mean", "mean"),
+        wasted_slots_per_sequence=("wasted_slots_per_sequence", "max"),
+        ids=("cell_id", lambda ids: tuple(dict.fromkeys(ids))),
+    )
+    return records(means.reset_index())
+
+
+def _of_requests(row: Record, text: str, says: str | None) -> Finding:
+    """A finding computed from the lengths and times of requests that were measured; on a CPU it decides nothing."""
+    scope = f"{row['gpu']}, {row['model']}, {row['workload']}, max_model_len {row['max_model_len_effective']}"
+    bears = ON_GPUS.covers(row["gpu"], row["model"])
+    return Finding(f"{scope}: {text}", COMPUTED, scope, ("waste", *row["ids"]), says if bears else None, bears)
+
+
+@rule("empty-slots-per-sequence", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """The most empty slots of any length, by arithmetic; a measured mean above it would contradict."""
+    block_size, most = int(claim.value("block_size")), claim.quantity("empty_slots_per_sequence").max
+    emptiest = max(-tokens % block_size for tokens in range(1, block_size + 1))
+    text = f"Only a sequence's last block has empty slots: of {block_size} at most {emptiest}, with one token in it."
+    says = SUPPORTED if emptiest == most else CONTRADICTED
+    yield Finding(text, COMPUTED, f"blocks of {block_size} tokens", ("formulas.internal_fragmentation",), says)
+    for row in _waste(evidence, "block_size_whatif", block_size):
+        found = row["wasted_slots_per_sequence"]
+        text = (
+            f"With the requests that were measured {found:.3g} slots of a sequence would be empty on average."
+        )
+        yield _of_requests(row, text, CONTRADICTED if found > emptiest else None)
+
+
+@rule("contiguous-allocation-waste", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+def contiguous_waste(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Waste with max_model_len slots a request, of every workload that was measured; one outside contradicts."""
+    low, high = claim.range("waste")
+    text = (
+        f"Reserving R slots for requests of n tokens wastes 1 - n/R, so {low:g} to {high:g} % where requests hold"
+        f" {100 - high:g} to {100 - low:g} % of what is reserved, and any other share for other lengths."
+    )
+    yield Finding(text, COMPUTED, "any device", ("formulas.contiguous_preallocation_waste",))
+    for row in _waste(evidence, "contiguous_max_model_len"):
+        found = row["waste_pct"]
+        text = f"With so many slots for each of the requests that were measured {found:.1f} % would be wasted."
+        says = SUPPORTED if low <= found <= high else CONTRADICTED
+        yield _of_requests(row, text, says)
+
+
+@rule("contiguous-allocation-example", test="arithmetic decides it")
+def contiguous_example(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """The example's own numbers, put into the formula."""
+    used, reserved = claim.values("tokens_used"), claim.value("tokens_reserved_per_request")
+    waste_pct = 100 * formulas.contiguous_preallocation_waste(used, reserved)
+    slots = len(used) * reserved
+    text = f"{plain(sum(used))} of {plain(slots)} slots are used, so {waste_pct:g} % are wasted."
+    says = SUPPORTED if abs(waste_pct - claim.value("waste")) <= ROUNDED_POINTS else CONTRADICTED
+    yield Finding(text, COMPUTED, "the example", ("formulas.contiguous_preallocation_waste",), says)
+
+
+@rule("memory-used-by-paging", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Shares of the slots that hold a token with both layouts, for the requests that were measured."""
+    reserved, paged = claim.value("kv_memory_used_preallocated"), claim.value("kv_memory_used_paged")
+    held = formulas.expected_slots_wasted_per_sequence(_BLOCK_SIZE) / (100 / paged - 1)
+    text = (
+        f"Blocks of {_BLOCK_SIZE} are {paged:g} % full where requests hold {held:.3g} tokens on average, and what is"
+        f" reserved beforehand is {reserved:g} % full where they hold such a part of it: the lengths decide."
+    )
+    yield Finding(text, COMPUTED, "any device", ("formulas.expected_slots_wasted_per_sequence",))
+    for row, contiguous in _both_layouts(evidence):
+        used, used_contiguous = 100 - row["waste_pct"], 100 - contiguous["waste_pct"]
+        text = (
+            f"With the requests that were measured {used:.1f} % of the slots in blocks of {_BLOCK_SIZE} would hold a"
+            f" token, and {used_contiguous:.1f} % of max_model_len slots for each."
+        )
+        as_said = abs(used - paged) <= SAME_POINTS and abs(used_contiguous - reserved) <= SAME_POINTS
+        yield _of_requests(row, text, SUPPORTED if as_said else CONTRADICTED)
+
+
+@rule("concurrency-gained-by-paging", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """How many times the slots of blocks the other layout takes: so many more requests fit in the same memory."""
+    low, high = claim.range("concurrency_ratio")
+    of_memory = evidence.published.claim("memory-used-by-paging")
+    used = of_memory.value("kv_memory_used_paged"), of_memory.value("kv_memory_used_preallocated")
+    text = (
+        f"The same text's {used[0]:g} % against {used[1]:g} % of memory in use would be {used[0] / used[1]:.3g} times."
+    )
+    yield Finding(text, PUBLISHED, "as published", ("claims.yaml",))
+    for row, contiguous in _both_layouts(evidence):
+        ratio = contiguous["slots_held_mean"] / row["slots_held_mean"]
+        text = (
+            f"The requests that were measured would take {ratio:.3g} times the slots with max_model_len for each as in"
+            f" blocks of {_BLOCK_SIZE}."
+        )
+        yield _of_requests(row, text, SUPPORTED if low <= ratio <= high else CONTRADICTED)
+
+
+def _both_layouts(evidence: Evidence) -> Iterator[tuple[Record, Record]]:
+    """Blocks, and max_model_len slots a request, for each device, model and workload that has both."""
+    reserved = {tuple(row[name] for name in _PLACE): row for row in _waste(evidence, "contiguous_max_model_len")}
+    for row in _waste(evidence, "block_size_whatif", _BLOCK_SIZE):
+        if contiguous := reserved.get(tuple(row[name] for name in _PLACE)):
+            yield row, contiguous
+
+
+# --- size of a request -----------------------------------------------------------------------------------------------
+
+
+@rule("kv-of-llama-3-70b", test="arithmetic decides it")
+def kv_of_a_request(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Bytes of a request by the model's configuration, and what it would take to make the published number."""
+    facts = facts_of("llama-3-70b")
+    tokens, published = claim.value("tokens"), claim.value("kv_cache")
+    found = tokens * facts.bytes_per_token() / 1e9
+    heads = published / found * facts.kv_heads
+    text = (
+        f"2 x {facts.layers} layers x {facts.kv_heads} KV heads x {facts.head_dim} x {facts.kv_dtype_bytes()} bytes x"
+        f" {plain(tokens)} tokens are {found:.3g} GB. {published:g} GB would take {heads:.3g} KV heads; with one for"
+        f" each of its {facts.heads} heads it would be {found * facts.heads / facts.kv_heads:.3g} GB."
+    )
+    says = SUPPORTED if is_same(found, published) else CONTRADICTED
+    yield Finding(text, COMPUTED, "llama-3-70b, BF16 cache", ("formulas.bytes_per_token",), says)
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@rule("blocks-linear-in-utilization", test=L4_STUDY)
+def blocks_linear(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Supported by a line whose intercept is an overhead such as the predicted one; contradicted by another line."""
+    observed = [(q.at["gpu_memory_utilization"], q.value) for q in claim.quantities if q.value is not None]
+    (low, fewer), (high, more) = min(observed), max(observed)
+    text = (
+        f"{plain(more)} over {plain(fewer)} blocks are {more / fewer:.4g} times, the utilizations {high / low:.4g}"
+        " times. Two points always lie on a line, so they alone do not show one."
+    )
+    yield Finding(text, PUBLISHED, "L4, opt-125m, as published", (str(claim.table),))
+    capacity = evidence.tables["capacity"]
+    published = capacity[(capacity["source"] == PUBLISHED_ROW) & capacity["implied_overhead_bytes"].notna()]
+    for row in records(published.drop_duplicates("implied_overhead_bytes")):
+        overhead, predicted = row["implied_overhead_bytes"], row["predicted_overhead_bytes"]
+        text = (
+            "By the formula blocks are a line that begins below zero, at minus weights and overhead. The points put"
+            f" these at {overhead / GIB:.2f} GiB, predicted are {predicted / GIB:.2f} GiB."
+        )
+        says = SUPPORTED if abs(overhead / predicted - 1) * 100 <= OVERHEAD_PCT else CONTRADICTED
+        ids = ("capacity", "formulas.memory_and_overhead")
+        yield Finding(text, COMPUTED, f"{row['gpu']}, {row['model']}, as published", ids, says)
+    yield from _measured_lines(capacity)
+
+
+def _measured_lines(capacity: pd.DataFrame) -> Iterator[Finding]:
+    """Blocks at three utilizations or more, where all else is equal."""
+    seen = capacity[(capacity["source"] != PUBLISHED_ROW) & capacity["implied_memory_bytes"].notna()]
+    for _, rows in seen.groupby(["study", "source", "gpu", "model", "implied_memory_bytes"], sort=False):
+        if rows["gpu_memory_utilization"].nunique() < 3:
+            continue
+        memory = rows["implied_memory_bytes"] * rows["gpu_memory_utilization"] - rows["implied_overhead_bytes"]
+        off_pct = 100 * (rows["observed_num_blocks"] / (memory / rows["bytes_per_block"]) - 1).abs().max()
+        row = records(rows)[0]
+        text = f"Blocks at {len(rows)} utilizations are at most {off_pct:.2g} % off a line."
+        says = SUPPORTED if off_pct <= ON_A_LINE_PCT else CONTRADICTED
+        yield measured(ON_AN_L4.covers(row["gpu"], row["model"]), row, text, says, rows["cell_id"])
+
+
+@rule("capacity-of-an-l4", test=L4_STUDY)
+def capacity_of_an_l4(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Contradicted where the prediction, or what was measured on an L4, differs by more than predictions do."""
+    tokens, concurrency = claim.value("kv_cache_tokens"), claim.value("max_concurrency")
+    utilization = claim.quantity("kv_cache_tokens").at["gpu_memory_utilization"]
+    length = claim.quantity("max_concurrency").at["max_model_len"]
+    text = f"{plain(tokens)} over {plain(length)} tokens are {tokens / length:.2f} requests, not {plain(concurrency)}."
+    if f"{tokens / length:.2f}" != f"{concurrency:.2f}":
+        yield Finding(text, COMPUTED, "the published numbers", ("formulas.max_concurrency",))
+    capacity = evidence.tables["capacity"]
+    rows = capacity[capacity["gpu_memory_utilization"].eq(utilization) & capacity["kv_cache_tokens_error_pct"].notna()]
+    for row in records(rows[rows["source"] == PUBLISHED_ROW]):
+        differs = abs(row["kv_cache_tokens_error_pct"]) > DISAGREES_PCT
+        text = row["explanation"] if differs else "The prediction is the published number, to 5 %."
+        scope = f"a whole {row['gpu']}, {row['model']}"
+        yield Finding(text, COMPUTED, scope, (row["cell_id"],), CONTRADICTED if differs else SUPPORTED)
+    for row in records(rows[rows["source"] != PUBLISHED_ROW]):
+        if ON_AN_L4.covers(row["gpu"], row["model"]):
+            found = row["observed_kv_cache_tokens"]
+            text = f"It holds {found:,.0f} tokens at utilization {utilization:g}."
+            alike = abs(found / tokens - 1) * 100 <= DISAGREES_PCT
+            yield measured(True, row, text, SUPPORTED if alike else CONTRADICTED, (row["cell_id"],))

@@ -1,0 +1,144 @@
+"""Evidence on a claim: findings, each with where its numbers are from, and the verdict that they come to."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse import capacity, effects, engines, fragmentation, ratios
+from workflow_scripts.analyse.published import Claim, Published
+from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
+from workflow_scripts.catalog import load_gpus, resolve
+from workflow_scripts.formulas import relative_difference
+from workflow_scripts.study import Study
+
+# Modules that enter the schemas of their tables by being imported, and the tables.
+TABLE_MODULES = (capacity, effects, engines, fragmentation, ratios)
+TABLES = ("cells", "capacity", "effects", "engines", "ratios", "waste")
+
+MEASURED, COMPUTED, PUBLISHED = "measured here", "computed from a formula", "published"
+SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One piece of evidence.
+
+    Attributes:
+        text: sentences with numbers.
+        label: where the numbers are from: MEASURED, COMPUTED, PUBLISHED, or the `source` of rows measured elsewhere.
+        scope: what it holds for: devices, models, workloads, or a formula.
+        ids: cells, tables and formulas that it is made from.
+        says: SUPPORTED or CONTRADICTED; None if it decides nothing.
+        bears: whether it is about what the claim is about. What does not bear decides nothing and is shown apart.
+    """
+
+    text: str
+    label: str
+    scope: str
+    ids: tuple[str, ...]
+    says: str | None = None
+    bears: bool = True
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a claim is about: published names of devices (none: any), kinds of devices (none: any), and a model."""
+
+    devices: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    model: str | None = None
+
+    @cached_property
+    def gpus(self) -> frozenset[str]:
+        """All devices of the catalogue that it may be about."""
+        catalogue = load_gpus()
+        named = {gpu.name for label in self.devices for gpu in resolve(label, catalogue)} or set(catalogue)
+        return frozenset(name for name in named if not self.kinds or catalogue[name].kind in self.kinds)
+
+    def covers(self, gpu: str, model: str) -> bool:
+        """Whether what was measured on this device with this model bears on the claim."""
+        return gpu in self.gpus and self.model in (None, model)
+
+
+# A claim that names no device is one on serving, and so on GPUs.
+ON_GPUS = Setting(kinds=("cuda", "rocm"))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a rule may look at: the study, its tables by name, and the published data."""
+
+    study: Study
+    tables: Mapping[str, pd.DataFrame]
+    published: Published
+
+
+def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables that rules look at; one that was not made has no rows.
+
+    Raises:
+        TableError: a table is not what its schema says.
+    """
+    return {name: _read(folder / f"{name}.parquet", name) for name in TABLES}
+
+
+def _read(path: Path, name: str) -> pd.DataFrame:
+    if path.exists():
+        return read_table(path, name)
+    schema = TABLE_SCHEMAS[name]
+    empty: pd.DataFrame = schema.validate(pd.DataFrame(columns=[c for c in schema.columns if not c.startswith("^")]))
+    return empty
+
+
+# A published number that is further than this from what was found is another number.
+SAME_PCT = 10.0
+
+
+def is_same(found: float, published: float) -> bool:
+    """Whether what was found is the published number, to SAME_PCT of it.
+
+    >>> is_same(2.7, 2.95), is_same(2.6, 2.95)
+    (True, False)
+    """
+    return abs(relative_difference(found, published)) * 100 <= SAME_PCT
+
+
+def measured(bears: bool, row: Record, text: str, says: str | None, ids: Iterable[str]) -> Finding:
+    """A finding from measured cells: `row` has their source, gpu, model and, if they share one, workload."""
+    label = MEASURED if row["source"] == "measured" else str(row["source"])
+    scope = ", ".join([row["gpu"], row["model"], *([row["workload"]] if row.get("workload") else [])])
+    return Finding(f"{scope}: {text}", label, scope, tuple(ids), says if bears else None, bears)
+
+
+def verdict(findings: Iterable[Finding]) -> str:
+    """One finding that contradicts is enough, for claims are said of all that they cover; else one that supports."""
+    said = {finding.says for finding in findings if finding.bears}
+    return next((v for v in (CONTRADICTED, SUPPORTED) if v in said), NOT_TESTABLE)
+
+
+Find = Callable[[Claim, Evidence], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a claim is tested: what looks for evidence, and what would give evidence where there is none."""
+
+    find: Find
+    test: str
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*claim_ids: str, test: str) -> Callable[[Find], Find]:
+    """Enter a function as the rule of these claims."""
+
+    def enter(find: Find) -> Find:
+        RULES.update(dict.fromkeys(claim_ids, Rule(find, test)))
+        return find
+
+    return enter
