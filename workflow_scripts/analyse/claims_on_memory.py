@@ -81,9 +81,7 @@ def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, COMPUTED, f"blocks of {block_size} tokens", ("formulas.internal_fragmentation",), says)
     for row in _waste(evidence, "block_size_whatif", block_size):
         found = row["wasted_slots_per_sequence"]
-        text = (
-            f"With the requests that were measured {found:.3g} slots of a sequence would be empty on average."
-        )
+        text = f"With the requests that were measured {found:.3g} slots of a sequence would be empty on average."
         yield _of_requests(row, text, CONTRADICTED if found > emptiest else None)
 
 
