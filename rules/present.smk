@@ -8,7 +8,13 @@ rule figures:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("present"),
     output:
-        directory(PATHS.figures),
+        report(
+            directory(PATHS.figures),
+            patterns=["{name}.png"],
+            caption="../report/figure.rst",
+            category="Figures",
+            labels={"figure": "{name}"},
+        ),
     log:
         PATHS.root / "logs/figures.log",
     conda:
@@ -31,6 +37,7 @@ rule report:
         tables=[table(name) for name in TABLES],
         figures=PATHS.figures,
         code=sources("present"),
+        template=sorted(map(str, Path("report").glob("**/*.*"))),
     output:
         PATHS.report,
     log:
