@@ -46,8 +46,12 @@ rule partial_report:
 
 rule status:
     """What became of every cell: counts, and the reason and the log of each that is not ok."""
+    log:
+        PATHS.root / "logs/status.log",
+    conda:
+        "envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.status --study $STUDY --results $RESULTS"
+        "python -m workflow_scripts.status --study $STUDY --results $RESULTS 2> {log}"
 
 
 rule archive_study:

@@ -57,7 +57,7 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 
 # Snakemake tells a workflow its targets only after reading it. Its jobs, which are other processes, are told by this.
 if "partial_report" in sys.argv:
-    os.environ["KVSWEEP_PARTIAL"] = "1"
+    os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 
 # What rules/cluster.smk fills: batches of cells by GPU, where preparing is queued, and rules that need a node.
