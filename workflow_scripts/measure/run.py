@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict
 from workflow_scripts.catalog import load_gpus
 from workflow_scripts.device import WrongDeviceError, found_device, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.host_load import HostLoad
 from workflow_scripts.measure.engines import Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import run_failure, start_failure
-from workflow_scripts.host_load import HostLoad
 from workflow_scripts.measure.trace import sampled
 
 SEED = 0
