@@ -1,0 +1,188 @@
+"""A real Slurm on this machine for tests: one controller and four nodes on loopback, in a scratch folder.
+
+Debian's build lets several slurmd run on one host (`slurmd -N name`), and nothing here needs systemd, cgroups or an
+accounting database. Each node has one GPU of its own type: a character device with NVIDIA's major number that nothing
+opens, so that jobs are given typed GRES and CUDA_VISIBLE_DEVICES as on a real cluster.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+GPU_TYPES = ("h200", "h100", "a100", "l40s")
+
+_CONF = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={root}/run/munge.sock
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/slurmd-%n.pid
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
+GresTypes=gpu
+MinJobAge=3600
+KillWait=2
+JobAcctGatherType=jobacct_gather/none
+"""
+_NODE = (
+    "NodeName=n-{gpu} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 Sockets=1 CoresPerSocket=16"
+    " ThreadsPerCore=1 RealMemory=500000 Gres=gpu:{gpu}:1 Feature={gpu}\n"
+    "PartitionName=gpu-{gpu} Nodes=n-{gpu} MaxTime=1-0 DefaultTime=10 State=UP\n"
+)
+
+
+class SlurmLab:
+    """The cluster; `environment` is what its clients (sbatch, squeue, snakemake) are to be started with."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.conf = root / "etc" / "slurm.conf"
+        self._controller: subprocess.Popen[bytes] | None = None
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+            "SLURM_CONF": str(self.conf),
+            "PATH": f"{root}/bin:{os.environ['PATH']}:/usr/sbin:/sbin",
+        }
+
+    def start(self) -> None:
+        """Write the configuration, start all daemons and wait for four idle nodes."""
+        for folder in ("etc", "run", "state", "log", "dev", "bin", *(f"spool/n-{gpu}" for gpu in GPU_TYPES)):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        self._configure()
+        munge = self.root / "run"
+        self._daemon(
+            *("munged", "--foreground", "--force", f"--key-file={self.root}/etc/munge.key"),
+            *(f"--socket={munge}/munge.sock", f"--pid-file={munge}/munge.pid"),
+            *(f"--log-file={self.root}/log/munged.log", f"--seed-file={munge}/munge.seed"),
+        )
+        self.start_controller()
+        for gpu in GPU_TYPES:
+            self._daemon("slurmd", "-D", "-N", f"n-{gpu}")
+        wait_for(lambda: self._idle_nodes() == len(GPU_TYPES), 60, "four idle nodes")
+
+    def _configure(self) -> None:
+        host = socket.gethostname().split(".")[0]
+        controller_port, node_port, *ports = _free_ports(2 + len(GPU_TYPES))
+        conf = _CONF.format(host=host, root=self.root, controller_port=controller_port, node_port=node_port)
+        gres = ""
+        for number, (gpu, port) in enumerate(zip(GPU_TYPES, ports, strict=True)):
+            conf += _NODE.format(gpu=gpu, host=host, port=port)
+            # With a regular file in place of the device, CUDA_VISIBLE_DEVICES is not set.
+            device = self.root / "dev" / f"nvidia{number}"
+            os.mknod(device, 0o20666, os.makedev(195, number))
+            gres += f"NodeName=n-{gpu} Name=gpu Type={gpu} File={device}\n"
+        self.conf.write_text(conf)
+        self.conf.with_name("gres.conf").write_text(gres)
+        key = self.root / "etc" / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        # A job step starts its inner srun without any SLURM_ variable, so also without the place of the configuration.
+        srun = self.root / "bin" / "srun"
+        srun.write_text(f'#!/bin/sh\nSLURM_CONF={self.conf} exec {shutil.which("srun")} "$@"\n')
+        srun.chmod(0o755)
+
+    def _daemon(self, *command: str) -> "subprocess.Popen[bytes]":
+        # The kernel ends them should this process be killed before it can stop them.
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._daemons.append(process)
+        return process
+
+    def start_controller(self) -> None:
+        """Start slurmctld with the state that it has saved, if any."""
+        self._controller = self._daemon("slurmctld", "-D")
+        wait_for(lambda: "UP" in self.client("scontrol", "ping", check=False), 30, "the controller")
+
+    def restart_controller(self) -> None:
+        """Stop slurmctld and start it again; jobs go on meanwhile."""
+        assert self._controller is not None
+        self._controller.terminate()
+        self._controller.wait(timeout=30)
+        self.start_controller()
+
+    def client(self, *command: str, check: bool = True) -> str:
+        """Run a Slurm command and return what it prints."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def _idle_nodes(self) -> int:
+        return self.client("sinfo", "--noheader", "--Node", "--format=%T", check=False).split().count("idle")
+
+    def jobs(self) -> list[dict[str, str]]:
+        """Every job that the controller knows, ended ones too, as `scontrol show job` tells it."""
+        lines = self.client("scontrol", "--oneliner", "--details", "show", "job").splitlines()
+        return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines if "JobId=" in line]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the lab and of its jobs: they carry its configuration's path in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("SLURM_CONF") == str(self.conf) and process.pid != os.getpid():
+                    found.append(process)
+        return found
+
+    def stop(self) -> None:
+        """End every daemon, job step and job."""
+        with suppress(AssertionError, subprocess.TimeoutExpired, OSError):
+            self.client("scancel", "--signal=KILL", "--full", "--user=root")
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        for daemon in self._daemons:
+            daemon.kill()
+            daemon.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        AssertionError: it does not in time; the message says what was waited for.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
+        time.sleep(0.2)

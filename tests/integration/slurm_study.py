@@ -1,0 +1,110 @@
+"""A checkout of its own on the Slurm lab: four CPU devices, each at home in one partition."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.integration.conftest import CHECKOUT
+from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
+from workflow_scripts.outcome import Outcome, read_outcome
+
+KNOBS = "bs32-seqs4-len512-eager1-cpukv1"
+
+
+def cell(gpu: str, workload: str = "short", knobs: str = KNOBS) -> str:
+    """Id of a cell of the lab's study."""
+    return f"{gpu}/vllm/tiny-llama-57m/{workload}/{knobs}"
+
+
+class LabCheckout:
+    """A copy of the working tree, whose catalogue knows the lab's devices, with a site file for the lab."""
+
+    def __init__(self, root: Path, lab: SlurmLab) -> None:
+        self.root, self.lab = root, lab
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+            cwd=CHECKOUT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (CHECKOUT / name).is_file():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(CHECKOUT / name, root / name)
+        with (root / "config/gpus.yaml").open("a") as catalogue:
+            for gpu in GPU_TYPES:
+                catalogue.write(f"\nlab-{gpu}:\n  title: a core on a node with an {gpu}\n  kind: cpu\n  cpu_cores: 1\n")
+        self.write_site()
+
+    def write_site(self, **changes: Any) -> None:
+        """Write the site file; the arguments replace its keys."""
+        gpus = {f"lab-{gpu}": {"partition": f"gpu-{gpu}", "slurm_type": gpu, "constraint": gpu} for gpu in GPU_TYPES}
+        gpus["lab-h100"] = {"partition": "gpu-h100", "slurm_type": "h100", "ask_by": "gpus"}
+        site = {"name": "lab", "prepare": {"partition": "gpu-l40s"}, "attempts": 2, "startup_minutes": 5, "gpus": gpus}
+        (self.root / "config/lab_site.yaml").write_text(yaml.safe_dump({**site, **changes}))
+
+    def write_study(self, sweeps: list[dict[str, Any]], **changes: Any) -> None:
+        """Write the study: each sweep needs what it varies, the rest is filled in."""
+        base = {"engine": "vllm", "model": "tiny-llama-57m", "workload": "short"}
+        knobs = {"block_size": 32, "max_num_seqs": 4}
+        study = {
+            "schema_version": 1,
+            "name": "lab",
+            "question": "does the cluster measure every cell once?",
+            "repeats": 2,
+            "cell_time_limit_s": 240,
+            "workloads": {
+                "short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8},
+                "long": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 300},
+            },
+            "engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
+            "sweeps": [
+                {"name": f"sweep-{number}", **base, **sweep, "knobs": {**knobs, **sweep.get("knobs", {})}}
+                for number, sweep in enumerate(sweeps)
+            ],
+        }
+        (self.root / "lab.yaml").write_text(yaml.safe_dump({**study, **changes}, sort_keys=False))
+
+    def command(self, *arguments: str) -> list[str]:
+        """`snakemake --profile slurm` on the study; status checks are more frequent than on a shared cluster."""
+        return [
+            *(sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "site=config/lab_site.yaml"),
+            *(
+                "study=lab.yaml",
+                "--slurm-init-seconds-before-status-checks",
+                "2",
+                "--seconds-between-status-checks",
+                "2",
+            ),
+            *("--latency-wait", "10"),
+            *arguments,
+        ]
+
+    def snakemake(self, *arguments: str, timeout_s: float = 580) -> "subprocess.CompletedProcess[str]":
+        """Run it to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.root,
+            env=self.lab.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start it and let it run; its output goes to snakemake.log in the checkout."""
+        with (self.root / "snakemake.log").open("w") as log:
+            return subprocess.Popen(
+                self.command(*arguments), cwd=self.root, env=self.lab.environment, stdout=log, stderr=log, text=True
+            )
+
+    def folder(self, cell_id: str) -> Path:
+        return self.root / "results/lab/cells" / cell_id
+
+    def outcome(self, cell_id: str) -> Outcome:
+        return read_outcome(self.folder(cell_id) / "outcome.json")

@@ -1,0 +1,405 @@
+"""Studies on a real Slurm of four nodes, and what becomes of them when something fails."""
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
+from tests.integration.slurm_study import KNOBS, LabCheckout, cell
+from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.grid import expand
+from workflow_scripts.study import load_study
+
+pytestmark = [pytest.mark.needs_tool("slurmctld", "slurmd", "munged", "sbatch"), pytest.mark.timeout(900)]
+
+
+# Up to the first table: what lies behind it is the same on every machine, and drawn once, by the partial report.
+TABLE = ("--until", "measured_cells")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    lab = SlurmLab(tmp_path_factory.mktemp("slurm"))
+    try:
+        lab.start()
+        yield lab
+    finally:
+        lab.stop()
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> LabCheckout:
+    place = tmp_path_factory.mktemp("checkout")
+    lab.environment |= {"TMPDIR": str(lab.root / "run"), "XDG_CACHE_HOME": str(lab.root / "cache")}
+    return LabCheckout(place, lab)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails half-way leaves nothing to the next one."""
+    yield
+    lab, checkout = request.getfixturevalue("lab"), request.getfixturevalue("checkout")
+    if lab.client("squeue", "--noheader"):
+        lab.client("scancel", "--user=root")
+        wait_for(lambda: not lab.client("squeue", "--noheader"), 30, "an empty queue")
+    if any((checkout.root / ".snakemake/locks").glob("*")):
+        checkout.snakemake("--unlock")
+
+
+def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout: LabCheckout, lab: SlurmLab) -> None:
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    done = checkout.snakemake(*TABLE)
+    assert done.returncode == 0, done.stderr
+    jobs = {job["JobId"]: job for job in lab.jobs()}
+    measured = [job for job in jobs.values() if "measure_batch" in job["Comment"]]
+    assert len(measured) == len(GPU_TYPES)
+    for gpu in GPU_TYPES:
+        outcome = checkout.outcome(cell(f"lab-{gpu}"))
+        assert outcome.outcome == "ok", outcome.reason
+        job = jobs[outcome.provenance["job"]["SLURM_JOB_ID"]]
+        assert job["JobState"] == "COMPLETED"
+        assert (job["Partition"], job["NodeList"]) == (f"gpu-{gpu}", f"n-{gpu}")
+        assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu}"
+        assert job["JOB_GRES"] == f"gpu:{gpu}:1"
+        assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
+
+
+def other(block_size: int) -> str:
+    """Knobs of a cell that no other test measures."""
+    return KNOBS.replace("bs32", f"bs{block_size}")
+
+
+def measuring(checkout: LabCheckout, cell_id: str) -> bool:
+    return (checkout.folder(cell_id) / "raw.partial").exists()
+
+
+def jobs_of(lab: SlurmLab, gpu: str, known: set[str]) -> list[dict[str, str]]:
+    """Measuring jobs of a GPU that are not `known`, in the order of their submission."""
+    jobs = [job for job in lab.jobs() if f"measure_batch_wildcards_{gpu}_" in job["Comment"]]
+    return sorted((job for job in jobs if job["JobId"] not in known), key=lambda job: int(job["JobId"]))
+
+
+def known_jobs(lab: SlurmLab) -> set[str]:
+    return {job["JobId"] for job in lab.jobs()}
+
+
+def engines(lab: SlurmLab) -> dict[str, psutil.Process]:
+    """Processes that measure a cell, by GPU: those that a device trace watches."""
+    found = {}
+    for process in lab.processes():
+        with suppress(psutil.NoSuchProcess):
+            if "workflow_scripts.measure.trace" in (command := process.cmdline()):
+                gpu = next(gpu for gpu in GPU_TYPES if f"/lab-{gpu}/" in command[-1])
+                found[gpu] = psutil.Process(int(command[command.index("--pid") + 1]))
+    return found
+
+
+def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_third_would_measure(
+    checkout: LabCheckout,
+) -> None:
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    assert "Nothing to be done" in checkout.snakemake(*TABLE).stderr
+    run = checkout.root / "workflow_scripts/measure/run.py"
+    run.write_text(run.read_text() + "\n# A comment.\n")
+    assert "measure_batch" not in checkout.snakemake("--dry-run").stdout
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"block_size": [32, 256]}}])
+    assert planned_cells(checkout) == {cell(f"lab-{gpu}", knobs=other(256)) for gpu in GPU_TYPES}
+
+
+def planned_cells(checkout: LabCheckout) -> set[str]:
+    """Cells of the batches that a dry run shows."""
+    planned = checkout.snakemake("--dry-run").stdout
+    keys = [line.split("key=")[1] for line in planned.splitlines() if "wildcards: gpu=" in line and "key=" in line]
+    files = (checkout.root / "results/lab/batches").glob("*/*.json")
+    return {member for file in files if file.stem in keys for member in json.loads(file.read_text())}
+
+
+def test_another_protocol_repeats_every_cell_and_says_so(checkout: LabCheckout) -> None:
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
+    protocol = checkout.root / "workflow_scripts/protocol.py"
+    before = protocol.read_text()
+    protocol.write_text(before + "\nPROTOCOL_VERSION += 1\n")
+    try:
+        assert planned_cells(checkout) == {cell(f"lab-{gpu}") for gpu in GPU_TYPES}
+        assert "4 cells were measured by another definition or protocol" in checkout.snakemake("--dry-run").stdout
+    finally:
+        protocol.write_text(before)
+    assert planned_cells(checkout) == set()
+
+
+def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout: LabCheckout) -> None:
+    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"block_size": [32, 256]}}])
+    assert planned_cells(checkout) == {cell("lab-h200", knobs=other(256))}
+    assert "config/lab_site.yaml has no l40s" in checkout.snakemake("--dry-run").stdout
+
+
+def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(
+    checkout: LabCheckout,
+) -> None:
+    """Cells of an l40s as another cluster would have written them; one was measured under an older protocol."""
+    checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"max_num_seqs": [4, 5]}}])
+    study = load_study(checkout.root / "lab.yaml")
+    evidence = checkout.folder(cell("lab-h200"))
+    # This process has the catalogue of the repository, which does not know the lab's own devices.
+    there_alone = [sweep.model_copy(update={"gpu": ["l40s"]}) for sweep in study.sweeps]
+    for target in expand(study.model_copy(update={"sweeps": there_alone})):
+        shutil.copytree(evidence, checkout.folder(target.id))
+        definition = cell_definition(study, target, resolved_models(study))
+        if target.knobs.max_concurrency == 5:
+            definition["protocol"] -= 1
+        record = json.loads((evidence / "outcome.json").read_text())
+        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": definition_sha256(definition)}
+        record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
+        (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
+    done = checkout.snakemake("partial_report", *TABLE)
+    assert done.returncode == 0, done.stderr
+    with (checkout.root / "results/lab/tables/measured/cells.csv").open() as lines:
+        rows = {row["cell_id"]: row for row in csv.DictReader(lines)}
+    homes = (("lab-h200", "seqs4"), ("l40s", "seqs4"), ("l40s", "seqs5"))
+    here, there, older = (cell(gpu, knobs=KNOBS.replace("seqs4", seqs)) for gpu, seqs in homes)
+    assert [rows[c]["outcome"] for c in (here, there, older)] == ["ok", "ok", "ok"]
+    assert rows[there]["host"] == rows[older]["host"] == "elsewhere" != rows[here]["host"]
+    assert [rows[c]["comparable"] for c in (here, there, older)] == ["True", "True", "False"]
+    said = checkout.snakemake("status").stdout
+    assert "outdated: measured by another definition, protocol" in said
+    assert "ffffffffffff: 2 cells, l40s on elsewhere" in said
+
+
+def test_a_full_disk_fails_one_cell_of_an_allocation_and_the_next_call_measures_it_alone(
+    checkout: LabCheckout, lab: SlurmLab
+) -> None:
+    checkout.write_site(attempts=1)
+    checkout.write_study([{"gpu": "lab-h200", "knobs": {"block_size": [64, 96]}}])
+    full, fine = cell("lab-h200", knobs=other(64)), cell("lab-h200", knobs=other(96))
+    checkout.folder(full).mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(checkout.folder(full))], check=True)
+    known = known_jobs(lab)
+    try:
+        done = checkout.snakemake()
+        log = (checkout.folder(full) / "measure.log").read_text()
+    finally:
+        subprocess.run(["umount", str(checkout.folder(full))], check=True)
+    assert done.returncode != 0
+    assert "No space left on device" in log
+    assert checkout.outcome(fine).outcome == "ok"
+    (job,) = jobs_of(lab, "lab-h200", known)
+    assert job["JobState"] == "FAILED"
+    assert checkout.outcome(fine).provenance["job"]["SLURM_JOB_ID"] == job["JobId"]
+    assert list(checkout.folder(full).iterdir()) == []
+    assert planned_cells(checkout) == {full}
+
+
+def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive(
+    checkout: LabCheckout, tmp_path: Path
+) -> None:
+    """As the test before left it: one cell measured, one missing."""
+    done = checkout.snakemake("partial_report")
+    assert done.returncode == 0, done.stderr
+    assert "measure_batch" not in done.stderr
+    with (checkout.root / "results/lab/tables/cells.csv").open() as lines:
+        outcomes = {row["cell_id"]: row["outcome"] for row in csv.DictReader(lines)}
+    assert outcomes == {cell("lab-h200", knobs=other(64)): "missing", cell("lab-h200", knobs=other(96)): "ok"}
+    assert (checkout.root / "results/lab/report.html").exists()
+    status = checkout.snakemake("status")
+    assert status.returncode == 0, status.stderr
+    counted = [line.split() for line in status.stdout.splitlines()]
+    assert ["lab-h200", "vllm", "tiny-llama-57m", "short", "1", "1"] in counted
+
+    archive = ["--study", "lab.yaml", "--out", str(tmp_path / "lab.zip")]
+    subprocess.run([sys.executable, "-m", "workflow_scripts.archive", *archive], cwd=checkout.root, check=True)
+    again = tmp_path / "again"
+    zipfile.ZipFile(tmp_path / "lab.zip").extractall(again)
+    subprocess.run(["sha256sum", "--check", "--quiet", "manifest-sha256.txt"], cwd=again, check=True)
+    tables = again / "results/lab/tables"
+    before = {path.relative_to(tables): path.read_bytes() for path in tables.rglob("*.*")}
+    shutil.rmtree(tables)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "snakemake", "--cores", "2", "--config", "study=study.yaml"),
+            *("--until", "claims", "--", "partial_report"),
+        ],
+        cwd=again,
+        env=checkout.lab.environment,
+        check=True,
+        capture_output=True,
+    )
+    after = {path.relative_to(tables): path.read_bytes() for path in tables.rglob("*.*")}
+    assert Path("claims.parquet") in before
+    assert after == before
+
+
+def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothing(
+    checkout: LabCheckout, lab: SlurmLab
+) -> None:
+    checkout.write_site()
+    checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"block_size": 128}}])
+    cells = {gpu: cell(f"lab-{gpu}", knobs=other(128)) for gpu in GPU_TYPES}
+    known = known_jobs(lab)
+    snakemake = checkout.start("--until", "measure_batch")
+
+    def job(gpu: str) -> dict[str, str]:
+        return jobs_of(lab, f"lab-{gpu}", known)[0]
+
+    try:
+        wait_for(lambda: all(measuring(checkout, c) for c in cells.values()), 180, "four running cells")
+        lab.restart_controller()
+        wait_for(lambda: bool(engines(lab)), 120, "an engine")
+        killed, engine = next(iter(engines(lab).items()))
+        engine.kill()
+        cancelled, lost, requeued = (gpu for gpu in GPU_TYPES if gpu != killed)
+        lab.client("scancel", job(cancelled)["JobId"])
+        lab.client("scontrol", "update", f"nodename=n-{lost}", "state=down", "reason=test")
+        lab.client("scontrol", "requeue", job(requeued)["JobId"])
+        wait_for(lambda: job(lost)["JobState"] != "RUNNING", 30, "the end of the job on the lost node")
+        # A node whose slurmd answers comes back by itself, sooner or later than this.
+        lab.client("scontrol", "update", f"nodename=n-{lost}", "state=resume", check=False)
+        snakemake.wait(timeout=500)
+    finally:
+        snakemake.kill()
+    assert snakemake.returncode == 0, (checkout.root / "snakemake.log").read_text()
+    for cell_id in cells.values():
+        assert checkout.outcome(cell_id).outcome == "ok", checkout.outcome(cell_id).reason
+        assert sorted(p.name for p in checkout.folder(cell_id).iterdir()) == ["measure.log", "outcome.json", "raw"]
+    # Failed and cancelled jobs were submitted again; Slurm itself started the others again, under their own number.
+    ended = {gpu: [(j["JobState"], j["Restarts"]) for j in jobs_of(lab, f"lab-{gpu}", known)] for gpu in GPU_TYPES}
+    assert ended == {
+        killed: [("FAILED", "0"), ("COMPLETED", "0")],
+        cancelled: [("CANCELLED", "0"), ("COMPLETED", "0")],
+        lost: [("COMPLETED", "1")],
+        requeued: [("COMPLETED", "1")],
+    }
+    assert engines(lab) == {}
+
+
+def test_a_hang_ends_as_timeout_after_more_time_and_slurms_own_limit_is_tried_again(
+    checkout: LabCheckout, lab: SlurmLab
+) -> None:
+    checkout.write_site(startup_minutes=2)
+    slow = {"gpu": "lab-h200", "workload": "endless", "knobs": {"block_size": 32}}
+    workloads = {"endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400}}
+    checkout.write_study([slow], cell_time_limit_s=70, workloads=workloads)
+    known = known_jobs(lab)
+    done = checkout.snakemake("--until", "measure_batch")
+    assert done.returncode == 0, done.stderr
+    outcome = checkout.outcome(cell("lab-h200", "endless"))
+    assert outcome.outcome == "timeout"
+    assert outcome.reason == "not done after 70 s; the engine and all its processes were killed"
+    first, last = jobs_of(lab, "lab-h200", known)
+    assert [(j["JobState"], j["TimeLimit"]) for j in (first, last)] == [
+        ("FAILED", "00:03:00"),
+        ("COMPLETED", "00:04:00"),
+    ]
+    assert engines(lab) == {}
+
+
+def test_a_job_that_slurm_ends_at_its_limit_is_tried_again(checkout: LabCheckout, lab: SlurmLab) -> None:
+    checkout.write_site()
+    checkout.write_study([{"gpu": "lab-h200", "knobs": {"block_size": 160}}])
+    known = known_jobs(lab)
+    snakemake = checkout.start("--until", "measure_batch")
+    try:
+        wait_for(lambda: bool(jobs_of(lab, "lab-h200", known)), 90, "the job")
+        (job,) = jobs_of(lab, "lab-h200", known)
+        wait_for(lambda: measuring(checkout, cell("lab-h200", knobs=other(160))), 90, "the cell")
+        # As if the job had run into its limit: Slurm ends it as TIMEOUT.
+        lab.client("scontrol", "update", f"JobId={job['JobId']}", "TimeLimit=00:00:01")
+        snakemake.wait(timeout=300)
+    finally:
+        snakemake.kill()
+    assert snakemake.returncode == 0, (checkout.root / "snakemake.log").read_text()
+    assert [j["JobState"] for j in jobs_of(lab, "lab-h200", known)] == ["TIMEOUT", "COMPLETED"]
+    assert checkout.outcome(cell("lab-h200", knobs=other(160))).outcome == "ok"
+
+
+@pytest.mark.parametrize(("number", "block_size"), [(signal.SIGKILL, 192), (signal.SIGTERM, 224)])
+def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(
+    checkout: LabCheckout, lab: SlurmLab, number: signal.Signals, block_size: int
+) -> None:
+    checkout.write_study([{"gpu": "lab-l40s", "knobs": {"block_size": block_size}}])
+    target = cell("lab-l40s", knobs=other(block_size))
+    known = known_jobs(lab)
+    first = checkout.start("--until", "measure_batch")
+    try:
+        wait_for(lambda: measuring(checkout, target), 180, "the cell")
+        refused = checkout.snakemake("--until", "measure_batch")
+        assert refused.returncode != 0
+        assert "cannot be locked" in refused.stderr + refused.stdout
+        first.send_signal(number)
+        if number == signal.SIGKILL:
+            first.wait()
+            assert checkout.snakemake("--unlock").returncode == 0
+        else:
+            first.wait(timeout=200)
+        again = checkout.snakemake("--until", "measure_batch")
+    finally:
+        first.kill()
+    assert again.returncode == 0, again.stderr
+    jobs = jobs_of(lab, "lab-l40s", known)
+    assert checkout.outcome(target).provenance["job"]["SLURM_JOB_ID"] == jobs[0]["JobId"]
+    assert {job["JobState"] for job in jobs} == {"COMPLETED"}
+    assert planned_cells(checkout) == set()
+
+
+FAKE_NVML = """
+import os
+NAMES = {"n-h200": ("NVIDIA H200", 150_110_994_432), "n-h100": ("NVIDIA H100 80GB HBM3", 85_028_503_552)}
+class NVMLError(Exception): pass
+class Memory: used = 0
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetHandleByIndex(index): return NAMES[os.environ["SLURMD_NODENAME"]]
+def nvmlDeviceGetName(handle): return handle[0]
+def nvmlDeviceGetUUID(handle): return "GPU-" + os.environ["SLURMD_NODENAME"]
+def nvmlSystemGetDriverVersion(): return "0"
+def nvmlDeviceGetMemoryInfo(handle):
+    memory = Memory()
+    memory.total = handle[1]
+    return memory
+def nvmlDeviceGetComputeRunningProcesses(handle): return []
+def __getattr__(name):
+    if name.startswith("nvmlDeviceGet"):
+        def unsupported(*arguments): raise NVMLError("not supported")
+        return unsupported
+    raise AttributeError(name)
+NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
+"""
+
+
+def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(
+    checkout: LabCheckout, lab: SlurmLab, tmp_path: Path
+) -> None:
+    """An array of jobs takes the resources of its first: the second cell comes to the first one's node.
+
+    The nodes' GPUs are told by a stand-in for NVML, so the engine itself cannot start on them.
+    """
+    (tmp_path / "pynvml.py").write_text(FAKE_NVML)
+    gpus = {"h200": {"partition": "gpu-h200"}, "h100-sxm": {"partition": "gpu-h100"}}
+    checkout.write_site(setup=[f"export PYTHONPATH={tmp_path}:$PYTHONPATH"], gpus=gpus)
+    checkout.write_study([{"gpu": ["h200", "h100-sxm"]}])
+    known = known_jobs(lab)
+    done = checkout.snakemake("--until", "measure_batch", "--slurm-array-jobs", "measure_batch")
+    assert done.returncode == 0, done.stderr
+    jobs = sorted((j for j in lab.jobs() if j["JobId"] not in known), key=lambda job: int(job["JobId"]))
+    measured = [job for job in jobs if "measure_batch" in job["Comment"]]
+    *trapped, alone = measured
+    assert len({job["NodeList"] for job in trapped}) == 1
+    (node,) = {job["NodeList"] for job in trapped}
+    moved, wrong = ("h200", "n-h100") if node == "n-h100" else ("h100-sxm", "n-h200")
+    assert alone["NodeList"] != node
+    assert alone["ExcNodeList"] == wrong
+    noted = (checkout.root / f"results/lab/wrong_nodes/{moved}/{wrong}").read_text()
+    assert noted.startswith(f"{moved} was asked for, and the GPU here is 'NVIDIA H")
+    for gpu in ("h200", "h100-sxm"):
+        outcome = checkout.outcome(cell(gpu))
+        assert outcome.outcome != "invalid", outcome.reason
+        assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu.removesuffix('-sxm')}"
