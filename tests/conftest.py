@@ -10,6 +10,11 @@ from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says something of the machine, not of the code.
+settings.register_profile("kvsweep", deadline=None)
+settings.load_profile("kvsweep")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -31,7 +31,9 @@ SHARED_PREFIX_ESTIMATE = {"steps": 16, "estimated_read_bytes": 4_528_078_848, "e
 PREFIX_OFF_ESTIMATE = {"steps": 16, "estimated_read_bytes": 6_264_785_920, "estimated_flops": 719_932_096_512}
 
 
-def measured_device(folder, gpu="cpu-all", bytes_per_s=10e9, flop_per_s=100e9, dtype="fp32", cache_bytes=None, others_pct=0.0):
+def measured_device(
+    folder, gpu="cpu-all", bytes_per_s=10e9, flop_per_s=100e9, dtype="fp32", cache_bytes=None, others_pct=0.0
+):
     DeviceRates(
         gpu=gpu,
         copy_bytes_per_s=bytes_per_s,

@@ -313,6 +313,7 @@ def record(**changes):
         "host": "host",
         "torch_version": "2",
         "measured_at": "2026-11-21T00:00:00Z",
+        "host_load": {"cpu_others_pct": 0.0},
         "samples": {},
     } | changes
 

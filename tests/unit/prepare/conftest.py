@@ -4,14 +4,9 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import settings
 
 from workflow_scripts.catalog import get_model
 from workflow_scripts.prepare.model import prepare_model
-
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 MODEL = "tiny-llama-57m"
 
