@@ -90,7 +90,8 @@ rule measure_batch:
         touch(marker("{gpu}", "{key}")),
     log:
         PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
-    retries: SITE.attempts - 1
+    # The processes inside a job read this too, and would try again there, with the same node and limit.
+    retries: SITE.attempts - 1 if workflow.is_main_process else 0
     conda:
         ENGINE_ENVIRONMENT
     resources:
