@@ -373,15 +373,3 @@ def test_the_command_writes_the_table(tmp_path):
     assert (
         written.loc["best_throughput", "command"].split()[2].startswith("results/demo/prepared/models/tiny-llama-57m-")
     )
-
-
-def test_help_documents_files_and_an_example(capsys):
-    with pytest.raises(SystemExit) as e:
-        main(["--help"])
-    assert e.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert (
-        "example: python -m workflow_scripts.analyse.recommend --study config/studies/demo.yaml --cells"
-        " results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet"
-    ) in text
-    assert "recommendations.parquet; recommendations.csv is written beside it" in text

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse import effects, engines, ratios, recommend
+from workflow_scripts.analyse.command import run, table_parser
+from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.catalog import CatalogError
+
+DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
+
+
+def help_of(main, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(["--help"])
+    assert e.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("main", "module", "written", "texts"),
+    [
+        (
+            ratios.main,
+            "ratios",
+            "ratios",
+            [
+                "The speed-up of each device over each other, beside what the devices can do.",
+                "--devices DEVICES folder with the measured rates of devices, NAME.json each",
+            ],
+        ),
+        (effects.main, "effects", "effects", ["What each knob does to throughput, and whether it took effect."]),
+        (
+            engines.main,
+            "engines",
+            "engines",
+            [
+                " vLLM against HuggingFace at equal work. ",
+                "engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
+            ],
+        ),
+        (
+            recommend.main,
+            "recommend",
+            "recommendations",
+            [
+                " Which vLLM configuration to serve with. ",
+                "--results RESULTS folder that holds all studies",
+                "--ttft-p99-s TTFT_P99_S bound on the 99th percentile of the time to the first token",
+                "--tpot-p99-s TPOT_P99_S bound on the 99th percentile of the time per output token",
+            ],
+        ),
+    ],
+)
+def test_help_documents_files_options_and_an_example(main, module, written, texts, capsys):
+    shown = help_of(main, capsys)
+    expected = [
+        *texts,
+        "--study STUDY the study's YAML file",
+        "--cells CELLS its cells.parquet",
+        f"--out OUT {written}.parquet; {written}.csv is written beside it",
+        f"example: python -m workflow_scripts.analyse.{module} --study config/studies/demo.yaml"
+        f" --cells results/demo/tables/cells.parquet --out results/demo/tables/{written}.parquet",
+    ]
+    assert [text for text in expected if text not in shown] == []
+
+
+@pytest.mark.parametrize("missing", ["--study", "--cells", "--out"])
+def test_every_file_must_be_named(missing, capsys):
+    command = {"--study": "a", "--cells": "b", "--out": "c"}
+    del command[missing]
+    with pytest.raises(SystemExit) as e:
+        effects.main([word for pair in command.items() for word in pair])
+    assert e.value.code == 2
+    assert f"required: {missing}" in capsys.readouterr().err
+
+
+def test_a_fault_of_any_input_is_one_message(tmp_path, capsys):
+    write_table(table(cell({"max_num_seqs": 1})), tmp_path / "cells.parquet")
+
+    def fail(*_):
+        raise CatalogError("unknown GPU 'x'")
+
+    parser = table_parser("effects", "Try.")
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "out.parquet")]
+    assert run(parser, command, fail) == 2
+    assert capsys.readouterr().err == "unknown GPU 'x'\n"
