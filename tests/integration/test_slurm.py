@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
@@ -305,20 +306,24 @@ def test_a_hang_ends_as_timeout_after_more_time_and_slurms_own_limit_is_tried_ag
 def test_a_job_that_slurm_ends_at_its_limit_is_tried_again(checkout: LabCheckout, lab: SlurmLab) -> None:
     checkout.write_site()
     checkout.write_study([{"gpu": "lab-h200", "knobs": {"block_size": 160}}])
+    target = cell("lab-h200", knobs=other(160))
     known = known_jobs(lab)
-    snakemake = checkout.start("--until", "measure_batch")
-    try:
-        wait_for(lambda: bool(jobs_of(lab, "lab-h200", known)), 90, "the job")
+    locks = lab.root / "run/kvsweep-locks"
+    locks.mkdir(exist_ok=True)
+    # The test holds the device, so that the cell waits for it until its job's time is up.
+    with FileLock(locks / "cpu.lock", mode=0o666):
+        snakemake = checkout.start("--until", "measure_batch")
+        wait_for(lambda: measuring(checkout, target), 240, "the cell")
         (job,) = jobs_of(lab, "lab-h200", known)
-        wait_for(lambda: measuring(checkout, cell("lab-h200", knobs=other(160))), 90, "the cell")
-        # As if the job had run into its limit: Slurm ends it as TIMEOUT.
-        lab.client("scontrol", "update", f"JobId={job['JobId']}", "TimeLimit=00:00:01")
+        lab.client("scontrol", "update", f"JobId={job['JobId']}", "TimeLimit=1")
+        wait_for(lambda: jobs_of(lab, "lab-h200", known)[0]["JobState"] == "TIMEOUT", 180, "the end of its time")
+    try:
         snakemake.wait(timeout=300)
     finally:
         snakemake.kill()
     assert snakemake.returncode == 0, (checkout.root / "snakemake.log").read_text()
     assert [j["JobState"] for j in jobs_of(lab, "lab-h200", known)] == ["TIMEOUT", "COMPLETED"]
-    assert checkout.outcome(cell("lab-h200", knobs=other(160))).outcome == "ok"
+    assert checkout.outcome(target).outcome == "ok"
 
 
 @pytest.mark.parametrize(("number", "block_size"), [(signal.SIGKILL, 192), (signal.SIGTERM, 224)])
