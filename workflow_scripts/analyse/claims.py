@@ -30,7 +30,7 @@ from workflow_scripts.study import StudyError, load_study
 # Modules that enter rules by being imported.
 RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_on_memory)
 
-# Findings of one kind that are written out; the rest are counted, and their cells are in `evidence_ids`.
+# Findings of one kind that are written out, of those that bear on a claim and of the others; the rest are counted.
 MOST_WRITTEN = 4
 MOST_SEEN_HERE = 2
 
@@ -73,6 +73,7 @@ def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
     findings = list(rule.find(claim, evidence)) if rule else []
     bearing = [finding for finding in findings if finding.bears]
     found = verdict(findings)
+    decides, seen_here = _kinds(bearing), _kinds([finding for finding in findings if not finding.bears])
     return {
         "claim_id": claim.id,
         "claim": claim.text,
@@ -81,11 +82,11 @@ def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
         "published_value": "; ".join(quantity.text() for quantity in claim.quantities),
         "verdict": found,
         "scope": _listed(finding.scope for finding in bearing if finding.says == found),
-        "evidence": _written(bearing, MOST_WRITTEN),
+        "evidence": _written(decides, MOST_WRITTEN),
         "evidence_sources": _listed(finding.label for finding in bearing),
-        "seen_here": _written([f for f in findings if not f.bears], MOST_SEEN_HERE),
+        "seen_here": _written(seen_here, MOST_SEEN_HERE),
         "would_test": (rule.test if rule else "a rule for this claim") if found == NOT_TESTABLE else None,
-        "evidence_ids": _listed(name for finding in findings for name in finding.ids),
+        "evidence_ids": _listed([*_ids(decides, MOST_WRITTEN), *_ids(seen_here, MOST_SEEN_HERE)]),
         "source": claim.label,
     }
 
@@ -94,17 +95,26 @@ def _listed(texts: Iterable[str]) -> str | None:
     return "; ".join(dict.fromkeys(texts)) or None
 
 
-def _written(findings: Sequence[Finding], most: int) -> str | None:
-    """Findings in words, each behind the label of its source; of a kind at most so many, and what decides first."""
+def _kinds(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings grouped by what they say and where they are from; those that decide come first."""
     kinds: dict[tuple[str, str | None], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.says is None):
         kinds.setdefault((finding.label, finding.says), []).append(finding)
+    return list(kinds.values())
+
+
+def _written(kinds: Iterable[Sequence[Finding]], most: int) -> str | None:
+    """Findings in words, each behind the label of its source, and how many more there are of each kind."""
     texts = []
-    for (label, _), of_kind in kinds.items():
-        texts += [f"[{label}] {finding.text}" for finding in of_kind[:most]]
-        if len(of_kind) > most:
-            texts.append(f"[{label}] {len(of_kind) - most} more.")
+    for kind in kinds:
+        texts += [f"[{finding.label}] {finding.text}" for finding in kind[:most]]
+        if len(kind) > most:
+            texts.append(f"[{kind[0].label}] {len(kind) - most} more.")
     return " ".join(texts) or None
+
+
+def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
+    return [name for kind in kinds for finding in kind[:most] for name in finding.ids]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -168,13 +168,14 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
     yield _published_speedup(a, b, ratio, published_readings(a, b, ratio, dtype))
 
     ratios = evidence.tables["ratios"]
+    settings = [Setting((name,), model=LLAMA_8B) for name in (a, b)]
     for row in records(ratios[ratios["metric"] == "output_tokens_per_s"]):
         says = None
         if not pd.isna(row["explanation"]):
             follows = "bandwidth" in row["explanation"] and is_same(row["ratio"], ratio)
             says = SUPPORTED if follows else CONTRADICTED
         gpus = row["gpu_a"], row["gpu_b"]
-        bears = all(Setting((n,), model=LLAMA_8B).covers(g, row["model"]) for n, g in zip((a, b), gpus, strict=True))
+        bears = all(setting.covers(gpu, row["model"]) for setting, gpu in zip(settings, gpus, strict=True))
         ids = [f"{gpu}/{row['engine']}/{row['model']}/{row['workload']}/{row['knobs']}" for gpu in gpus]
         yield measured(bears, row | {"gpu": " over ".join(gpus)}, row["verdict_text"], says, ids)
 
