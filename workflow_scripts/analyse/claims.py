@@ -33,6 +33,8 @@ RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_
 # Findings of one kind that are written out, of those that bear on a claim and of the others; the rest are counted.
 MOST_WRITTEN = 4
 MOST_SEEN_HERE = 2
+# Of a finding that sums up many cells, so many are named.
+MOST_IDS = 20
 
 SCHEMA = table_schema(
     "claims",
@@ -114,7 +116,7 @@ def _written(kinds: Iterable[Sequence[Finding]], most: int) -> str | None:
 
 
 def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
-    return [name for kind in kinds for finding in kind[:most] for name in finding.ids]
+    return [name for kind in kinds for finding in kind[:most] for name in finding.ids[:MOST_IDS]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

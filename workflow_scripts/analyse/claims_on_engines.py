@@ -149,10 +149,12 @@ def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     says = None if is_same(lab, other) else CONTRADICTED
     yield Finding(text, PUBLISHED, "A100, 8B model, as published", ("claims.yaml",), says)
     engines = evidence.tables["engines"]
-    for _, rows in engines[engines["comparable"].eq(True)].groupby([*PLACE, "vllm_knobs"], sort=False):
-        if len(rows) > 1:
-            by_ratio = records(rows.sort_values("improvement_ratio", kind="stable"))
-            yield _several_ratios(by_ratio[0], by_ratio[-1])
+    by_ratio = engines[engines["comparable"].eq(True)].sort_values("improvement_ratio", kind="stable")
+    cell = [*PLACE, "vllm_knobs"]
+    several = by_ratio[by_ratio.duplicated(cell, keep=False)]
+    lowest, highest = (records(several.drop_duplicates(cell, keep=end).sort_values(cell)) for end in ("first", "last"))
+    for low, high in zip(lowest, highest, strict=True):
+        yield _several_ratios(low, high)
 
 
 def _several_ratios(low: Record, high: Record) -> Finding:

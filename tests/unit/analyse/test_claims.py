@@ -9,7 +9,7 @@ import yaml
 
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.claims import MOST_SEEN_HERE, MOST_WRITTEN, RULES, SCHEMA, claims_table, main
+from workflow_scripts.analyse.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, RULES, SCHEMA, claims_table, main
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -193,6 +193,12 @@ def test_of_many_findings_of_a_kind_some_are_written_and_the_rest_counted(tmp_pa
     )
     assert row["seen_here"].endswith(f"Seen 1. [{MEASURED}] 1 more.")
     assert row["evidence_ids"] == "; ".join([*(f"cell-{i}" for i in range(MOST_WRITTEN)), "a"])
+
+
+def test_of_a_finding_that_sums_up_many_cells_some_are_named(tmp_path, monkeypatch):
+    many = finding("Many.", ids=tuple(f"cell-{i}" for i in range(MOST_IDS + 1)))
+    (row,) = made(tmp_path, monkeypatch, many).to_dict("records")
+    assert row["evidence_ids"] == "; ".join(f"cell-{i}" for i in range(MOST_IDS))
 
 
 def test_as_many_as_are_written_leave_none_to_count(tmp_path, monkeypatch):
