@@ -171,7 +171,6 @@ def further_repeats(a: LogSamples, b: LogSamples, margin_pct: float, comparisons
     0 where they decide already; NaN where nothing is known of the variance, or where MOST_FURTHER_REPEATS would not
     do (a ratio close to the margin itself). A mean moves as repeats are added, so the plan can fall short.
     """
-    comparisons = np.broadcast_to(np.asarray(comparisons, dtype=float), a.n.shape)
 
     def decided(repeats: FloatArray) -> BoolArray:
         a_then, b_then = a.with_further(repeats), b.with_further(repeats)
