@@ -13,7 +13,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start, also where the machine's default is otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint env tools lock bench-harness bench-analysis clean-env
+.PHONY: help demo test test-slurm lint env tools lock bench-harness bench-analysis clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -25,6 +25,9 @@ demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=a
 
 test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them)
 	$(BIN)/pytest $(ARGS)
+
+test-slurm: $(VENV)/dev.installed ## run the tests on a real Slurm of four nodes, started in a scratch folder (long)
+	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
 
 lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
 	$(BIN)/ruff check

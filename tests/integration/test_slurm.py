@@ -21,7 +21,11 @@ from workflow_scripts.definition import cell_definition, definition_sha256, reso
 from workflow_scripts.grid import expand
 from workflow_scripts.study import load_study
 
-pytestmark = [pytest.mark.needs_tool("slurmctld", "slurmd", "munged", "sbatch"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.needs_tool("slurmctld", "slurmd", "munged", "sbatch"),
+    pytest.mark.timeout(900),
+]
 
 
 # Up to the first table: what lies behind it is the same on every machine, and drawn once, by the partial report.
