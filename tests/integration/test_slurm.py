@@ -268,7 +268,10 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
         wait_for(lambda: job(lost)["JobState"] != "RUNNING", 30, "the end of the job on the lost node")
         # A node whose slurmd answers comes back by itself, sooner or later than this.
         lab.client("scontrol", "update", f"nodename=n-{lost}", "state=resume", check=False)
-        snakemake.wait(timeout=500)
+        for gpu in (lost, requeued):  # Slurm would let them wait for two minutes
+            wait_for(lambda gpu=gpu: job(gpu)["JobState"] == "PENDING", 30, "its place in the queue")
+            lab.client("scontrol", "update", f"JobId={job(gpu)['JobId']}", "StartTime=now")
+        snakemake.wait(timeout=600)
     finally:
         snakemake.kill()
     assert snakemake.returncode == 0, (checkout.root / "snakemake.log").read_text()
@@ -289,7 +292,7 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
 def test_a_hang_ends_as_timeout_after_more_time_and_slurms_own_limit_is_tried_again(
     checkout: LabCheckout, lab: SlurmLab
 ) -> None:
-    checkout.write_site(startup_minutes=2)
+    checkout.write_site(startup_minutes=2, prepare="login")
     slow = {"gpu": "lab-h200", "workload": "endless", "knobs": {"block_size": 32}}
     workloads = {"endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400}}
     checkout.write_study([slow], cell_time_limit_s=70, workloads=workloads)
@@ -322,7 +325,7 @@ def test_a_job_that_slurm_ends_at_its_limit_is_tried_again(checkout: LabCheckout
         lab.client("scontrol", "update", f"JobId={job['JobId']}", "TimeLimit=1")
         wait_for(lambda: jobs_of(lab, "lab-h200", known)[0]["JobState"] == "TIMEOUT", 180, "the end of its time")
     try:
-        snakemake.wait(timeout=300)
+        snakemake.wait(timeout=560)
     finally:
         snakemake.kill()
     assert snakemake.returncode == 0, (checkout.root / "snakemake.log").read_text()
@@ -348,7 +351,7 @@ def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(
             first.wait()
             assert checkout.snakemake("--unlock").returncode == 0
         else:
-            first.wait(timeout=200)
+            first.wait(timeout=400)
         again = checkout.snakemake("--until", "measure_batch")
     finally:
         first.kill()
