@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import yaml
 
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, evidence, republished
@@ -253,6 +254,21 @@ def test_another_folder_of_published_data_is_read(tmp_path):
     assert call(tmp_path, "--published", str(other.folder)) == 0
     found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
     assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED
+
+
+def test_help_says_what_is_read_and_written_with_an_example(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "Give each published claim a verdict: supported, contradicted or not testable here, with evidence.",
+        "the study's YAML file",
+        "folder with the study's other tables",
+        "claims.yaml and its tables",
+        "claims.parquet; claims.csv is written beside it",
+        "example: python -m workflow_scripts.analyse.claims --study config/studies/demo.yaml --tables results/demo/",
+    ):
+        assert text in shown
 
 
 def test_bad_input_ends_with_2_and_one_message(tmp_path, capsys):

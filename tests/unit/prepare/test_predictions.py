@@ -166,6 +166,14 @@ def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_
     assert continuous["bytes_per_block"] == 32 * 131072
     assert continuous["kv_cache_bytes"] == 100 * 32 * 131072
     assert (continuous["max_concurrency"], continuous["weights_bytes"], continuous["block_size"]) == (None, None, 32)
+    assert (continuous["bytes_per_token"], continuous["vllm_version"]) == (131072, None)
+    assert continuous["how"] == {
+        "kv_cache_bytes": "num_blocks x bytes_per_block",
+        "bytes_per_token": "2 x layers x KV heads x elements of a head x bytes of an element",
+        "bytes_per_block": "bytes_per_token x 32 tokens",
+        "num_blocks": "given: num_blocks",
+        "kv_cache_tokens": "num_blocks x page_size",
+    }
 
 
 def test_a_model_in_the_dtype_of_the_catalogue_and_not_of_its_config():
@@ -247,6 +255,7 @@ def test_published_blocks_get_the_prediction_of_their_version_beside_them():
     )
     assert first["num_blocks"] == predict_capacity(facts, get_gpu("l4"), settings)["num_blocks"].value
     assert second["num_blocks"] > first["num_blocks"] > 2 * 8788
+    assert first["how"]["max_concurrency"] == "num_blocks / 128 blocks of a request of 2048 tokens"
 
 
 def test_a_name_that_means_several_cards_or_an_unknown_model_has_no_prediction(tmp_path):
@@ -306,6 +315,21 @@ def test_the_command_writes_a_record_a_line(tmp_path):
     assert [r["published"]["num_blocks"] for r in of_tables] == [8788, 17234]
     assert {"cell_id", *TERMS, "how", "infeasible", "unknown"} < set(of_cell)
     json.dumps(of_cell, allow_nan=False)
+
+
+def test_help_says_what_is_read_and_written_with_an_example(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "Predict KV blocks, tokens and concurrency of every cell of a study; a record a line, each term with how it was"
+        " found. Published numbers of blocks get a prediction too.",
+        "a YAML file under config/studies/",
+        "folder with kv_blocks_*.csv",
+        "capacity.jsonl to write",
+        "example: python -m workflow_scripts.prepare.predictions --study config/studies/demo.yaml --out results/demo/",
+    ):
+        assert text in shown
 
 
 @pytest.mark.parametrize(
