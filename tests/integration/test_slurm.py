@@ -392,7 +392,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(
 ) -> None:
     """An array of jobs takes the resources of its first: the second cell comes to the first one's node.
 
-    The nodes' GPUs are told by a stand-in for NVML, so the engine itself cannot start on them.
+    A stand-in for NVML tells each node's GPU; the engine itself runs on the CPU, where its build belongs.
     """
     (tmp_path / "pynvml.py").write_text(FAKE_NVML)
     gpus = {"h200": {"partition": "gpu-h200"}, "h100-sxm": {"partition": "gpu-h100"}}
