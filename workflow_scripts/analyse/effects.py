@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.command import run, table_parser
 from workflow_scripts.analyse.repeats import (
@@ -29,10 +30,12 @@ from workflow_scripts.analyse.statistics import (
     FLAT,
     MOST_FURTHER_REPEATS,
     NOT_DECIDED,
+    FloatArray,
     LogSamples,
     further_repeats,
     interval_text,
     is_beyond,
+    is_equivalent,
     log_margin,
     ratio_interval,
     verdicts,
@@ -132,12 +135,16 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
         return
     knob = column.removeprefix("knob_")
     seen_in = _SEEN_IN.get(knob, "")
-    pairs = _compared(rows, _pairs(rows["group"]), seen_in, margin_pct)
-    is_baseline = ~rows["group"].duplicated()
-    against_baseline = pairs[is_baseline.iloc[pairs["b"]].to_numpy()].assign(comparison=PAIR)
-    effects = pd.concat([against_baseline, _overall(rows, pairs, margin_pct)]).sort_values("group", kind="stable")
+    pairs = _pairs(rows["group"])
+    is_first = ~rows["group"].duplicated().to_numpy()
+    effects = pd.concat(
+        [
+            _against_baseline(rows, pairs[is_first[pairs["b"]]], seen_in, margin_pct),
+            _overall(rows, pairs, seen_in, margin_pct),
+        ]
+    ).sort_values("group", kind="stable")
     cells = records(rows)
-    values = rows.groupby("group")["value"].agg(", ".join)
+    values = _by_group(rows, "value")
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
         row: Record = {name: a[name] for name in (*_PLACE, "cell_id", "repeats")}
@@ -146,7 +153,7 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
             "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
             "value": a["value"],
             "baseline": b["value"],
-            "values": values[effect["group"]],
+            "values": ", ".join(values[effect["group"]]),
             "baseline_cell_id": b["cell_id"],
             "baseline_repeats": b["repeats"],
             "margin_pct": margin_pct,
@@ -171,10 +178,12 @@ def _pairs(group: pd.Series) -> pd.DataFrame:
     return pairs.reset_index(drop=True)
 
 
-def _compared(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
-    a, b = _samples(rows, pairs)
+def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
+    samples = LogSamples.of(rows)
+    a, b = samples.at(pairs["a"]), samples.at(pairs["b"])
     ratio, low, high = ratio_interval(a, b)
     return pairs.assign(
+        comparison=PAIR,
         ratio=ratio,
         ratio_low=low,
         ratio_high=high,
@@ -185,44 +194,41 @@ def _compared(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct:
     )
 
 
-def _samples(rows: pd.DataFrame, pairs: pd.DataFrame) -> tuple[LogSamples, LogSamples]:
-    return LogSamples.of(rows.iloc[pairs["a"]]), LogSamples.of(rows.iloc[pairs["b"]])
-
-
-def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.Series:
+def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
     if not seen_in:
-        return pd.Series(pd.NA, index=pairs.index, dtype="boolean")
+        return None
     a, b = (rows[seen_in].convert_dtypes().iloc[pairs[side]].reset_index(drop=True) for side in ("a", "b"))
-    return a.ne(b).astype("boolean")
+    return a.ne(b).astype("boolean").array
 
 
-def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
+def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
     """One row a group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
     Flat if every pair is, which needs no correction; changes if any pair does at its part of the 5 %, and then the two
     values are the furthest apart of those pairs.
     """
+    samples = LogSamples.of(rows)
+    a, b = samples.at(pairs["a"]), samples.at(pairs["b"])
     comparisons = pairs.groupby("group").size().astype(float)
-    of_all = numbers(comparisons.loc[pairs["group"]])
     pairs = pairs.assign(
-        beyond=is_beyond(*_samples(rows, pairs), margin_pct, of_all), distance=np.abs(np.log(pairs["ratio"]))
+        beyond=is_beyond(a, b, margin_pct, numbers(comparisons.loc[pairs["group"]])),
+        flat=is_equivalent(a, b, margin_pct),
+        distance=np.abs(a.mean - b.mean),
     )
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
-    faster, slower = ends[["a", "b"]].to_numpy().T
-    rises = numbers(ends["ratio"]) >= 1
-    ends = ends.assign(a=np.where(rises, faster, slower), b=np.where(rises, slower, faster))
-    a, b = _samples(rows, ends)
+    first, last = numbers(ends["a"]).astype(int), numbers(ends["b"]).astype(int)
+    rises = samples.at(first).mean >= samples.at(last).mean
+    ends = ends.assign(a=np.where(rises, first, last), b=np.where(rises, last, first))
+    a, b = samples.at(ends["a"]), samples.at(ends["b"])
     ratio, low, high = ratio_interval(a, b, 1 - (1 - CONFIDENCE) / numbers(comparisons))
 
-    flat = pairs["verdict"].eq(FLAT).groupby(pairs["group"]).all()
+    flat = pairs.groupby("group")["flat"].all()
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
     # Values that lie further apart than the margin can only come to show a change, others only that all are flat.
     to_change = further_repeats(a, b, margin_pct, numbers(comparisons))
-    to_flat = pairs["repeats_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan)
-    needed = np.where(ends["distance"] > log_margin(margin_pct), to_change, to_flat)
-
-    unknown, took = pairs["took_effect"].isna(), pairs["took_effect"].fillna(False)
-    took_effect = took.groupby(pairs["group"]).any()
+    needed = np.where(ends["distance"] > log_margin(margin_pct), to_change, _to_flat(samples, pairs, margin_pct))
+    known = _by_group(rows[rows["bound_by"].notna()], "bound_by")
+    bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
     return ends.assign(
         comparison=OVERALL,
         ratio=ratio,
@@ -230,13 +236,35 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, margin_pct: float) -> pd.D
         ratio_high=high,
         verdict=verdict,
         repeats_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
-        took_effect=took_effect.mask(~took_effect & unknown.groupby(pairs["group"]).any()).array,
-        bound_by=rows.groupby("group")["bound_by"].agg(_names).array,
+        took_effect=_ever_took_effect(rows, seen_in),
+        bound_by=bounds.mask(bounds == "").array,
     )
 
 
-def _names(column: pd.Series) -> str | None:
-    return ", ".join(sorted(column.dropna().unique())) or None
+def _to_flat(samples: LogSamples, pairs: pd.DataFrame, margin_pct: float) -> FloatArray:
+    """Further repeats until the last pair of each group is flat; NaN where one never is."""
+    opened = pairs[~pairs["flat"]]
+    needed = further_repeats(samples.at(opened["a"]), samples.at(opened["b"]), margin_pct)
+    of_all = pd.Series(0.0, index=pairs.index)
+    of_all[opened.index] = np.where(np.isnan(needed), np.inf, needed)
+    return numbers(of_all.groupby(pairs["group"]).max().replace(np.inf, np.nan))
+
+
+def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
+    """Whether any two values of a group differ in what the engine shows; null where a value that it hides might."""
+    if not seen_in:
+        return None
+    groups = rows.groupby("group")[seen_in]
+    differs = groups.nunique() > 1
+    return differs.astype("boolean").mask(~differs & (groups.count() < groups.size())).array
+
+
+def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
+    """The texts of a column in each group, in order."""
+    texts: dict[int, list[str]] = {}
+    for group, text in zip(rows["group"], rows[column], strict=True):
+        texts.setdefault(group, []).append(text)
+    return texts
 
 
 def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:

@@ -144,7 +144,8 @@ def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int
         else "one of the two was not measured"
         for one, other in zip(a, b, strict=True)
     ]
-    ratio, low, high = ratio_interval(LogSamples.of(rows.iloc[a]), LogSamples.of(rows.iloc[b]))
+    samples = LogSamples.of(rows)
+    ratio, low, high = ratio_interval(samples.at(a), samples.at(b))
     comparable = np.array([reason is None for reason in reasons], dtype=bool)
     ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, (ratio, low, high), strict=True)}
     return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends)

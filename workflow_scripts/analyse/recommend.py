@@ -189,7 +189,7 @@ def _ties(place: pd.DataFrame, best: int, among: BoolArray) -> list[str]:
 
 def _repeated(place: pd.DataFrame, row: int) -> LogSamples:
     """One cell as many times as there are cells, to compare it with each."""
-    return LogSamples.of(place.iloc[[row] * len(place)])
+    return LogSamples.of(place).at([row] * len(place))
 
 
 def _within_latency(

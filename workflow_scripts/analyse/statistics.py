@@ -49,6 +49,11 @@ class LogSamples:
         """From the columns of `summarise`, with `suffix` behind their names."""
         return cls(*(summary[f"{name}{suffix}"].to_numpy(dtype=float, na_value=np.nan) for name in SUMMARY))
 
+    def at(self, rows: Sequence[int] | npt.NDArray[np.int_] | pd.Series) -> "LogSamples":
+        """The cells at these positions, as often as they are named."""
+        i = np.asarray(rows, dtype=int)
+        return LogSamples(self.n[i], self.mean[i], self.variance[i])
+
     def with_further(self, repeats: FloatArray) -> "LogSamples":
         """The same cells with more repeats of the same mean and variance."""
         return LogSamples(self.n + repeats, self.mean, self.variance)
