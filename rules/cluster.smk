@@ -65,7 +65,7 @@ def cells_of(wildcards):
 
 def needed_by_batch(wildcards):
     cells = cells_of(wildcards)
-    files = {prepared_model(CELLS[cell].model) for cell in cells} | {prepared_workload(cell) for cell in cells}
+    files = {prepared_workload(cell) for cell in cells}.union(*map(prepared_models, cells))
     return [ancient(file) for file in sorted(files)]
 
 

@@ -76,7 +76,7 @@ def one_of(names):
 wildcard_constraints:
     gpu=one_of(cell.gpu for cell in CELLS.values()),
     engine=one_of(cell.engine for cell in CELLS.values()),
-    model=one_of(cell.model for cell in CELLS.values()),
+    model=one_of(MODELS),
     workload=one_of(cell.workload for cell in CELLS.values()),
     knobs=one_of(cell.knobs.slug() for cell in CELLS.values()),
     key="[0-9a-f]{8}",
@@ -107,10 +107,16 @@ def prepared_workload(cell_id):
     return PATHS.workload(cell.model, cell.workload, workload_key(definition(cell_id)))
 
 
+def prepared_models(cell_id):
+    """Those of the cell's model and of the model that drafts for it, if one does."""
+    cell = CELLS[cell_id]
+    return [prepared_model(model) for model in (cell.model, cell.knobs.draft_model) if model is not None]
+
+
 def needed_to_measure(wildcards):
     """The prepared files of a cell; none if it is measured and they are not there, as with cells of another host."""
     cell = cell_id(wildcards)
-    files = [prepared_model(wildcards.model), prepared_workload(cell)]
+    files = [*prepared_models(cell), prepared_workload(cell)]
     if not all(file.exists() for file in files) and is_current(cell):
         return []
     return [ancient(file) for file in files]

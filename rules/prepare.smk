@@ -57,7 +57,7 @@ rule prepare_workload:
 rule prepare:
     """Everything that cells need before a device is held."""
     input:
-        sorted({prepared_workload(cell) for cell in CELLS}),
+        sorted({prepared_workload(cell) for cell in CELLS}.union(*map(prepared_models, CELLS))),
 
 
 rule prepare_device:

@@ -9,12 +9,14 @@ from workflow_scripts.catalog import Model, load_models
 from workflow_scripts.files import sha256_of
 from workflow_scripts.grid import Cell
 from workflow_scripts.protocol import PROTOCOL_VERSION
-from workflow_scripts.study import Study
+from workflow_scripts.study import Study, as_list
 
 
 def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
-    """Every model that the study names, as it is loaded there, as plain JSON values."""
+    """Every model that the study names, draft models too, as it is loaded there, as plain JSON values."""
     names = {name for sweep in study.sweeps for name in sweep.model}
+    settings = [*(sweep.knob_values() for sweep in study.sweeps), *study.engine_defaults.values()]
+    names |= {str(name) for knobs in settings for name in as_list(knobs.get("speculative_model"))}
     return {name: _resolved(model, study) for name, model in load_models().items() if name in names}
 
 
@@ -36,10 +38,12 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, dict[str, Any
     A time limit is no part of it: giving a cell more time does not change what it measures.
     """
     workload = study.workloads[cell.workload]
+    draft = cell.knobs.draft_model
     return {
         "gpu": cell.gpu,
         "engine": cell.engine,
         "model": models[cell.model],
+        **({} if draft is None else {"draft_model": models[draft]}),
         "workload": {"name": cell.workload, **workload.model_dump(mode="json")},
         "num_prompts": workload.prompts_for(cell.knobs.max_concurrency),
         "knobs": cell.knobs.set_values(),

@@ -47,6 +47,8 @@ def expand(study: Study) -> tuple[Cell, ...]:
         _check(sweep.gpu, gpus, f"{place}.gpu")
         _check(sweep.model, models, f"{place}.model")
         for cell in _cells_of(sweep, study, place):
+            if cell.knobs.draft_model is not None:
+                _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
             known = cells.get(cell.id)
             # The same point may belong to two sweeps: it is measured once and counts in both.
             cells[cell.id] = cell if known is None else _in_both(known, cell)
@@ -94,13 +96,14 @@ def _knobs(engine: str, settings: dict[str, Any], place: str) -> Knobs:
         return kind.model_validate(settings)
     except ValidationError as e:
         fault = e.errors()[0]
-        name = ".".join(str(part) for part in fault["loc"])
-        message = (
-            f"engine {engine!r} has no such knob; allowed: {', '.join(kind.model_fields)}"
-            if fault["type"] == "extra_forbidden"
-            else f"{fault['msg']}, not {fault['input']!r}"
-        )
-        raise StudyError(f"{place}.knobs.{name}: {message}") from None
+        name = ".".join(str(part) for part in ("knobs", *fault["loc"]))
+        if fault["type"] == "extra_forbidden":
+            message = f"engine {engine!r} has no such knob; allowed: {', '.join(kind.model_fields)}"
+        elif fault["loc"]:
+            message = f"{fault['msg']}, not {fault['input']!r}"
+        else:  # knobs that do not fit each other
+            message = fault["msg"].removeprefix("Value error, ")
+        raise StudyError(f"{place}.{name}: {message}") from None
 
 
 __all__ = ["CatalogError", "Cell", "expand"]

@@ -4,9 +4,10 @@ Field names are the engines' own argument names. A knob that a study leaves out 
 does not appear in the slug.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -14,7 +15,8 @@ Positive = Annotated[int, Field(ge=1)]
 class Knobs(BaseModel):
     """Settings of one engine in one cell."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Strict: a text or a truth value is no number, not even where it could be read as one.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     # Short names for paths, in the order in which they appear there.
     codes: ClassVar[dict[str, str]]
@@ -38,6 +40,11 @@ class Knobs(BaseModel):
     def max_concurrency(self) -> int:
         """Most sequences that these settings let run at once."""
         raise NotImplementedError
+
+    @property
+    def draft_model(self) -> str | None:
+        """Name of the model that the engine loads beside the cell's own, to draft tokens with; None for most."""
+        return None
 
 
 def _text(value: Any) -> str:
@@ -64,6 +71,11 @@ class VllmKnobs(Knobs):
         "enforce_eager": "eager",
         "attention_backend": "attn",
         "cpu_kv_cache_gib": "cpukv",
+        "speculative_method": "spec",
+        "num_speculative_tokens": "draft",
+        "prompt_lookup_max": "lookup",
+        "prompt_lookup_min": "lookupmin",
+        "speculative_model": "by",
     }
 
     block_size: Positive | None = None
@@ -74,17 +86,83 @@ class VllmKnobs(Knobs):
     enable_prefix_caching: bool | None = None
     enable_chunked_prefill: bool | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
-    quantization: Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "compressed-tensors"] | None = None
+    quantization: (
+        Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None
+    ) = None
     tensor_parallel_size: Positive | None = None
     pipeline_parallel_size: Positive | None = None
     enforce_eager: bool | None = None
     attention_backend: Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None = None
     cpu_kv_cache_gib: Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None = None
+    speculative_method: Literal["ngram", "draft_model"] | None = None
+    num_speculative_tokens: (
+        Annotated[int, Field(ge=0, description="tokens drafted a step; 0 is no speculative decoding")] | None
+    ) = None
+    prompt_lookup_max: Annotated[int, Field(ge=1, description="longest n-gram that ngram looks up")] | None = None
+    prompt_lookup_min: Annotated[int, Field(ge=1, description="shortest n-gram that ngram looks up")] | None = None
+    speculative_model: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _speculation_is_whole(self) -> Self:
+        if (self.speculative_method is None) != (self.num_speculative_tokens is None):
+            raise ValueError("speculative_method and num_speculative_tokens go together; one is set without the other")
+        if self.speculative_method != "ngram" and (self.prompt_lookup_max or self.prompt_lookup_min):
+            raise ValueError("prompt_lookup_max and prompt_lookup_min need speculative_method: ngram")
+        if (self.speculative_method == "draft_model") != (self.speculative_model is not None):
+            raise ValueError("speculative_method: draft_model and speculative_model go together; one is set alone")
+        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or math.inf):
+            raise ValueError(
+                f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max {self.prompt_lookup_max}"
+            )
+        return self
 
     @property
     def max_concurrency(self) -> int:
         """`max_num_seqs`; vLLM's own default for the offline engine is 256 where a study sets none."""
         return self.max_num_seqs or 256
+
+    @property
+    def draft_model(self) -> str | None:
+        """`speculative_model`, unless no token is drafted."""
+        return self.speculative_model if self.num_speculative_tokens else None
+
+    def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
+        """What is set, as arguments of `vllm.LLM` and `vllm serve` by their Python names.
+
+        Args:
+            draft_model: folder or repository of the model named by `draft_model`.
+
+        >>> VllmKnobs(block_size=16, speculative_method="ngram", num_speculative_tokens=4).engine_arguments()
+        {'block_size': 16, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 4}}
+        """
+        values = self.set_values()
+        arguments = {name: values[name] for name in _VLLM_ARGUMENTS if name in values}
+        if self.num_speculative_tokens:
+            speculation = {key: values[name] for name, key in _SPECULATION.items() if name in values}
+            arguments["speculative_config"] = speculation | ({"model": draft_model} if draft_model else {})
+        return arguments
+
+    def environment(self) -> dict[str, str]:
+        """What is set that only the environment can tell vLLM.
+
+        >>> VllmKnobs(block_size=32, cpu_kv_cache_gib=4).environment()
+        {'VLLM_CPU_KVCACHE_SPACE': '4'}
+        """
+        return {} if self.cpu_kv_cache_gib is None else {"VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib)}
+
+
+# Knobs of speculative decoding -> keys of vLLM's `speculative_config`.
+_SPECULATION = {
+    "speculative_method": "method",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "prompt_lookup_max": "prompt_lookup_max",
+    "prompt_lookup_min": "prompt_lookup_min",
+}
+_VLLM_ARGUMENTS = [
+    name for name in VllmKnobs.codes if name not in (*_SPECULATION, "speculative_model", "cpu_kv_cache_gib")
+]
 
 
 class HfStaticKnobs(Knobs):

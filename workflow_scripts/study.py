@@ -23,14 +23,15 @@ class StudyError(ValueError):
     """A study that cannot be run; the message names the file, the place in it and the allowed values."""
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
+    """A value that may stand alone, as a list."""
     return value if isinstance(value, list) else [value]
 
 
 _NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN}
 OneOrMore = Annotated[
     list[Name],
-    BeforeValidator(_as_list),
+    BeforeValidator(as_list),
     Field(min_length=1),
     WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA, "minItems": 1}]}),
 ]
@@ -52,7 +53,7 @@ class Sweep(_Strict):
 
     def knob_values(self) -> dict[str, list[Any]]:
         """Each knob with the list of values that it takes."""
-        return {name: _as_list(values) for name, values in self.knobs.items()}
+        return {name: as_list(values) for name, values in self.knobs.items()}
 
 
 class ModelOverride(_Strict):

@@ -19,6 +19,9 @@ def test_slugs_name_what_is_set_in_a_fixed_order() -> None:
     assert VllmKnobs(enable_prefix_caching=True, block_size=16).slug() == "bs16-pc1"
     assert VllmKnobs(gpu_memory_utilization=0.9, kv_cache_dtype="fp8").slug() == "util0.9-kvfp8"
     assert VllmKnobs().slug() == "default"
+    assert VllmKnobs(
+        speculative_method="draft_model", num_speculative_tokens=4, speculative_model="smollm-135m", block_size=16
+    ).slug() == ("bs16-specdraft_model-draft4-bysmollm-135m")
     assert HfStaticKnobs(batch_size=16).slug() == "static-batch16-cachedynamic"
     assert HfContinuousKnobs(page_size=32, num_blocks=64, max_batch_tokens=256).slug() == (
         "continuous-page32-blocks64-tokens256"
@@ -68,6 +71,15 @@ def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does
     assert definition_sha256(definition_of(DEMO.model_copy(update={"question": "other"}))) == base
     assert definition_sha256(definition_of(DEMO.model_copy(update={"repeats": 9}))) != base
     assert definition_sha256(definition_of(DEMO, 1)) != base
+
+
+def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts() -> None:
+    knobs = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
+    sweep = DEMO.sweeps[0].model_copy(update={"gpu": ["cpu-all"], "knobs": knobs})
+    study = DEMO.model_copy(update={"sweeps": [sweep]})
+    assert set(resolved_models(study)) == {"tiny-llama-57m", "smollm-135m"}
+    assert "draft_model" not in definition_of(study, 0)
+    assert definition_of(study, 1)["draft_model"] == resolved_models(study)["smollm-135m"]
 
 
 def test_prepared_files_are_named_after_what_they_are_made_from() -> None:

@@ -26,6 +26,10 @@ GOOD = {
 }
 
 
+NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+DRAFT = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
+
+
 def written(tmp_path: Path, **changes: object) -> Path:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({**GOOD, **changes}), encoding="utf-8")
@@ -68,6 +72,29 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> No
         ({"sweeps": sweep(knobs={"block_size": 0})}, ["knobs.block_size", "greater than or equal to 1", "not 0"]),
         ({"sweeps": sweep(knobs={"block": 1})}, ["knobs.block", "no such knob", "block_size"]),
         ({"sweeps": sweep(knobs={"block_size": []})}, ["knobs.block_size", "an empty list leaves no cell"]),
+        ({"sweeps": sweep(knobs={"block_size": True})}, ["knobs.block_size", "valid integer", "not True"]),
+        ({"sweeps": sweep(knobs={"max_num_seqs": "16"})}, ["knobs.max_num_seqs", "valid integer", "not '16'"]),
+        ({"sweeps": sweep(knobs={"kv_cache_dtype": "fp4"})}, ["knobs.kv_cache_dtype", "'fp8_e5m2'", "not 'fp4'"]),
+        (
+            {"sweeps": sweep(knobs={"speculative_method": "ngram"})},
+            ["sweeps[0] (a).knobs: speculative_method and num_speculative_tokens go together"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"prompt_lookup_max": 4})},
+            ["prompt_lookup_max and prompt_lookup_min need speculative_method: ngram"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"speculative_method": "draft_model", "num_speculative_tokens": 2})},
+            ["speculative_method: draft_model and speculative_model go together"],
+        ),
+        (
+            {"sweeps": sweep(knobs={**NGRAM, "prompt_lookup_min": 5, "prompt_lookup_max": 2})},
+            ["prompt_lookup_min 5 must be at most prompt_lookup_max 2"],
+        ),
+        (
+            {"sweeps": sweep(knobs={**DRAFT, "speculative_model": "llama-9"})},
+            ["sweeps[0] (a).knobs.speculative_model", "'llama-9' is unknown", "tiny-llama-57m"],
+        ),
         ({"sweeps": []}, ["sweeps", "at least 1 item"]),
         ({"sweeps": [*sweep(), *sweep(name="b")]}, ["sweeps[1] (b)", "a duplicate of sweep 'a'"]),
         ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),

@@ -10,14 +10,13 @@ docs/tables.md documents every column.
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import IDENTITY, Record, cell_summary, numbers, records
-from workflow_scripts.analyse.serve import ServeSettings, serve_settings
+from workflow_scripts.analyse.serve import Prepared, ServeSettings, serve_settings
 from workflow_scripts.analyse.statistics import (
     BoolArray,
     FloatArray,
@@ -82,7 +81,7 @@ _OBSERVED = {
 # `vllm serve` has other defaults for these than the offline engine, so what took effect is written out.
 _PINNED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
-Settings = Mapping[str, tuple[Mapping[str, Any], Path]]
+Settings = Mapping[str, Prepared]
 
 
 def recommendations(
@@ -266,7 +265,9 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
         if name.startswith("knob_") and name.removeprefix("knob_") in VllmKnobs.model_fields and not pd.isna(value)
     }
     effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
-    return serve_settings(model, folder, VllmKnobs.model_validate(knobs), effective)
+    # A column with nulls may hold whole numbers as floats.
+    settings = VllmKnobs.model_validate(knobs, strict=False)
+    return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

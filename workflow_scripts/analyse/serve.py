@@ -1,5 +1,6 @@
 """A measured vLLM configuration as what `vllm serve` takes: a command line, or a file for its `--config`."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ class ServeSettings:
         """
         words = [f"{name}={value}" for name, value in self.environment.items()] + ["vllm", "serve", self.model]
         for name, value in self.arguments.items():
-            if isinstance(value, bool):
+            if isinstance(value, dict):
+                words += [f"--{name}", json.dumps(value)]
+            elif isinstance(value, bool):
                 words.append(f"--{name}" if value else f"--no-{name}")
             else:
                 words += [f"--{name}", str(value)]
@@ -51,8 +54,15 @@ class ServeSettings:
         return "".join(comments) + yaml.safe_dump({"model": self.model} | written, sort_keys=False)
 
 
+Prepared = tuple[Mapping[str, Any], Path]
+
+
 def serve_settings(
-    model: Mapping[str, Any], model_dir: Path, knobs: VllmKnobs, effective: Mapping[str, int]
+    model: Mapping[str, Any],
+    model_dir: Path,
+    knobs: VllmKnobs,
+    effective: Mapping[str, int],
+    draft: Prepared | None = None,
 ) -> ServeSettings:
     """Settings that serve a model as a cell was measured.
 
@@ -62,16 +72,27 @@ def serve_settings(
         knobs: what the study set.
         effective: engine arguments that took effect and that `vllm serve` would choose otherwise than the offline
             engine does; what the study set goes before.
+        draft: the model that drafts tokens and its prepared folder, where one does.
     """
-    if model["load_format"] == "hub":
-        name, arguments = str(model["hub_repo"]), {"revision": model["revision"]} if model["revision"] else {}
-    else:
-        name, arguments = str(model_dir), {"load-format": model["load_format"]}
-    settings = {**effective, **knobs.set_values()}
-    kv_cache_gib = settings.pop("cpu_kv_cache_gib", None)
-    ordered = [field for field in VllmKnobs.model_fields if field in settings]
+    name, arguments = _loaded(model, model_dir)
+    if model["load_format"] != "hub":
+        arguments |= {"load-format": model["load_format"]}
+    if model.get("trust_remote_code"):
+        arguments |= {"trust-remote-code": True}
+    draft_name, draft_revision = _loaded(*draft) if draft else (None, {})
+    settings = {**effective, **knobs.engine_arguments(draft_name)}
+    if draft_revision:
+        settings["speculative_config"] |= draft_revision
+    ordered = [field for field in (*VllmKnobs.model_fields, "speculative_config") if field in settings]
     return ServeSettings(
         name,
         arguments | {"dtype": model["dtype"]} | {field.replace("_", "-"): settings[field] for field in ordered},
-        {} if kv_cache_gib is None else {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib)},
+        knobs.environment(),
     )
+
+
+def _loaded(model: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """What a model is loaded by, and the commit where that is a repository."""
+    if model["load_format"] == "hub":
+        return str(model["hub_repo"]), {"revision": model["revision"]} if model["revision"] else {}
+    return str(folder), {}

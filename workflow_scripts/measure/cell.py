@@ -52,8 +52,11 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
     folder = paths.cell(cell)
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition["model"]))
+    draft = definition.get("draft_model")
+    draft_model_dir = paths.model(draft["name"], model_key(draft)) if draft else None
     workload = paths.workload(cell.model, cell.workload, workload_key(definition))
-    for needed in (model_dir / "config.json", workload):
+    configs = [folder / "config.json" for folder in (model_dir, draft_model_dir) if folder]
+    for needed in (*configs, workload):
         if not needed.exists():
             raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
     evidence = folder / "raw.partial"
@@ -65,6 +68,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         {
             "definition": definition,
             "model_dir": str(model_dir),
+            "draft_model_dir": str(draft_model_dir) if draft_model_dir else None,
             "workload": str(workload),
             "evidence": str(evidence),
         },

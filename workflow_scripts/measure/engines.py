@@ -49,6 +49,8 @@ class EngineSetup:
     knobs: Mapping[str, Any]
     device_kind: str
     cores: list[int] = field(default_factory=list)
+    draft_model_dir: Path | None = None
+    trust_remote_code: bool = False
 
 
 class Engine(Protocol):

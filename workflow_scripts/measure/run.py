@@ -37,6 +37,7 @@ class Job(BaseModel):
 
     definition: dict[str, Any]
     model_dir: Path
+    draft_model_dir: Path | None = None
     workload: Path
     evidence: Path
 
@@ -89,6 +90,8 @@ def measure(job: Job) -> None:
                     knobs=definition["knobs"],
                     device_kind=gpu.kind,
                     cores=device.get("cores", []),
+                    draft_model_dir=job.draft_model_dir,
+                    trust_remote_code=definition["model"].get("trust_remote_code", False),
                 ),
             )
             _run(engine, job, measured)

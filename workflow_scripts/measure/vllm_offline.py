@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
 
 
@@ -17,12 +18,11 @@ class VllmOffline:
 
     def start(self) -> dict[str, Any]:
         """Start the engine. On a CPU it runs in this process; on a GPU in its default process layout."""
-        knobs = dict(self._setup.knobs)
-        cpu_kv_cache_gib = knobs.pop("cpu_kv_cache_gib", None)
+        knobs = VllmKnobs.model_validate(self._setup.knobs)
+        draft_model = self._setup.draft_model_dir
         if self._setup.device_kind == "cpu":
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        if cpu_kv_cache_gib is not None:
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_kv_cache_gib)
+        os.environ |= knobs.environment()
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         os.environ["VLLM_LOGGING_COLOR"] = "0"
         from vllm import LLM
@@ -34,8 +34,8 @@ class VllmOffline:
             seed=self._setup.seed,
             disable_log_stats=False,
             enable_mfu_metrics=True,
-            trust_remote_code=False,
-            **knobs,
+            trust_remote_code=self._setup.trust_remote_code,
+            **knobs.engine_arguments(str(draft_model) if draft_model else None),
         )
         self._listen()
         return self._effective()
@@ -78,6 +78,7 @@ class VllmOffline:
     def _effective(self) -> dict[str, Any]:
         config = self._llm.llm_engine.vllm_config
         cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
+        speculation = config.speculative_config
         return {
             "block_size": cache.block_size,
             "num_gpu_blocks": cache.num_gpu_blocks,
@@ -93,6 +94,8 @@ class VllmOffline:
             "quantization": model.quantization,
             "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
             "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+            "speculative_method": getattr(speculation, "method", None),
+            "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
             "multiprocessing": os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0",
         }
 

@@ -26,18 +26,25 @@ ALL_KNOBS = VllmKnobs(
     enforce_eager=True,
     attention_backend="FLASH_ATTN",
     cpu_kv_cache_gib=4,
+    speculative_method="ngram",
+    num_speculative_tokens=4,
+    prompt_lookup_max=3,
+    prompt_lookup_min=2,
 )
+# What no other can be set together with n-grams.
+BY_DRAFT_MODEL = VllmKnobs(speculative_method="draft_model", num_speculative_tokens=2, speculative_model="tiny")
 ALL_COMMAND = (
     "VLLM_CPU_KVCACHE_SPACE=4 vllm serve org/model --revision 0000000000000000000000000000000000000000"
     " --dtype bfloat16 --block-size 32 --max-num-seqs 64 --max-num-batched-tokens 4096 --max-model-len 2048"
     " --gpu-memory-utilization 0.85 --no-enable-prefix-caching --enable-chunked-prefill --kv-cache-dtype fp8"
     " --quantization awq --tensor-parallel-size 2 --pipeline-parallel-size 3 --enforce-eager"
-    " --attention-backend FLASH_ATTN"
+    " --attention-backend FLASH_ATTN --speculative-config"
+    """ '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'"""
 )
 
 
 def test_every_knob_on_the_command_line():
-    assert set(ALL_KNOBS.set_values()) == set(VllmKnobs.model_fields)
+    assert {*ALL_KNOBS.set_values(), *BY_DRAFT_MODEL.set_values()} == set(VllmKnobs.model_fields)
     assert serve_settings(HUB, FOLDER, ALL_KNOBS, {}).command() == ALL_COMMAND
 
 
@@ -61,7 +68,36 @@ def test_every_knob_in_the_file():
         "pipeline-parallel-size": 3,
         "enforce-eager": True,
         "attention-backend": "FLASH_ATTN",
+        "speculative-config": {
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 2,
+        },
     }
+
+
+def test_a_draft_model_is_named_by_its_repository_and_commit_or_by_its_folder():
+    hub = serve_settings(HUB, FOLDER, BY_DRAFT_MODEL, {}, (HUB | {"hub_repo": "org/draft"}, FOLDER))
+    speculation = {"method": "draft_model", "num_speculative_tokens": 2, "model": "org/draft", "revision": "0" * 40}
+    assert hub.arguments["speculative-config"] == speculation
+    dummy = serve_settings(DUMMY, FOLDER, BY_DRAFT_MODEL, {}, (DUMMY, Path("draft")))
+    assert dummy.arguments["speculative-config"] == {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "model": "draft",
+    }
+
+
+def test_no_token_drafted_is_no_speculative_decoding():
+    off = VllmKnobs(speculative_method="ngram", num_speculative_tokens=0, prompt_lookup_max=3)
+    assert off.slug() == "specngram-draft0-lookup3"
+    assert "--speculative-config" not in serve_settings(HUB, FOLDER, off, {}).command()
+
+
+def test_remote_code_is_served_only_where_it_was_measured():
+    assert "--trust-remote-code" not in serve_settings(HUB, FOLDER, VllmKnobs(), {}).command()
+    assert "--trust-remote-code" in serve_settings(HUB | {"trust_remote_code": True}, FOLDER, VllmKnobs(), {}).command()
 
 
 def test_a_model_with_random_weights_is_served_from_its_folder():
