@@ -1,24 +1,24 @@
 """Workloads of random tokens: each request depends on the seed and its own index alone."""
 
 import itertools
-import math
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from workflow_scripts.prepare.request import Request, RequestStream
 from workflow_scripts.prepare.tokenizer import Vocabulary
-from workflow_scripts.workloads import FixedWorkload, LengthDistribution, SharedPrefixWorkload, SyntheticWorkload
+from workflow_scripts.workloads import FixedWorkload, LengthDistribution, SharedTextWorkload, SyntheticWorkload
 
-_REQUEST, _PREFIX = range(2)
+_REQUEST, _TEXT = range(2)
 
 
 def fixed(spec: FixedWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
     """Requests that all have the same lengths."""
     return RequestStream(
         "fixed",
-        (Request(vocabulary.random_ids(rng, spec.prompt_tokens), spec.output_tokens) for rng in _generators(seed)),
+        (Request(vocabulary.random_ids(rng, spec.prompt_tokens), spec.output_tokens) for rng in generators(seed)),
     )
 
 
@@ -30,37 +30,35 @@ def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, seed: int) -> Req
         output_tokens = draw_length(spec.output_tokens, rng)
         return Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
 
-    return RequestStream("synthetic", map(request, _generators(seed)))
+    return RequestStream("synthetic", map(request, generators(seed)))
 
 
-def shared_prefix(spec: SharedPrefixWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests of which a share begins with one prefix.
+def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    """Requests of which some begin with the same text.
 
-    The others begin with as many tokens of their own, so that `share` changes what can be shared and no length.
+    The others begin with as many tokens of their own, so that what is shared changes no length.
     """
-    prefix = vocabulary.random_ids(np.random.default_rng([seed, _PREFIX]), spec.prefix_tokens)
+
+    @cache
+    def text(text_id: int) -> list[int]:
+        rng = np.random.default_rng([seed, _TEXT, text_id])
+        return vocabulary.random_ids(rng, spec.tokens_of_text(text_id))
 
     def request(index: int, rng: np.random.Generator) -> Request:
-        own = vocabulary.random_ids(rng, spec.prefix_tokens + spec.prompt_tokens)
-        if not _is_chosen(index, spec.share):
+        own = vocabulary.random_ids(rng, spec.tokens_of_prompt(index))
+        shared = spec.shared_text(index)
+        if shared is None:
             return Request(own, spec.output_tokens)
-        return Request(prefix + own[spec.prefix_tokens :], spec.output_tokens, prefix_tokens=spec.prefix_tokens)
+        prompt = text(shared.id)[: shared.tokens] + own[shared.tokens :]
+        return Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
 
-    return RequestStream("shared_prefix", itertools.starmap(request, enumerate(_generators(seed))))
+    return RequestStream(spec.kind, itertools.starmap(request, enumerate(generators(seed))))
 
 
-def _generators(seed: int) -> Iterator[np.random.Generator]:
+def generators(seed: int) -> Iterator[np.random.Generator]:
+    """A random generator for each request, which depends on the seed and the request's index alone."""
     for index in itertools.count():
         yield np.random.default_rng([seed, _REQUEST, index])
-
-
-def _is_chosen(index: int, share: float) -> bool:
-    """Whether the request at `index` is one of a share that is spread evenly, the first one included.
-
-    >>> [_is_chosen(i, 0.25) for i in range(5)]
-    [True, False, False, False, True]
-    """
-    return math.ceil((index + 1) * share) > math.ceil(index * share)
 
 
 def draw_length(distribution: LengthDistribution, rng: np.random.Generator) -> int:

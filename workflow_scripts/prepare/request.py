@@ -13,13 +13,15 @@ class WorkloadError(ValueError):
 class Request:
     """A prompt, how many tokens to generate for it, and when it arrives.
 
-    `prefix_tokens`: how many of the prompt's first tokens it shares with other requests by intention.
+    `prefix_tokens`: how many of the prompt's first tokens are those of a text that other prompts begin with too, and
+    `prefix_id`: which text. Prompts of one text have the smaller of their `prefix_tokens` in common.
     """
 
     prompt_token_ids: list[int]
     output_tokens: int
     arrival_s: float = 0.0
     prefix_tokens: int = 0
+    prefix_id: int | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -34,7 +36,8 @@ class Request:
             "output_tokens": self.output_tokens,
             "arrival_s": self.arrival_s,
         }
-        return {**line, "prefix_tokens": self.prefix_tokens} if self.prefix_tokens else line
+        prefix = {"prefix_tokens": self.prefix_tokens, "prefix_id": self.prefix_id}
+        return line | prefix if self.prefix_tokens else line
 
 
 @dataclass(frozen=True)

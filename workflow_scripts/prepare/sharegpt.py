@@ -8,14 +8,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from workflow_scripts.files import sha256_of
 from workflow_scripts.prepare.random_prompts import synthetic
 from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
+from workflow_scripts.prepare.source_file import CHECKOUT, checked_file
 from workflow_scripts.prepare.tokenizer import Vocabulary
 from workflow_scripts.workloads import ShareGptWorkload
-
-# Files of a study are named relative to the checkout.
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 # The limits of `vllm.benchmarks.datasets.is_valid_sequence` (vLLM 0.32).
 MIN_TOKENS = 4
@@ -29,10 +26,9 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
     Raises:
         WorkloadError: the file is another one than the study's sha256 says, or no ShareGPT file.
     """
-    path = CHECKOUT / spec.file
-    if not path.is_file():
+    if not (CHECKOUT / spec.file).is_file():
         return _stand_in(spec, vocabulary, seed)
-    turns = _first_turns(path, spec.sha256)
+    turns = _first_turns(spec.file, spec.sha256)
     order = list(turns)
     # The same shuffle of the same list as in vLLM's ShareGPTDataset, so that the same seed gives the same order.
     random.Random(seed).shuffle(order)
@@ -53,11 +49,9 @@ def _stand_in(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Requ
 
 
 @lru_cache(maxsize=1)  # the workload and its warm-up read one file of 0.7 GB
-def _first_turns(path: Path, sha256: str) -> tuple[tuple[str, str], ...]:
+def _first_turns(file: Path, sha256: str) -> tuple[tuple[str, str], ...]:
     """First two turns of every conversation that has as many."""
-    found = sha256_of(path)
-    if found != sha256:
-        raise WorkloadError(f"{path}: its sha256 is {found}, the study expects {sha256}")
+    path = checked_file(file, sha256)
     try:
         conversations = [entry.get("conversations", []) for entry in json.loads(path.read_bytes())]
         return tuple((turns[0]["value"], turns[1]["value"]) for turns in conversations if len(turns) >= 2)

@@ -10,7 +10,7 @@ The kinds of workload are described in docs/workloads.md.
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,40 @@ from workflow_scripts.catalog import CatalogError
 from workflow_scripts.files import write_json, write_jsonl
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts
-from workflow_scripts.prepare.random_prompts import fixed, shared_prefix, synthetic
+from workflow_scripts.prepare.prompts import as_long_as_prompts, prompts
+from workflow_scripts.prepare.random_prompts import fixed, sharing, synthetic
 from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
 from workflow_scripts.prepare.sharegpt import sharegpt
 from workflow_scripts.prepare.tokenizer import TokenizerError, Vocabulary, load_vocabulary
+from workflow_scripts.prepare.trace import trace
 from workflow_scripts.study import Study, StudyError, load_study
 from workflow_scripts.workloads import Workload
 
+Generator = Callable[[Any, Vocabulary, int], RequestStream]
 # Each makes the stream of requests for (specification, vocabulary, seed); the first requests of a stream must not
 # depend on how many are drawn.
-GENERATORS: dict[str, Callable[[Any, Vocabulary, int], RequestStream]] = {
+GENERATORS: dict[str, Generator] = {
     "fixed": fixed,
     "synthetic": synthetic,
-    "shared_prefix": shared_prefix,
+    "identical": sharing,
+    "shared_prefix": sharing,
+    "multi_turn": sharing,
+    "long_context": sharing,
     "sharegpt": sharegpt,
+    "trace": trace,
+    "prompts": prompts,
 }
+WARMUP_GENERATORS: dict[str, Generator] = GENERATORS | {"prompts": as_long_as_prompts}
 
 WARMUP_REQUESTS = 8
-# Added to a workload's seed; further than any seed that a study would choose.
-WARMUP_SEED = 1 << 32
+# Added to a workload's seed. NumPy reads seeds as words of 32 bits and fills up with zeros to four of them, so that
+# [seed + 2**32, x] and [seed, 1, x] are one seed; with a fifth word this seed meets none of a workload's own.
+WARMUP_SEED = 1 << 96
 # vLLM shares no KV block of fewer tokens between prompts.
 SMALLEST_SHARED_BLOCK = 16
 WARMUP_ATTEMPTS = 1000
+# As many requests in a row that are too long say that none will come that is not.
+MOST_LEFT_OUT = 10_000
 
 
 def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
@@ -50,11 +62,32 @@ def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[l
     Raises:
         WorkloadError: the workload's source is not what it should be, or has fewer requests.
     """
-    stream = GENERATORS[spec.kind](spec, vocabulary, spec.seed)
+    stream = _short_enough(GENERATORS[spec.kind](spec, vocabulary, spec.seed), spec.max_total_tokens)
     requests = list(itertools.islice(stream.requests, count))
     if len(requests) < count:
         raise WorkloadError(f"{count} requests are needed, {stream.details['source']} gives {len(requests)}")
     return requests, stream
+
+
+def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> RequestStream:
+    """The stream without the requests that have more tokens, and in its details how many those were."""
+    if max_total_tokens is None:
+        return stream
+    details = {**stream.details, "left_out_as_too_long": 0}
+
+    def requests() -> Iterator[Request]:
+        in_a_row = 0
+        for request in stream.requests:
+            if request.total_tokens <= max_total_tokens:
+                in_a_row = 0
+                yield request
+            else:
+                in_a_row += 1
+                details["left_out_as_too_long"] += 1
+            if in_a_row == MOST_LEFT_OUT:
+                raise WorkloadError(f"max_total_tokens {max_total_tokens}: {in_a_row} requests in a row are longer")
+
+    return RequestStream(stream.kind, requests(), details)
 
 
 def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
@@ -64,8 +97,9 @@ def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Reque
         WorkloadError: there are too few other prompts of this kind.
     """
     taken = {_start(request) for request in requests}
+    others = WARMUP_GENERATORS[spec.kind](spec, vocabulary, spec.seed + WARMUP_SEED)
     candidates = itertools.islice(
-        GENERATORS[spec.kind](spec, vocabulary, spec.seed + WARMUP_SEED).requests, len(requests) + WARMUP_ATTEMPTS
+        _short_enough(others, spec.max_total_tokens).requests, len(requests) + WARMUP_ATTEMPTS
     )
     warmup = list(itertools.islice((c for c in candidates if _start(c) not in taken), WARMUP_REQUESTS))
     if len(warmup) < WARMUP_REQUESTS:
@@ -180,9 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the requests of one workload."""
     parser = argparse.ArgumentParser(
         description="Write the requests of a workload for a model: workload.jsonl (a request a line: request_id, "
-        "prompt_token_ids, output_tokens, arrival_s and, where prompts share one, prefix_tokens), beside it "
-        "warmup.jsonl (the same, other prompts) and workload.json (what the requests really are, their source and "
-        "length statistics).",
+        "prompt_token_ids, output_tokens, arrival_s and, for prompts that share text, prefix_tokens and prefix_id), "
+        "beside it warmup.jsonl (the same, other prompts) and workload.json (what the requests really are, where they "
+        "are from and length statistics).",
         epilog="example: python -m workflow_scripts.prepare.workload --study config/studies/demo.yaml --workload chat "
         "--model tiny-llama-57m --model-dir results/demo/prepared/models/tiny-llama-57m "
         "--out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl",

@@ -79,6 +79,7 @@ def test_shared_prefixes_are_marked(prepare, write_study, tmp_path):
     assert prepare(write_study({**SHARED, "share": 0.4})) == 0
     requests = list(read_jsonl(tmp_path / "made" / "workload.jsonl"))
     assert [r.get("prefix_tokens") for r in requests] == [32, None, 32, None, None]
+    assert [r.get("prefix_id") for r in requests] == [0, None, 0, None, None]
     assert read_json(tmp_path / "made" / "workload.json")["requests_with_prefix"] == 2
 
 

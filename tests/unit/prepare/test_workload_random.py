@@ -1,5 +1,6 @@
 """Properties of workloads of random tokens, whatever the specification."""
 
+import itertools
 import json
 import math
 import os
@@ -10,13 +11,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
 from workflow_scripts.prepare.random_prompts import draw_length
-from workflow_scripts.prepare.request import WorkloadError
+from workflow_scripts.prepare.request import Request, WorkloadError
 from workflow_scripts.prepare.tokenizer import Vocabulary
 from workflow_scripts.prepare.workload import WARMUP_REQUESTS, make_requests, make_warmup
-from workflow_scripts.workloads import FixedWorkload, LengthDistribution, SharedPrefixWorkload, SyntheticWorkload
+from workflow_scripts.workloads import (
+    FixedWorkload,
+    IdenticalWorkload,
+    LengthDistribution,
+    LongContextWorkload,
+    MultiTurnWorkload,
+    SharedPrefixWorkload,
+    SyntheticWorkload,
+    Workload,
+)
 
 
 def no_text(text: str) -> list[int]:
@@ -62,8 +73,38 @@ shared_prefix = st.builds(
     prompt_tokens=tokens,
     output_tokens=tokens,
     share=st.floats(0, 1),
+    users=st.integers(1, 5),
 )
-any_workload = st.one_of(fixed, synthetic, shared_prefix)
+identical = st.builds(
+    IdenticalWorkload,
+    kind=st.just("identical"),
+    num_prompts=st.just(1),
+    seed=seeds,
+    prompt_tokens=tokens,
+    output_tokens=tokens,
+)
+multi_turn = st.builds(
+    MultiTurnWorkload,
+    kind=st.just("multi_turn"),
+    num_prompts=st.just(1),
+    seed=seeds,
+    turns=st.integers(2, 5),
+    prompt_tokens=tokens,
+    output_tokens=tokens,
+    users=st.integers(1, 4),
+)
+long_context = st.builds(
+    LongContextWorkload,
+    kind=st.just("long_context"),
+    num_prompts=st.just(1),
+    seed=seeds,
+    context_tokens=st.lists(st.integers(16, 200), min_size=1, max_size=3).map(sorted),
+    prompt_tokens=tokens,
+    output_tokens=tokens,
+    questions=st.integers(1, 3),
+)
+sharing = st.one_of(shared_prefix, identical, multi_turn, long_context)
+any_workload = st.one_of(fixed, synthetic, sharing)
 counts = st.integers(1, 24)
 
 
@@ -81,7 +122,7 @@ def test_requests_and_warmup_are_json(spec, count):
     for i, request in enumerate([*requests, *make_warmup(spec, VOCABULARY, requests)]):
         line = request.as_line(str(i))
         assert json.loads(json.dumps(line)) == line
-        assert ("prefix_tokens" in line) == (request.prefix_tokens > 0)
+        assert ("prefix_tokens" in line) == ("prefix_id" in line) == (request.prefix_tokens > 0)
     assert stream.kind == spec.kind
 
 
@@ -124,18 +165,116 @@ def test_drawn_lengths_keep_their_bounds(spec, count):
         assert spec.output_tokens.minimum <= request.output_tokens <= spec.output_tokens.maximum
 
 
-@given(shared_prefix, counts)
-def test_a_share_of_the_requests_begins_with_the_prefix(spec, count):
+def in_common(a: Request, b: Request) -> int:
+    """Tokens with which both prompts begin."""
+    pairs = zip(a.prompt_token_ids, b.prompt_token_ids, strict=False)
+    return next(
+        (i for i, (x, y) in enumerate(pairs) if x != y), min(map(len, (a.prompt_token_ids, b.prompt_token_ids)))
+    )
+
+
+@given(sharing, counts)
+def test_prompts_of_one_text_share_what_they_say_and_others_nothing(spec, count):
     requests, _ = make_requests(spec, VOCABULARY, count)
-    sharing = [request for request in requests if request.prefix_tokens]
-    assert len(sharing) == math.ceil(count * spec.share)
-    assert len({tuple(request.prompt_token_ids[: spec.prefix_tokens]) for request in sharing}) <= 1
-    own = {tuple(request.prompt_token_ids[spec.prefix_tokens :]) for request in requests}
-    assert len(own) == count
-    assert {request.prefix_tokens for request in sharing} <= {spec.prefix_tokens}
+    for a, b in itertools.combinations(requests, 2):
+        said = min(a.prefix_tokens, b.prefix_tokens) if a.prefix_id is not None and a.prefix_id == b.prefix_id else 0
+        # By chance two random tokens or more may be equal too.
+        assert said <= in_common(a, b) <= said + 3
+
+
+@given(sharing, counts)
+def test_lengths_are_those_that_the_specification_computes(spec, count):
+    requests, _ = make_requests(spec, VOCABULARY, count)
+    assert [len(request.prompt_token_ids) for request in requests] == [spec.tokens_of_prompt(i) for i in range(count)]
+    assert {request.output_tokens for request in requests} == {spec.output_tokens}
+    assert {request.arrival_s for request in requests} == {0.0}
+
+
+@given(shared_prefix, counts)
+def test_a_share_of_the_requests_begins_with_the_prefix_of_a_user(spec, count):
+    requests, _ = make_requests(spec, VOCABULARY, count)
+    having = [request.prefix_id for request in requests if request.prefix_tokens]
+    assert len(having) == math.ceil(count * spec.share)
+    assert having == [i % spec.users for i in range(len(having))]
+    assert {request.prefix_tokens for request in requests if request.prefix_tokens} <= {spec.prefix_tokens}
     assert {len(request.prompt_token_ids) for request in requests} == {spec.prefix_tokens + spec.prompt_tokens}
-    starts = [tuple(request.prompt_token_ids[:4]) for request in requests if not request.prefix_tokens]
-    assert len(set(starts)) == len(starts)
+
+
+def test_one_users_prompts_are_those_of_a_study_without_users():
+    """What was prepared before there were users is what would be prepared now."""
+    spec = SharedPrefixWorkload(
+        kind="shared_prefix", num_prompts=1, seed=3, prefix_tokens=6, prompt_tokens=4, output_tokens=1
+    )
+    (request,), _ = make_requests(spec, VOCABULARY, 1)
+    prefix = VOCABULARY.random_ids(np.random.default_rng([3, 1]), 6)
+    assert request.prompt_token_ids == prefix + VOCABULARY.random_ids(np.random.default_rng([3, 0, 0]), 10)[6:]
+    assert "users" not in spec.model_dump(mode="json")
+    assert "max_total_tokens" not in spec.model_dump(mode="json")
+
+
+@given(multi_turn)
+def test_a_turn_holds_all_former_prompts_of_its_conversation(spec):
+    requests, _ = make_requests(spec, VOCABULARY, 2 * spec.users * spec.turns)
+    conversations = [[r.prompt_token_ids for r in requests if r.prefix_id == i] for i in range(2 * spec.users)]
+    for turns in conversations:
+        assert len(turns) == spec.turns
+        for former, later in itertools.pairwise(turns):
+            assert later[: len(former)] == former
+            assert len(later) == len(former) + spec.output_tokens + spec.prompt_tokens
+
+
+@given(long_context)
+def test_documents_take_their_lengths_in_turn_and_several_questions_in_a_row(spec):
+    documents = 2 * len(spec.context_tokens)
+    requests, _ = make_requests(spec, VOCABULARY, documents * spec.questions)
+    asked = [len(request.prompt_token_ids) - spec.prompt_tokens for request in requests]
+    assert asked == [tokens for tokens in spec.context_tokens * 2 for _ in range(spec.questions)]
+    ids = [request.prefix_id for request in requests]
+    assert ids == ([None] * documents if spec.questions == 1 else [i // spec.questions for i in range(len(ids))])
+
+
+def test_documents_must_ascend():
+    with pytest.raises(ValidationError, match=r"context_tokens must ascend, not \[8, 4\]"):
+        LongContextWorkload(kind="long_context", num_prompts=1, context_tokens=[8, 4], prompt_tokens=1, output_tokens=1)
+
+
+@given(synthetic, counts)
+def test_what_is_too_long_is_left_out_and_counted(spec, count):
+    drawn, _ = make_requests(spec, VOCABULARY, count)
+    most = sorted(request.total_tokens for request in drawn)[count // 2]
+    expected = [request for request in drawn if request.total_tokens <= most]
+    capped = spec.model_copy(update={"max_total_tokens": most})
+    requests, stream = make_requests(capped, VOCABULARY, len(expected))
+    assert requests == expected
+    last = drawn.index(requests[-1])
+    assert stream.details["left_out_as_too_long"] == last + 1 - len(expected)
+
+
+def test_a_limit_that_no_request_keeps_is_told():
+    lengths = LengthDistribution(median=500, sigma=0.01, minimum=1, maximum=1000)
+    spec = SyntheticWorkload(
+        kind="synthetic", num_prompts=1, prompt_tokens=lengths, output_tokens=lengths, max_total_tokens=20
+    )
+    with pytest.raises(WorkloadError, match="max_total_tokens 20: 10000 requests in a row are longer"):
+        make_requests(spec, VOCABULARY, 1)
+
+
+@pytest.mark.parametrize(
+    "length", [{"kind": "fixed"}, {"kind": "identical"}, {"kind": "shared_prefix", "prefix_tokens": 9}]
+)
+def test_a_workload_of_which_nothing_would_be_left_is_refused(length):
+    content = {"num_prompts": 1, "prompt_tokens": 16, "output_tokens": 8, **length}
+    shortest = 24 + length.get("prefix_tokens", 0)
+    adapter = TypeAdapter(Workload)
+    assert adapter.validate_python({**content, "max_total_tokens": shortest})
+    with pytest.raises(ValidationError, match=f"leaves no request: they have {shortest} tokens or more"):
+        adapter.validate_python({**content, "max_total_tokens": shortest - 1})
+
+
+@given(identical, counts)
+def test_identical_prompts_are_one(spec, count):
+    requests, _ = make_requests(spec, VOCABULARY, count)
+    assert len({tuple(request.prompt_token_ids) for request in requests}) == 1
 
 
 @given(shared_prefix.filter(lambda spec: spec.share > 0.1))
@@ -146,7 +285,7 @@ def test_warmup_has_a_prefix_of_its_own(spec):
         {tuple(r.prompt_token_ids[: spec.prefix_tokens]) for r in some if r.prefix_tokens}
         for some in (requests, warmup)
     ]
-    assert len(prefixes[0]) == len(prefixes[1]) == 1
+    assert len(prefixes[0]) == len(prefixes[1]) > 0
     assert prefixes[0] != prefixes[1]
 
 

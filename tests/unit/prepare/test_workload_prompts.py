@@ -1,0 +1,91 @@
+"""Workloads of a file of texts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.files import sha256_of
+from workflow_scripts.prepare.request import WorkloadError
+from workflow_scripts.prepare.tokenizer import Vocabulary
+from workflow_scripts.prepare.workload import WARMUP_REQUESTS, make_requests, make_warmup
+from workflow_scripts.workloads import PromptsWorkload
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "prompts"
+# A token a byte, as the tokenizer of a model without weights has it.
+VOCABULARY = Vocabulary(np.arange(300, 3000), lambda text: list(text.encode()))
+
+
+def prompts(file: Path, **changed) -> PromptsWorkload:
+    values = {"kind": "prompts", "num_prompts": 3, "file": file, "sha256": sha256_of(file), "output_tokens": 16}
+    return PromptsWorkload(**{**values, **changed})
+
+
+def texts(requests):
+    return [(bytes(r.prompt_token_ids).decode(), r.output_tokens) for r in requests]
+
+
+def test_json_lines_may_say_their_own_output_length():
+    requests, stream = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
+    assert texts(requests) == [
+        ("What does a KV cache hold?", 12),
+        ("Why is a block of sixteen tokens a common choice?", 16),
+        ("Wie viele Blöcke braucht eine Anfrage von hundert Tokens?", 5),
+    ]
+    assert stream.details["texts"] == 3
+
+
+def test_of_another_file_every_line_is_a_text():
+    requests, _ = make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 3)
+    assert texts(requests)[2] == ('{"this line": "is text too"}', 16)
+    with pytest.raises(WorkloadError, match="4 requests are needed"):
+        make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 4)
+
+
+def test_warmup_is_as_long_and_no_text_of_the_file():
+    spec = prompts(FOLDER / "questions.jsonl")
+    requests, _ = make_requests(spec, VOCABULARY, 3)
+    warmup = make_warmup(spec, VOCABULARY, requests)
+    assert len(warmup) == WARMUP_REQUESTS
+    assert [r.total_tokens for r in warmup[:6]] == [r.total_tokens for r in requests] * 2
+    assert all(set(r.prompt_token_ids) <= set(range(300, 3000)) for r in warmup)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}', ":2: prompt: Field required"),
+        ("a.jsonl", '{"prompt": ""}', ":1: prompt: String should have at least 1 character"),
+        ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: Input should be greater than"),
+        ("a.jsonl", "[1]", ":1: Input should be"),
+        ("a.jsonl", "text", ":1: not JSON"),
+        ("a.txt", "\n \n", "there is no text in it"),
+    ],
+)
+def test_a_file_without_texts_is_refused(tmp_path, name, content, words):
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(WorkloadError) as error:
+        make_requests(prompts(file), VOCABULARY, 1)
+    assert f"{file}" in str(error.value)
+    assert words in str(error.value)
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(WorkloadError, match="not UTF-8"):
+        make_requests(prompts(file), VOCABULARY, 1)
+
+
+@given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=12), st.integers(1, 12))
+def test_all_texts_come_in_order_whatever_is_in_them(tmp_path_factory, lines, few):
+    file = tmp_path_factory.mktemp("prompts") / "a.jsonl"
+    lines = [line for line in lines if line.isprintable()] or ["x"]
+    file.write_text("\n".join(json.dumps({"prompt": line}) for line in lines), encoding="utf-8")
+    requests, _ = make_requests(prompts(file), VOCABULARY, len(lines))
+    assert [text for text, _ in texts(requests)] == lines
+    assert make_requests(prompts(file), VOCABULARY, min(few, len(lines)))[0] == requests[:few]

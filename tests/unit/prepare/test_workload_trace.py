@@ -1,0 +1,124 @@
+"""Workloads of traces, from small made-up files in the formats of the published ones."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.files import sha256_of
+from workflow_scripts.prepare.request import WorkloadError
+from workflow_scripts.prepare.tokenizer import Vocabulary
+from workflow_scripts.prepare.trace import read_trace
+from workflow_scripts.prepare.workload import WARMUP_REQUESTS, make_requests, make_warmup
+from workflow_scripts.workloads import TraceColumns, TraceWorkload
+
+TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
+VOCABULARY = Vocabulary(np.arange(2, 3000), list)
+
+
+def trace(file: Path, **changed) -> TraceWorkload:
+    return TraceWorkload(**{"kind": "trace", "num_prompts": 4, "file": file, "sha256": sha256_of(file), **changed})
+
+
+def shape(requests):
+    return [(r.arrival_s, len(r.prompt_token_ids), r.output_tokens) for r in requests]
+
+
+def test_requests_of_azures_traces_are_sorted_and_count_from_the_first():
+    requests, stream = make_requests(trace(TRACES / "azure.csv"), VOCABULARY, 5)
+    assert shape(requests) == [(0.0, 12, 9), (0.250001, 300, 20), (2.25, 40, 6), (3.75, 64, 5), (6.5, 31, 4)]
+    assert stream.kind == "trace"
+    assert json.loads(json.dumps(stream.details)) == {
+        "source": str(TRACES / "azure.csv"),
+        "sha256": sha256_of(TRACES / "azure.csv"),
+        "format": "Azure LLM inference trace",
+        "filter": {"rows": 11, "without_tokens": 1},
+    }
+
+
+def test_requests_of_burstgpt_that_failed_are_left_out():
+    requests, stream = make_requests(trace(TRACES / "burstgpt.csv"), VOCABULARY, 4)
+    assert shape(requests) == [(0.0, 33, 12), (4.0, 58, 20), (23.0, 47, 9), (54.0, 26, 14)]
+    assert stream.details["format"] == "BurstGPT"
+    assert stream.details["filter"] == {"rows": 6, "without_tokens": 2}
+    with pytest.raises(WorkloadError, match=r"5 requests are needed, \S+burstgpt.csv gives 4"):
+        make_requests(trace(TRACES / "burstgpt.csv"), VOCABULARY, 5)
+
+
+def test_time_is_scaled_and_long_requests_are_left_out_where_they_arrived():
+    scaled = trace(TRACES / "azure.csv", time_scale=0.5, max_total_tokens=100)
+    requests, stream = make_requests(scaled, VOCABULARY, 3)
+    assert shape(requests) == [(0.0, 12, 9), (1.125, 40, 6), (1.875, 64, 5)]
+    assert stream.details["left_out_as_too_long"] == 1
+
+
+def test_columns_of_other_names_are_named_by_the_study(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text("when,in,out\n3,5,6\n1,7,8\n")
+    names = TraceColumns(arrival="when", prompt_tokens="in", output_tokens="out")
+    requests, stream = make_requests(trace(file, columns=names), VOCABULARY, 2)
+    assert shape(requests) == [(0.0, 7, 8), (2.0, 5, 6)]
+    assert stream.details["format"] == "columns of the study"
+    with pytest.raises(WorkloadError) as error:
+        make_requests(trace(file), VOCABULARY, 2)
+    assert "its columns are when, in, out; a trace has Azure LLM inference trace: TIMESTAMP" in str(error.value)
+    assert "BurstGPT: Timestamp, Request tokens, Response tokens" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("arrival_s,prompt_tokens,output_tokens\nsoon,1,1\n", "column 'arrival_s'"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,many,1\n", "column 'prompt_tokens'"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n1,1,\n", "column 'output_tokens': 1 rows have no value"),
+        ("", "not readable as CSV"),
+        ("a,b\n1,2\n1,2,3\n", "not readable as CSV"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path, content, words):
+    file = tmp_path / "broken.csv"
+    file.write_text(content)
+    with pytest.raises(WorkloadError) as error:
+        make_requests(trace(file), VOCABULARY, 1)
+    assert words in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_and_another_one_are_refused(tmp_path):
+    with pytest.raises(WorkloadError, match="there is no such file"):
+        make_requests(trace(TRACES / "azure.csv").model_copy(update={"file": tmp_path / "none.csv"}), VOCABULARY, 1)
+    with pytest.raises(WorkloadError, match="the study expects " + "0" * 64):
+        make_requests(trace(TRACES / "azure.csv", sha256="0" * 64), VOCABULARY, 1)
+
+
+def test_warmup_has_the_lengths_of_the_trace_and_other_tokens():
+    spec = trace(TRACES / "azure.csv")
+    requests, _ = make_requests(spec, VOCABULARY, 4)
+    warmup = make_warmup(spec, VOCABULARY, requests)
+    assert len(warmup) == WARMUP_REQUESTS
+    assert [len(r.prompt_token_ids) for r in warmup[:4]] == [len(r.prompt_token_ids) for r in requests]
+    assert {tuple(r.prompt_token_ids[:16]) for r in warmup}.isdisjoint(tuple(r.prompt_token_ids[:16]) for r in requests)
+
+
+@given(
+    rows=st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=30),
+    time_scale=st.floats(0.01, 10),
+    few=st.integers(1, 10),
+)
+def test_every_request_of_a_trace_is_there_in_order(tmp_path_factory, rows, time_scale, few):
+    file = tmp_path_factory.mktemp("trace") / "trace.csv"
+    pd.DataFrame(rows, columns=["arrival_s", "prompt_tokens", "output_tokens"]).to_csv(file, index=False)
+    read_trace.cache_clear()
+    usable = sorted((row for row in rows if row[1] and row[2]), key=lambda row: row[0])
+    spec = trace(file, time_scale=time_scale)
+    requests, _ = make_requests(spec, VOCABULARY, len(usable))
+    assert [(len(r.prompt_token_ids), r.output_tokens) for r in requests] == [row[1:] for row in usable]
+    assert [r.arrival_s for r in requests] == pytest.approx(
+        [(row[0] - usable[0][0]) * time_scale for row in usable], abs=1e-5
+    )
+    assert make_requests(spec, VOCABULARY, min(few, len(usable)))[0] == requests[:few]
