@@ -74,7 +74,7 @@ def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
     than S requests remain, with S the sequences allowed at once (`allowed`, by cell_id). Within it a request counts
     with the tokens of its decode that fall inside, taken as evenly spaced.
     """
-    r = requests.merge(allowed.rename("allowed"), left_on="cell_id", right_index=True)
+    r = requests.assign(allowed=requests["cell_id"].map(allowed))
     r = r[r["first_token_s"].notna() & r["last_token_s"].notna()]
     count = r.groupby(REPEAT)["request_id"].transform("size")
     r = r[count >= 2 * r["allowed"]]  # shorter, and the window is empty or all ramp
