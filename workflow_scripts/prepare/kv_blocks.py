@@ -1,0 +1,138 @@
+"""KV blocks of a device as vLLM's pool hands them out: which are free, and which of these still hold something.
+
+Blocks are counted, not listed. With prefix caching a freed block keeps what it holds until it is needed for something
+else, the one freed longest ago first. So the free blocks stand in a queue: in front those that hold nothing, then runs
+of full blocks. Three kinds of blocks are enough to tell every cache hit (vllm/v1/core/block_pool.py):
+
+- blocks of a text that several prompts begin with: each has its own place in the queue and a count of its users;
+- full blocks of one request alone, which only the request itself can hit, when it comes back from a preemption: a run
+  in the queue, of which the last block goes first;
+- the rest, the block that is not full: it holds nothing that could be hit.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+# As many blocks as anything takes, where no number is given.
+UNLIMITED = 1 << 48
+
+
+class SharedBlock:
+    """A full block of a text that several prompts begin with."""
+
+    __slots__ = ("content", "users")
+
+    def __init__(self, content: int) -> None:
+        self.content = content
+        self.users = 1
+
+
+class BlockPool:
+    """The blocks of one device.
+
+    Args:
+        capacity: blocks that requests can get, without the one that the engine keeps back.
+        block_size: tokens in a block.
+        caching: whether blocks keep what they hold when they are freed.
+        shared_contents: for each request, what the leading blocks of its prompt hold that others' may hold too, as
+            numbers; nothing without caching.
+    """
+
+    def __init__(self, capacity: int, block_size: int, caching: bool, shared_contents: Sequence[Sequence[int]]) -> None:
+        self.capacity = capacity
+        self.free = capacity
+        self.block_size = block_size
+        self.caching = caching
+        self.shared_contents = shared_contents
+        self.evicted_shared = False
+        self.most_filled = 0
+        self._empty = capacity
+        self._evictable: OrderedDict[int | SharedBlock, int] = OrderedDict()
+        self._holders: dict[int, list[SharedBlock]] = {}
+        self._shared_of: dict[int, list[SharedBlock]] = {}
+
+    @property
+    def held(self) -> int:
+        """Blocks that requests hold."""
+        return self.capacity - self.free
+
+    def take(self, count: int) -> None:
+        """Take free blocks, those that hold nothing first."""
+        self.free -= count
+        self._empty -= count
+        if self._empty < 0:
+            self._evict(-self._empty)
+            self._empty = 0
+
+    def _evict(self, count: int) -> None:
+        self.most_filled = self.capacity
+        while count:
+            owner, blocks = next(iter(self._evictable.items()))
+            if blocks > count:
+                self._evictable[owner] = blocks - count
+                return
+            del self._evictable[owner]
+            count -= blocks
+            if isinstance(owner, SharedBlock):
+                self._forget(owner)
+
+    def _forget(self, block: SharedBlock) -> None:
+        self.evicted_shared = True
+        holders = self._holders[block.content]
+        holders.remove(block)
+        if not holders:
+            del self._holders[block.content]
+
+    def lookup(self, request: int, most_blocks: int) -> tuple[list[SharedBlock], int]:
+        """Leading blocks of a waiting request that are still there: shared ones, and the number of its own.
+
+        `most_blocks`: no more than these, for the last token has to be computed anyway.
+        """
+        shared: list[SharedBlock] = []
+        contents = self.shared_contents[request]
+        for content in contents[:most_blocks]:
+            if content not in self._holders:
+                return shared, 0
+            shared.append(self._holders[content][0])
+        return shared, min(self._evictable.get(request, 0), most_blocks - len(shared))
+
+    def adopt(self, request: int, shared: list[SharedBlock], own: int) -> None:
+        """Give a request the blocks that a lookup found."""
+        for block in shared:
+            if not block.users:
+                del self._evictable[block]
+                self.free -= 1
+            block.users += 1
+        if shared:
+            self._shared_of[request] = shared
+        if own:
+            del self._evictable[request]
+            self.free -= own
+
+    def fill(self, request: int, tokens: int) -> None:
+        """Note that a prompt is computed up to `tokens` tokens: what it shares can be hit from now on."""
+        contents = self.shared_contents[request]
+        if not contents:
+            return
+        mine = self._shared_of.setdefault(request, [])
+        for content in contents[len(mine) : tokens // self.block_size]:
+            block = SharedBlock(content)
+            self._holders.setdefault(content, []).append(block)
+            mine.append(block)
+
+    def release(self, request: int, blocks: int, full_blocks: int) -> None:
+        """Take back a request's blocks, the last first; it is known what the first `full_blocks` of them hold."""
+        self.most_filled = max(self.most_filled, self.capacity - self._empty)
+        if not self.caching:
+            full_blocks = 0
+        shared = self._shared_of.pop(request, [])
+        own = full_blocks - len(shared)
+        self._empty += blocks - full_blocks
+        if own:
+            self._evictable[request] = own
+        self.free += blocks - len(shared)
+        for block in reversed(shared):
+            block.users -= 1
+            if not block.users:
+                self._evictable[block] = 1
+                self.free += 1
