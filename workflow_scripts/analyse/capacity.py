@@ -296,6 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the capacity table of a study."""
     parser = table_parser("capacity", "KV blocks, tokens and concurrency as predicted, beside what the engine had.")
     parser.add_argument("--predictions", type=Path, required=True, help="capacity.jsonl of prepare.predictions")
+    parser.epilog = f"{parser.epilog} --predictions results/demo/prepared/capacity.jsonl"
 
     def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
         return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]

@@ -232,8 +232,10 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write how much KV memory each repeat wasted."""
-    parser = table_parser("fragmentation", "Share of KV memory that held no token, as it was and in other layouts.")
+    about = "Share of KV memory that held no token, as it was and in other layouts."
+    parser = table_parser("fragmentation", about, table="waste")
     parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
+    parser.epilog = f"{parser.epilog} --parsed results/demo/parsed"
 
     def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
         own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]

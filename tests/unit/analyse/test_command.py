@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse import effects, engines, ratios, recommend
+from workflow_scripts.analyse import capacity, effects, engines, fragmentation, limits, ratios, recommend
 from workflow_scripts.analyse.command import run, table_parser
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.catalog import CatalogError
@@ -66,14 +66,36 @@ def test_help_documents_files_options_and_an_example(main, module, written, text
     assert [text for text in expected if text not in shown] == []
 
 
-@pytest.mark.parametrize("missing", ["--study", "--cells", "--out"])
-def test_every_file_must_be_named(missing, capsys):
-    command = {"--study": "a", "--cells": "b", "--out": "c"}
+FILES = ["--study", "--cells", "--out"]
+FILES_OF = {
+    effects.main: FILES,
+    fragmentation.main: [*FILES, "--parsed"],
+    limits.main: [*FILES, "--parsed", "--devices", "--checked-out"],
+    capacity.main: [*FILES, "--predictions"],
+}
+
+
+@pytest.mark.parametrize(("main", "missing"), [(main, name) for main, names in FILES_OF.items() for name in names])
+def test_every_file_must_be_named(main, missing, capsys):
+    command = dict.fromkeys(FILES_OF[main], "a")
     del command[missing]
     with pytest.raises(SystemExit) as e:
-        effects.main([word for pair in command.items() for word in pair])
+        main([word for pair in command.items() for word in pair])
     assert e.value.code == 2
     assert f"required: {missing}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "main", [m.main for m in (capacity, effects, engines, fragmentation, limits, ratios, recommend)]
+)
+def test_the_example_of_the_help_can_be_typed_in(main, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken at a hyphen
+    _, _, example = help_of(main, capsys).partition("example: python -m ")
+    module, *arguments = example.split()
+    assert module == main.__module__
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == "config/studies/demo.yaml: there is no such study file\n"
 
 
 def test_a_fault_of_any_input_is_one_message(tmp_path, capsys):

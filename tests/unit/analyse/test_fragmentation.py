@@ -248,6 +248,11 @@ def test_only_whole_blocks_of_a_prefix_are_shared():
     assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 36
 
 
+def test_a_prefix_of_one_token_is_shared_too():
+    rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 1, 0.0, 1.0, 1.0)]
+    assert at(waste(*rows), "block_size_whatif", 1)["tokens_held_mean"] == 80 - 1
+
+
 def test_the_prefix_of_another_workload_is_none_of_this_one():
     rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
     found = waste(*rows, prefix_tokens={"another": 40})
@@ -318,6 +323,14 @@ def test_caches_of_huggingface_are_as_measured(tmp_path):
     assert found["slots_held_mean"].tolist() == [120, 120]
     assert found["source"].tolist() == ["measured", "measured"]
     assert found["computed_from"].tolist() == ["steps", "steps"]
+
+
+def test_a_cache_that_no_knob_names_is_the_dynamic_one(tmp_path):
+    made = table(
+        one_cell({"batch_size": 4}, kv_tokens_live_mean=30.0, kv_slots_reserved_mean=120.0, engine="hf-static")
+    )
+    found = waste_table(made.assign(knob_cache_implementation=pd.NA), tmp_path, {})
+    assert found["layout"].tolist() == ["hf_dynamic_cache"]
 
 
 def test_no_cell_is_an_empty_table(tmp_path):

@@ -139,6 +139,25 @@ def test_work_is_that_of_the_model_and_the_steps_taken(parsed):
     assert found["flops"] == TINY.request_flops(10, 3) + TINY.request_flops(20, 1)
 
 
+def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
+    # 20 steps in 2 s: 0.3 TB and 2 PFLOP in all, of which each of four devices (4.8 TB/s, 989.5 TFLOP/s) has a part.
+    llama = {"gpu": "h200", "model": "llama-3.1-8b-instruct", "wall_s": 2.0, "steps_taken": 20}
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    alone = parsed.cell([(1000, 20, 0)], {}, **llama, estimated_read_bytes=3e11, estimated_flops=2e15)
+    four = parsed.cell([(1000, 20, 0)], ranks, **llama, estimated_read_bytes=0.75e11, estimated_flops=0.5e15)
+    found, reasons = parsed.limits()
+    assert reasons == []
+    of_one, of_four = (found.set_index("cell_id").loc[name] for name in (alone, four))
+    assert of_one["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8)
+    assert of_four["engine_mbu"] == pytest.approx(0.3 / 2 / 4.8 / 4)
+    assert of_one["engine_mfu"] == pytest.approx(2000 / 2 / 989.5)
+    assert of_four["engine_mfu"] == pytest.approx(2000 / 2 / 989.5 / 4)
+    for name in ("mbu", "mfu"):
+        assert of_four[name] == pytest.approx(of_one[name] / 4)
+    for name in ("read_bytes", "flops", "engine_read_bytes_difference", "engine_flops_difference"):
+        assert of_four[name] == pytest.approx(of_one[name])
+
+
 def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
     measured_device(parsed.devices)
     parsed.cell([(10, 3, 0)], {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64}, engine="hf-continuous")

@@ -69,6 +69,12 @@ def test_samples_are_read_off_columns_with_a_suffix():
     assert np.isnan(taken.variance).all()
 
 
+def test_cells_are_taken_by_position_as_often_as_they_are_named():
+    taken = LogSamples(*(np.array([x, x + 1, x + 2]) for x in (10.0, 20.0, 30.0))).at([2, 0, 2])
+    assert (taken.n.tolist(), taken.mean.tolist()) == ([12.0, 10.0, 12.0], [22.0, 20.0, 22.0])
+    assert taken.variance.tolist() == [32.0, 30.0, 32.0]
+
+
 # --- intervals
 
 
