@@ -127,10 +127,12 @@ def _cells(rows: pd.DataFrame) -> list[Record]:
 
 
 def _why_not_comparable(a: Record, b: Record) -> str | None:
-    """What makes the work of two cells unequal; None if nothing does."""
+    """What makes the work or the environment of two cells unequal; None if nothing does."""
     differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
     amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
-    return "; ".join(dict.fromkeys([*a["faults"], *b["faults"], *amounts])) or None
+    locks = {str(cell["lock_sha256"])[:12] for cell in (a, b)}
+    versions = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
+    return "; ".join(dict.fromkeys([*versions, *a["faults"], *b["faults"], *amounts])) or None
 
 
 def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
@@ -296,6 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         required=True,
         help="engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
     )
+    parser.epilog = f"{parser.epilog} --decomposition-out results/demo/tables/engine_decomposition.parquet"
 
     def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
         improvements, decomposition = engine_tables(cells)

@@ -69,6 +69,7 @@ def test_help_documents_files_options_and_an_example(main, module, written, text
 FILES = ["--study", "--cells", "--out"]
 FILES_OF = {
     effects.main: FILES,
+    engines.main: [*FILES, "--decomposition-out"],
     fragmentation.main: [*FILES, "--parsed"],
     limits.main: [*FILES, "--parsed", "--devices", "--checked-out"],
     capacity.main: [*FILES, "--predictions"],
