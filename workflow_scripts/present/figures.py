@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.files import write_json
-from workflow_scripts.present import intervals, memory, outcomes, throughput, timelines
+from workflow_scripts.present import intervals, memory, outcomes, throughput, timelines, workloads
 from workflow_scripts.present.plot import Plot, use_style, write_plot
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import StudyError, load_study
 
 MANIFEST = "figures.json"
 FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
+    "workload_lengths": workloads.workload_lengths,
+    "workload_arrivals": workloads.workload_arrivals,
     "output_by_max_num_seqs": throughput.output_by_max_num_seqs,
     "total_by_max_num_seqs": throughput.total_by_max_num_seqs,
     "output_by_block_size": throughput.output_by_block_size,
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
-    parser.add_argument("--parsed", type=Path, help="folder with GPU/trace.parquet and GPU/steps.parquet")
+    parser.add_argument("--parsed", type=Path, help="folder with GPU/requests.parquet, trace.parquet and steps.parquet")
     parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     args = parser.parse_args(argv)
     try:

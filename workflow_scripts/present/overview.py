@@ -137,6 +137,7 @@ def workloads(report: Report) -> Iterator[Block]:
                 "kind": manifest and manifest["kind"],
                 "source": manifest and manifest.get("source"),
                 "requests": workload.num_prompts if manifest is None else manifest["num_requests"],
+                "alike": manifest and manifest["requests_with_prefix"],
                 "prompt": _length(manifest, "prompt_tokens", getattr(workload, "prompt_tokens", None)),
                 "output": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
             }
@@ -147,6 +148,7 @@ def workloads(report: Report) -> Iterator[Block]:
         "kind": "Kind it really was",
         "source": "Made from",
         "requests": "Requests (most in a cell)",
+        "alike": "of them sharing text",
         "prompt": "Prompt tokens",
         "output": "Output tokens",
     }

@@ -62,7 +62,14 @@ SECTIONS: Sequence[Section] = (
         "runs",
         "What was run on what",
         "",
-        [overview.counts, overview.devices, overview.engines, overview.workloads],
+        [
+            overview.counts,
+            overview.devices,
+            overview.engines,
+            overview.workloads,
+            figure("workload_lengths"),
+            figure("workload_arrivals"),
+        ],
     ),
     Section(
         "max-num-seqs",

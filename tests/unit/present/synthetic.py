@@ -211,6 +211,21 @@ def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
     return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64", "running": "Int64", "waiting": "Int64"})
 
 
+def requests_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
+    """The table `parsed/{gpu}/requests.parquet`: all at once, but on the L40S one every tenth of a second."""
+    measured = cells[(cells["gpu"] == gpu) & cells["repeat"].notna()]
+    numbers = np.arange(64)
+    queued_s = 0.1 * numbers if gpu == "l40s" else np.zeros(64)
+    parts = []
+    for row in measured.itertuples():
+        prompt_tokens = 576 if row.workload == "system-prompt" else 20 + 10 * numbers
+        times_s = {"queued_s": queued_s, "scheduled_s": queued_s, "first_token_s": queued_s + 0.2}
+        lengths = {"prompt_tokens": prompt_tokens, "output_tokens": 32}
+        ids = {"cell_id": row.cell_id, "repeat": row.repeat, "request_id": numbers.astype(str)}
+        parts.append(pd.DataFrame({**ids, **lengths, **times_s, "last_token_s": queued_s + 2}))
+    return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64"})
+
+
 def columns_of(table: str) -> list[str]:
     """The columns that every table of this name has."""
     return [name for name in TABLE_SCHEMAS[table].columns if not name.startswith("^")]
@@ -306,6 +321,7 @@ def write_results(folder: Path) -> Path:
         parsed.mkdir(parents=True, exist_ok=True)
         trace_table(cells, gpu).to_parquet(parsed / "trace.parquet")
         steps_table(cells, gpu).to_parquet(parsed / "steps.parquet")
+        requests_table(cells, gpu).to_parquet(parsed / "requests.parquet")
     for cell_id, outcome in cells[["cell_id", "outcome"]].drop_duplicates().itertuples(index=False):
         if outcome != "missing":
             log = folder / "cells" / cell_id / "raw" / "engine.log"

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.figures import FIGURES, main
 from workflow_scripts.present.plot import MAX_PANELS, PAGE_WIDTH_IN, write_plot
-from workflow_scripts.present.tables import Tables
+from workflow_scripts.present.tables import MissingError, Tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -46,6 +46,10 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
         ("output_by_max_num_seqs", "ceiling, data sheet (predicted)"),
         ("total_by_max_num_seqs", "Total tokens per s"),
         ("output_by_block_size", "Block size (tokens)"),
+        ("workload_lengths", "prompt tokens"),
+        ("workload_lengths", "output tokens"),
+        ("workload_lengths", "system-prompt"),
+        ("workload_arrivals", "Requests arrived"),
         ("memory_over_time", "Memory in use (GiB)"),
         ("memory_over_time", "Time since the repeat began (s)"),
         ("kv_cache_over_time", "KV blocks in use (%)"),
@@ -60,6 +64,58 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
 )
 def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Results, name: str, label: str) -> None:
     assert label in words(results.root / "figures" / f"{name}.svg")
+
+
+def test_lengths_are_those_of_the_requests_that_were_run(results: Results) -> None:
+    plot = FIGURES["workload_lengths"](Tables(results.root / "tables", results.root / "parsed"))
+    assert [panel.title for panel in plot.panels] == ["chat", "system-prompt"]
+    assert "chat: 335 prompt and 32 output tokens in 64 requests" in plot.alt
+    figure, ax = plt.subplots()
+    plot.panels[0].draw(ax)
+    prompt, output = ax.lines
+    assert sorted(set(prompt.get_xdata())) == [20 + 10 * i for i in range(64)]
+    assert set(output.get_xdata()) == {32}
+    assert max(prompt.get_ydata()) == max(output.get_ydata()) == 1
+    plt.close(figure)
+
+
+def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results: Results, tmp_path: Path) -> None:
+    tables = Tables(results.root / "tables", results.root / "parsed")
+    plot = FIGURES["workload_arrivals"](tables)
+    assert 0 < len(plot.panels) <= 6
+    assert all(cell.startswith("l40s/") for cell in re.findall(r"\S+/vllm/\S+", plot.alt))
+    figure, ax = plt.subplots()
+    plot.panels[0].draw(ax)
+    assert list(ax.lines[0].get_xdata()) == pytest.approx([0.1 * i for i in range(64)])
+    plt.close(figure)
+    for path in (results.root / "parsed").glob("*/requests.parquet"):
+        copy = tmp_path / path.parent.name / path.name
+        copy.parent.mkdir()
+        pd.read_parquet(path).assign(queued_s=0.01).to_parquet(copy)
+    with pytest.raises(MissingError, match="in every cell all requests were handed in at once"):
+        FIGURES["workload_arrivals"](Tables(results.root / "tables", tmp_path))
+
+
+def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    longer = cells[cells["gpu"] == "h200"].assign(model="other-model", gpu="l4")
+    longer["cell_id"] = longer["cell_id"].str.replace("h200/", "l4/")
+    pd.concat([cells, longer]).to_parquet(tmp_path / "cells.parquet")
+    for path in (results.root / "parsed").glob("*/requests.parquet"):
+        (tmp_path / path.parent.name).mkdir()
+        pd.read_parquet(path).to_parquet(tmp_path / path.parent.name / path.name)
+    (tmp_path / "l4").mkdir()
+    requests = pd.read_parquet(tmp_path / "h200" / "requests.parquet")
+    is_chat = requests["cell_id"].str.contains("/chat/")
+    requests["prompt_tokens"] += is_chat.astype(int)
+    requests["cell_id"] = requests["cell_id"].str.replace("h200/", "l4/")
+    requests.to_parquet(tmp_path / "l4" / "requests.parquet")
+    plot = FIGURES["workload_lengths"](Tables(tmp_path, tmp_path))
+    assert {panel.title for panel in plot.panels} == {
+        "chat · llama-3.1-8b-instruct",
+        "chat · other-model",
+        "system-prompt",
+    }
 
 
 def test_the_knobs_values_are_the_ticks(results: Results) -> None:
