@@ -112,13 +112,13 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
 
 
 def differences(statuses: Iterable[CellStatus]) -> Iterator[str]:
-    """What keeps cells from being comparable: environments of more than one lock."""
+    """What keeps cells from being compared: environments of more than one lock."""
     locks: dict[str, list[CellStatus]] = {}
     for s in statuses:
         if s.lock is not None:
             locks.setdefault(s.lock, []).append(s)
     if len(locks) > 1:
-        yield "Measured in environments of different locks:"
+        yield "Measured in environments of different locks, so not compared with each other:"
         for lock, alike in locks.items():
             where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
             yield f"    {lock}: {len(alike)} cells, {where}"

@@ -116,7 +116,7 @@ def test_cells_of_two_locks_are_named(seen: Seen, capsys: pytest.CaptureFixture[
     assert "different locks" not in seen.printed(capsys)
     seen.end(cell("l40s", 16), "ok", lock="b" * 64)
     printed = seen.printed(capsys)
-    assert "Measured in environments of different locks:" in printed
+    assert "Measured in environments of different locks, so not compared with each other:" in printed
     assert "    bbbbbbbbbbbb: 1 cells, l40s on node-1" in printed
 
 

@@ -186,10 +186,11 @@ def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, PUBLISHED, "any GPU", ("NVML",))
     cells = evidence.tables["cells"]
     summary = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"}).dropna(subset="utilization_pct_mean")
+    alike = [*PLACE, "lock_sha256"]
     batched = summary[summary["max_concurrency_allowed"] > 1].sort_values("log_mean", kind="stable")
     batched = batched.assign(is_static=batched["engine"] == "hf-static")
-    fastest = batched.drop_duplicates([*PLACE, "is_static"], keep="last").sort_values("is_static")
-    for _, rows in fastest.groupby(list(PLACE), sort=False):
+    fastest = batched.drop_duplicates([*alike, "is_static"], keep="last").sort_values("is_static")
+    for _, rows in fastest.groupby(alike, dropna=False, sort=False):
         if rows["is_static"].tolist() == [False, True]:
             yield _utilisations(claim, *records(rows))
 

@@ -163,7 +163,7 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
 
 def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
     """Cells that have others from which they differ in the knob alone: in order of `group` and the knob's value."""
-    alike = [*_PLACE, *others]
+    alike = [*_PLACE, "lock_sha256", *others]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
     rows = rows.assign(group=group, value=rows[column].map(knob_text)).sort_values(["group", column])

@@ -105,7 +105,7 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     summary = cell_summary(cells, metric, observed)
     summary["bound_by"] = bound_by(summary)
     summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
-    alike = ["study", "source", "engine", "model", "workload", "knobs"]
+    alike = ["study", "source", "lock_sha256", "engine", "model", "workload", "knobs"]
     sides = ["gpu", "repeats", "log_mean", "log_variance", "kv_cache_tokens", "decode_share", "bound_by"]
     quantization = [name for name in ("knob_quantization",) if name in summary]
     one = summary[[*alike, *quantization, *sides]]

@@ -91,7 +91,8 @@ def recommendations(
     ttft_p99_s: float | None = None,
     tpot_p99_s: float | None = None,
 ) -> pd.DataFrame:
-    """The recommendations table: rows for each role in each device, model and workload that vLLM was measured on.
+    """The recommendations table: rows for each role in each device, model and workload that vLLM was measured on,
+    for each lock that it was measured with.
 
     Args:
         cells: the cells table.
@@ -103,7 +104,7 @@ def recommendations(
     summary = _summary(cells)
     rows = [
         row
-        for _, place in summary.groupby(list(PLACE), sort=False)
+        for _, place in summary.groupby([*PLACE, "lock_sha256"], dropna=False, sort=False)
         for row in _of_place(place.reset_index(drop=True), margin_pct, models, ttft_p99_s, tpot_p99_s)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))

@@ -10,8 +10,9 @@ from workflow_scripts.analyse.statistics import FloatArray, summarise
 
 Record = dict[str, Any]
 
-# What a cell is. Cells of two studies or sources are never pooled, whatever their names.
-IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id")
+# What a cell is, and the lock of the environment that it was measured in: cells of different locks ran other versions
+# of an engine and are never compared. Nor are cells of two studies or sources ever pooled, whatever their names.
+IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", "lock_sha256")
 
 # Share of KV blocks in use from which on the cache counts as full: a waiting request takes several blocks.
 KV_CACHE_FULL = 0.95

@@ -279,6 +279,8 @@ def test_one_kind_of_batching_alone_says_nothing():
     assert len(findings(BUSY, evidence(cells=busy(95, 55)[1:]))) == 1
     apart = [busy(95, 55)[0], busy(95, 55, workload="other")[1]]
     assert len(findings(BUSY, evidence(cells=apart))) == 1
+    locks = [busy(95, 55, lock_sha256="a")[0], busy(95, 55, lock_sha256="b")[1]]
+    assert len(findings(BUSY, evidence(cells=locks))) == 1
     assert len(findings(BUSY, evidence())) == 1
 
 

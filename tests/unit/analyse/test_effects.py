@@ -95,6 +95,11 @@ def test_cells_that_do_not_count_are_left_out():
     assert effects(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}, comparable=False)).empty
 
 
+def test_cells_of_different_locks_are_kept_apart():
+    assert effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell({"max_num_seqs": 4}, lock_sha256="b")).empty
+    assert not effects(cell({"max_num_seqs": 1}, lock_sha256="a"), cell({"max_num_seqs": 4}, lock_sha256="a")).empty
+
+
 def test_a_table_without_anything_to_compare_has_all_columns_and_no_rows():
     assert effects(cell({"max_num_seqs": 1})).columns.tolist() == list(SCHEMA.columns)
     assert effects(cell({"max_num_seqs": 1}, outcome="missing")).columns.tolist() == list(SCHEMA.columns)

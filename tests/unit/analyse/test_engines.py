@@ -87,6 +87,15 @@ def test_cells_of_another_place_do_not_meet(other):
     assert steps(vllm(8), static(1, 1, **other)).empty
 
 
+def test_cells_of_different_locks_are_not_comparable():
+    apart = vllm(8, lock_sha256="b" * 64), static(1, 1, lock_sha256="a" * 64)
+    found = only(improvements(*apart))
+    assert not found["comparable"]
+    assert found["reason"] == "the environments differ: lock aaaaaaaaaaaa against bbbbbbbbbbbb"
+    assert math.isnan(found["improvement_ratio"])
+    assert not steps(*apart)["comparable"].any()
+
+
 def test_improvement_is_a_ratio_with_welchs_interval():
     fast, slow = [170.0, 180.0, 175.0], [10.0, 9.9]
     found = only(improvements(vllm(fast), static(slow, 1)))

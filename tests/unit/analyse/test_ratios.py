@@ -61,6 +61,7 @@ def test_devices_are_compared_on_the_same_settings_alone():
         {"workload": "long"},
         {"study": "other"},
         {"source": "measured elsewhere"},
+        {"lock_sha256": "f00"},
         {"outcome": "timeout"},
         {"comparable": False},
         {"gpu": "h200"},

@@ -89,6 +89,12 @@ def test_every_place_has_its_own(other):
     assert found[name][1] == value
 
 
+def test_cells_of_different_locks_are_not_ranked_against_each_other():
+    locks = {4: "a", 8: "b", 16: "b"}
+    found = recommended(*(config(n, 10 * n, lock_sha256=locks[n]) for n in locks), role="best_throughput")
+    assert found["knobs"].tolist() == ["seqs4", "seqs16"]
+
+
 def test_the_roles_of_a_place_in_order():
     found = recommended(config(1, 10, 0.01), config(4, 30, 0.015), config(16, 60, 0.1))
     assert found[["role", "knobs"]].values.tolist() == [

@@ -45,7 +45,7 @@ def test_a_row_a_cell_with_its_identity_knobs_and_logs():
         "knob_max_num_seqs",
         "knob_enable_prefix_caching",
     ]
-    assert IDENTITY == ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id")
+    assert IDENTITY == ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", "lock_sha256")
     assert summary["cell_id"].tolist() == [
         "h200/vllm/llama-3.1-8b-instruct/chat/seqs16-pc1",
         "l40s/vllm/llama-3.1-8b-instruct/chat/seqs4",
