@@ -73,13 +73,19 @@ def batch_resource(name):
     """A resource of a batch's job as a function, as Snakemake asks for it; None where the site does not set it."""
 
     def resource(wildcards, attempt):
-        left = [CELLS[cell] for cell in cells_of(wildcards) if not is_current(cell)]
-        cells = left or [CELLS[cell] for cell in cells_of(wildcards)]
-        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpu).glob("*")]
-        tries = Attempt(attempt, SITE.attempts)
-        return job_resources(cells, SITE, STUDY.cell_time_limit_s, tries, avoid).get(name)
+        return batch_resources(wildcards.gpu, wildcards.key, attempt).get(name)
 
     return resource
+
+
+@cache
+def batch_resources(gpu, key, attempt):
+    """Resources of a batch's attempt; of the cells that are still to be measured, if there are any."""
+    cells = read_batch(PATHS.batch(gpu, key))
+    left = [cell for cell in cells if not is_current(cell)]
+    avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("*")]
+    tries = Attempt(attempt, SITE.attempts)
+    return job_resources([CELLS[cell] for cell in left or cells], SITE, STUDY.cell_time_limit_s, tries, avoid)
 
 
 rule measure_batch:

@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workflow_scripts.attempt import Attempt
-from workflow_scripts.catalog import Gpu, load_gpus, load_models
+from workflow_scripts.catalog import load_gpus, load_models
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.model_facts import read_model_facts
 from workflow_scripts.study import Study, StudyError, load_study
@@ -140,12 +141,16 @@ class Needs:
     memory_mb: int
 
 
-def needs_of(cell: Cell, gpus: Mapping[str, Gpu] | None = None) -> Needs:
+def needs_of(cell: Cell) -> Needs:
     """Portable needs of a cell: one GPU for each rank of its parallelism, cores and host memory to feed them."""
-    gpu = (gpus or load_gpus())[cell.gpu]
     knobs = cell.knobs.set_values()
-    count = knobs.get("tensor_parallel_size", 1) * knobs.get("pipeline_parallel_size", 1)
-    model = load_models()[cell.model]
+    ranks = knobs.get("tensor_parallel_size", 1) * knobs.get("pipeline_parallel_size", 1)
+    return _needs(cell.gpu, cell.model, ranks)
+
+
+@cache
+def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
+    gpu, model = load_gpus()[gpu_name], load_models()[model_name]
     weights_mb = read_model_facts(model.config, model.dtype).weight_bytes / _MB
     memory_mb = math.ceil(_HOST_BASE_MB + _HOST_MB_PER_GPU * count + _HOST_MB_PER_WEIGHT_MB * weights_mb)
     if gpu.kind == "cpu":
