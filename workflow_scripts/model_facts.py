@@ -40,7 +40,25 @@ class ModelFactsError(ValueError):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Shapes of one model. Widths and lengths are in elements and tokens; sizes derive from them."""
+    """Shapes of one model. Widths and lengths are in elements and tokens; sizes derive from them.
+
+    Llama-3.1-8B: 32 layers of 32 query and 8 KV heads with 128 elements each, and of a gated MLP from 4096 to 14,336.
+    A layer's matrices are 4096 x (2 x 4096 + 2 x 1024) + 3 x 4096 x 14,336, and its norms 2 x 4096:
+
+    >>> from workflow_scripts.catalog import get_model
+    >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    >>> llama.attention_width, llama.kv_width, llama.layer_matrix_parameters, llama.layer_vector_parameters
+    (4096, 1024, 218103808, 8192)
+
+    Two tables of 128,256 x 4096, of which a decode step multiplies with one and reads but rows of the other:
+
+    >>> llama.token_embedding_parameters, llama.lm_head_parameters, llama.position_embedding_parameters
+    (525336576, 525336576, 0)
+    >>> llama.parameters, llama.matmul_parameters, llama.decode_parameters
+    (8030261248, 7504658432, 7504924672)
+    >>> llama.bytes_per_matrix_parameter, llama.weight_bytes, llama.decode_weight_bytes
+    (2, 16060522496, 15009849344)
+    """
 
     model_type: str
     dtype: str
@@ -157,6 +175,9 @@ class ModelFacts:
     def kv_dtype_bytes(self, kv_cache_dtype: str = "auto") -> int:
         """Bytes of one element in the KV cache.
 
+        >>> model_facts(_EXAMPLE).kv_dtype_bytes(), model_facts(_EXAMPLE).kv_dtype_bytes("fp8")
+        (4, 1)
+
         Raises:
             ModelFactsError: the type is unknown.
         """
@@ -167,11 +188,24 @@ class ModelFacts:
         return DTYPE_BYTES[kv_cache_dtype]
 
     def bytes_per_token(self, kv_cache_dtype: str = "auto") -> int:
-        """Bytes that one token holds in the KV cache of the whole model."""
+        """Bytes that one token holds in the KV cache of the whole model.
+
+        2 x 3 layers x 1 KV head x 4 elements x 4 bytes:
+
+        >>> model_facts(_EXAMPLE).bytes_per_token()
+        96
+        """
         return formulas.bytes_per_token(self.layers, self.kv_heads, self.head_dim, self.kv_dtype_bytes(kv_cache_dtype))
 
     def prefill_flops(self, prompt_tokens: float) -> float:
-        """Floating-point operations to read a prompt of `prompt_tokens` tokens and give the first output token."""
+        """Floating-point operations to read a prompt of `prompt_tokens` tokens and give the first output token.
+
+        2 x 3 layers x 384 matrix parameters x 10 tokens, 2 x 100 x 8 for the output matrix, and 4 x 3 layers x 8
+        elements for each of 1 + 2 + ... + 10 pairs of tokens:
+
+        >>> model_facts(_EXAMPLE).prefill_flops(10)
+        29920
+        """
         return formulas.prefill_flops(
             layer_parameters=self.layers * self.layer_matrix_parameters,
             lm_head_parameters=self.vocab * self.hidden,
@@ -180,7 +214,13 @@ class ModelFacts:
         )
 
     def decode_flops(self, sequences: float, kv_tokens: float) -> float:
-        """Operations of one decode step of `sequences` sequences that hold `kv_tokens` tokens together."""
+        """Operations of one decode step of `sequences` sequences that hold `kv_tokens` tokens together.
+
+        2 x (3 x 384 + 100 x 8) x 2 sequences and 4 x 3 layers x 8 elements x 50 tokens:
+
+        >>> model_facts(_EXAMPLE).decode_flops(sequences=2, kv_tokens=50)
+        12608
+        """
         return formulas.decode_step_flops(
             matmul_parameters=self.matmul_parameters,
             attention_width=self.layers * self.attention_width,
@@ -189,7 +229,13 @@ class ModelFacts:
         )
 
     def request_flops(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Operations of a whole request: its prompt, and a decode step for each output token after the first."""
+        """Operations of a whole request: its prompt, and a decode step for each output token after the first.
+
+        The prompt of 10 tokens as above, and two steps of 2 x 1952 that look at 11 and 12 tokens:
+
+        >>> model_facts(_EXAMPLE).request_flops(10, 3) == 29920 + 2 * 2 * 1952 + 4 * 3 * 8 * (11 + 12)
+        True
+        """
         further = output_tokens - 1
         mean_kv_tokens = prompt_tokens + (further + 1) / 2
         return self.prefill_flops(prompt_tokens) + self.decode_flops(further, further * mean_kv_tokens)
@@ -197,6 +243,10 @@ class ModelFacts:
 
 def read_model_facts(path: Path, dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
     """Facts of a model from its `config.json`, or from a folder that holds one.
+
+    >>> from workflow_scripts.catalog import get_model
+    >>> read_model_facts(get_model("opt-125m").config).parameters
+    125239296
 
     Args:
         path: the file, or its folder.
@@ -224,6 +274,9 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
 
 def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
     """Facts of a model from the mapping of its `config.json`.
+
+    >>> model_facts(_EXAMPLE).kv_heads, model_facts(_EXAMPLE, dtype="float16").dtype
+    (1, 'float16')
 
     Raises:
         ModelFactsError: an architecture that is not supported, or a value that is missing or no dense model has.
@@ -402,4 +455,16 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
+}
+
+# What the doctests count on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.
+_EXAMPLE: Mapping[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
 }
