@@ -4,7 +4,9 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from filelock import FileLock, Timeout
 from workflow_scripts.catalog import Gpu
 
 MEMORY_TOLERANCE = 0.1  # cards of one name differ by drivers and by ECC, not by more
+# Why a GPU runs below the clocks that it is set to. A power cap is no fault, and neither are the clocks of an idle GPU.
+FAULTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
+COOLING_S = 60.0  # a GPU that the last cell made hot is cool again in less
 
 
 class WrongDeviceError(RuntimeError):
@@ -24,7 +29,8 @@ def found_device(gpu: Gpu) -> dict[str, Any]:
     """Describe the device that this process got, and check that it is `gpu`.
 
     Raises:
-        WrongDeviceError: too few cores, no GPU, a GPU of another type, in MIG mode, or in use by others.
+        WrongDeviceError: too few cores, no GPU, a GPU of another type, in MIG mode, in use by others, or slowed down by
+            heat or its power supply; a GPU that torch does not see.
     """
     return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpu(gpu)
 
@@ -78,6 +84,11 @@ def _found_gpu(gpu: Gpu) -> dict[str, Any]:
             "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
             "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
             "other_processes": _or_none(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+            "throttle_reasons_before": _or_none(lambda: _settled_throttle_reasons(handle)),
+            "temperature_before_c": _or_none(
+                lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+            ),
+            "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
         }
     finally:
         pynvml.nvmlShutdown()
@@ -90,7 +101,46 @@ def _found_gpu(gpu: Gpu) -> dict[str, Any]:
         raise WrongDeviceError(f"the GPU here is in MIG mode, so it is only a part of a {gpu.name}")
     if found["other_processes"]:
         raise WrongDeviceError(f"{found['other_processes']} other processes use the {gpu.name} here")
+    slowed_by = [reason for reason in found["throttle_reasons_before"] or () if reason in FAULTS]
+    if slowed_by:
+        raise WrongDeviceError(
+            f"the {gpu.name} here is slowed down before any work, by {', '.join(slowed_by)},"
+            f" at {found['temperature_before_c']} degrees Celsius"
+        )
+    _check_torch(gpu)
     return found
+
+
+def _settled_throttle_reasons(handle: Any) -> list[str]:
+    deadline = time.monotonic() + COOLING_S
+    while set(reasons := throttle_reasons(handle)) & set(FAULTS) and time.monotonic() < deadline:
+        time.sleep(1)
+    return reasons
+
+
+def throttle_reasons(handle: Any) -> list[str]:
+    """Why the clocks of a GPU are below their highest, in NVML's words, e.g. `GpuIdle` or `SwPowerCap`."""
+    import pynvml
+
+    bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return sorted(name for name, bit in _throttle_bits().items() if bits & bit)
+
+
+@cache
+def _throttle_bits() -> dict[str, int]:
+    import pynvml
+
+    prefix = "nvmlClocksThrottleReason"
+    named = {name.removeprefix(prefix): bit for name, bit in vars(pynvml).items() if name.startswith(prefix)}
+    return {name: bit for name, bit in named.items() if name != "All"}
+
+
+def _check_torch(gpu: Gpu) -> None:
+    import torch
+
+    # torch counts through NVML: asking whether CUDA is available would start it here, before the engine forks.
+    if torch.cuda.device_count() == 0:
+        raise WrongDeviceError(f"there is a {gpu.name} here, but torch {torch.__version__} sees no CUDA device")
 
 
 def nvml_handle() -> Any:
@@ -106,7 +156,7 @@ def nvml_handle() -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(int(first))
 
 
-def _or_none(read: Any) -> Any:
+def _or_none(read: Callable[[], Any]) -> Any:
     import pynvml
 
     try:

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from workflow_scripts.device import nvml_handle
+from workflow_scripts.device import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
 # Looking for child processes reads all of /proc: 7 ms of the machine that is measured. Once a second will do.
@@ -50,16 +50,6 @@ def gpu_sampler() -> Callable[[], Sample]:
 
     pynvml.nvmlInit()
     handle = nvml_handle()
-    reasons = {
-        name.removeprefix("nvmlClocksEventReason").removeprefix("nvmlClocksThrottleReason"): value
-        for name, value in vars(pynvml).items()
-        if name.startswith(("nvmlClocksEventReason", "nvmlClocksThrottleReason")) and isinstance(value, int) and value
-    }
-
-    def throttle_reasons() -> list[str]:
-        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        return sorted(name for name, value in reasons.items() if name != "All" and bits & value == value)
-
     reads: dict[str, Callable[[], Any]] = {
         "memory_used_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
         "memory_total_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
@@ -69,7 +59,7 @@ def gpu_sampler() -> Callable[[], Sample]:
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
         "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": throttle_reasons,
+        "throttle_reasons": lambda: throttle_reasons(handle),
     }
     supported = {}
     for name, read in reads.items():
