@@ -102,10 +102,12 @@ def sources(room):
     return sorted(map(str, [*package.glob("*.py"), *(package / room).glob("*.py")]))
 
 
+@cache
 def prepared_model(model):
     return PATHS.model(model, model_key(MODELS[model])) / "config.json"
 
 
+@cache
 def prepared_workload(cell_id):
     cell = CELLS[cell_id]
     return PATHS.workload(cell.model, cell.workload, workload_key(definition(cell_id)))

@@ -1,6 +1,7 @@
 """Where everything of a study lies below `results/{study}/`."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from workflow_scripts.grid import Cell
@@ -15,7 +16,7 @@ class StudyPaths:
     results: Path
     study: str
 
-    @property
+    @cached_property
     def root(self) -> Path:
         """The study's own folder."""
         return self.results / self.study
