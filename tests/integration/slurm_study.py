@@ -60,7 +60,7 @@ class LabCheckout:
             "cell_time_limit_s": 240,
             "workloads": {
                 "short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8},
-                "long": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 300},
+                "endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 480},
             },
             "engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
             "sweeps": [
@@ -74,14 +74,8 @@ class LabCheckout:
         """`snakemake --profile slurm` on the study; status checks are more frequent than on a shared cluster."""
         return [
             *(sys.executable, "-m", "snakemake", "--profile", "slurm", "--config", "site=config/lab_site.yaml"),
-            *(
-                "study=lab.yaml",
-                "--slurm-init-seconds-before-status-checks",
-                "2",
-                "--seconds-between-status-checks",
-                "2",
-            ),
-            *("--latency-wait", "10"),
+            *("study=lab.yaml", "--slurm-init-seconds-before-status-checks", "2"),
+            *("--seconds-between-status-checks", "2", "--latency-wait", "10"),
             *arguments,
         ]
 

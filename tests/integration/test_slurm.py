@@ -4,12 +4,11 @@ import csv
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -181,45 +180,113 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
     assert "ffffffffffff: 2 cells, l40s on elsewhere" in said
 
 
-def test_a_full_disk_fails_one_cell_of_an_allocation_and_the_next_call_measures_it_alone(
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """A folder on a disk with room for a log, and for no evidence."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def kill_processes_of(lab: SlurmLab, job: str) -> None:
+    """What a node does that runs out of memory, and some more: signal 9 to every process of a job."""
+    for process in lab.processes():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_JOB_ID") == job:
+                process.kill()
+
+
+def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other_cell(
     checkout: LabCheckout, lab: SlurmLab
 ) -> None:
-    checkout.write_site(attempts=1)
-    checkout.write_study([{"gpu": "lab-h200", "knobs": {"block_size": [64, 96]}}])
-    full, fine = cell("lab-h200", knobs=other(64)), cell("lab-h200", knobs=other(96))
-    checkout.folder(full).mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(checkout.folder(full))], check=True)
+    checkout.write_site(prepare="login")
+    checkout.write_study(
+        [
+            {"gpu": "lab-h200", "workload": "endless"},
+            {"gpu": ["lab-h100", "lab-l40s"], "knobs": {"block_size": 64}},
+            {"gpu": "lab-a100", "knobs": {"block_size": [64, 96]}},
+        ],
+        cell_time_limit_s=64,
+    )
+    hung = cell("lab-h200", "endless")
+    held, killed = (cell(f"lab-{gpu}", knobs=other(64)) for gpu in ("h100", "l40s"))
+    full, fine = cell("lab-a100", knobs=other(64)), cell("lab-a100", knobs=other(96))
     known = known_jobs(lab)
-    try:
-        done = checkout.snakemake()
-        log = (checkout.folder(full) / "measure.log").read_text()
-    finally:
-        subprocess.run(["umount", str(checkout.folder(full))], check=True)
-    assert done.returncode != 0
-    assert "No space left on device" in log
-    assert checkout.outcome(fine).outcome == "ok"
-    (job,) = jobs_of(lab, "lab-h200", known)
-    assert job["JobState"] == "FAILED"
-    assert checkout.outcome(fine).provenance["job"]["SLURM_JOB_ID"] == job["JobId"]
-    assert list(checkout.folder(full).iterdir()) == []
+
+    def job(gpu: str) -> dict[str, str]:
+        return jobs_of(lab, f"lab-{gpu}", known)[0]
+
+    lock = checkout.root / "results/lab/locks" / f"{held.replace('/', '--')}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with full_disk(checkout.folder(full)):
+        # A process of another checkout measures the cell, so to say, until Slurm ends the job that waits for it.
+        with FileLock(lock, mode=0o666):
+            snakemake = checkout.start("--until", "measure_batch")
+            wait_for(lambda: "waiting: another" in said_by(checkout, held), 120, "a cell that waits")
+            lab.client("scontrol", "update", f"JobId={job('h100')['JobId']}", "TimeLimit=1")
+            wait_for(lambda: measuring(checkout, killed), 60, "the cell to be killed")
+            kill_processes_of(lab, job("l40s")["JobId"])
+            wait_for(lambda: job("h100")["JobState"] == "TIMEOUT", 150, "the end of the job's time")
+        try:
+            snakemake.wait(timeout=400)
+        finally:
+            snakemake.kill()
+        status = checkout.snakemake("status").stdout
+        assert list(checkout.folder(full).iterdir()) == [checkout.folder(full) / "measure.log"]
+
+    assert snakemake.returncode != 0  # of the cell on the full disk alone
+    ended = {gpu: [(j["JobState"], j["TimeLimit"]) for j in jobs_of(lab, f"lab-{gpu}", known)] for gpu in GPU_TYPES}
+    assert ended == {
+        "h200": [("FAILED", "00:06:00"), ("COMPLETED", "00:07:00")],
+        "h100": [("TIMEOUT", "00:01:00"), ("COMPLETED", "00:07:00")],
+        "a100": [("FAILED", "00:07:00"), ("FAILED", "00:07:00")],
+        "l40s": [("FAILED", "00:06:00"), ("COMPLETED", "00:07:00")],
+    }
+    assert checkout.outcome(hung).outcome == "timeout"
+    assert checkout.outcome(hung).reason == "not done after 64 s; the engine and all its processes were killed"
+    for measured in (held, killed, fine):
+        assert checkout.outcome(measured).outcome == "ok", checkout.outcome(measured).reason
+        assert sorted(p.name for p in checkout.folder(measured).iterdir()) == ["measure.log", "outcome.json", "raw"]
+    assert engines(lab) == {}
     assert planned_cells(checkout) == {full}
+    # Each cell that has no values is named, with its reason in one line and its log.
+    lines = [line.strip() for line in status.splitlines()]
+    for state, reason, log in (
+        ("timeout", checkout.outcome(hung).reason, f"{hung}/raw/engine.log"),
+        ("missing", "[Errno 28] No space left on device", f"{full}/measure.log"),
+    ):
+        (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: {reason}"))
+        assert lines[place + 1].endswith(f"results/lab/cells/{log}")
+    assert ["lab-a100", "vllm", "tiny-llama-57m", "short", "1", "·", "1"] in [line.split() for line in lines]
+
+
+def said_by(checkout: LabCheckout, cell_id: str) -> str:
+    log = checkout.folder(cell_id) / "measure.log"
+    return log.read_text() if log.exists() else ""
 
 
 def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive(
     checkout: LabCheckout, tmp_path: Path
 ) -> None:
-    """As the test before left it: one cell measured, one missing."""
+    """As the test before left it: three cells measured, one that hung, one missing."""
     done = checkout.snakemake("partial_report")
     assert done.returncode == 0, done.stderr
     assert "measure_batch" not in done.stderr
     with (checkout.root / "results/lab/tables/cells.csv").open() as lines:
         outcomes = {row["cell_id"]: row["outcome"] for row in csv.DictReader(lines)}
-    assert outcomes == {cell("lab-h200", knobs=other(64)): "missing", cell("lab-h200", knobs=other(96)): "ok"}
-    assert (checkout.root / "results/lab/report.html").exists()
-    status = checkout.snakemake("status")
-    assert status.returncode == 0, status.stderr
-    counted = [line.split() for line in status.stdout.splitlines()]
-    assert ["lab-h200", "vllm", "tiny-llama-57m", "short", "1", "1"] in counted
+    assert outcomes == {
+        cell("lab-h200", "endless"): "timeout",
+        cell("lab-h100", knobs=other(64)): "ok",
+        cell("lab-l40s", knobs=other(64)): "ok",
+        cell("lab-a100", knobs=other(64)): "missing",
+        cell("lab-a100", knobs=other(96)): "ok",
+    }
+    report = (checkout.root / "results/lab/report.html").read_text()
+    assert "missing" in report
+    assert "not done after 64 s" in report
 
     archive = ["--study", "lab.yaml", "--out", str(tmp_path / "lab.zip")]
     subprocess.run([sys.executable, "-m", "workflow_scripts.archive", *archive], cwd=checkout.root, check=True)
@@ -290,76 +357,38 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
     assert engines(lab) == {}
 
 
-def test_a_hang_ends_as_timeout_after_more_time_and_slurms_own_limit_is_tried_again(
+def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(
     checkout: LabCheckout, lab: SlurmLab
 ) -> None:
-    checkout.write_site(startup_minutes=2, prepare="login")
-    slow = {"gpu": "lab-h200", "workload": "endless", "knobs": {"block_size": 32}}
-    workloads = {"endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400}}
-    checkout.write_study([slow], cell_time_limit_s=70, workloads=workloads)
-    known = known_jobs(lab)
-    done = checkout.snakemake("--until", "measure_batch")
-    assert done.returncode == 0, done.stderr
-    outcome = checkout.outcome(cell("lab-h200", "endless"))
-    assert outcome.outcome == "timeout"
-    assert outcome.reason == "not done after 70 s; the engine and all its processes were killed"
-    first, last = jobs_of(lab, "lab-h200", known)
-    assert [(j["JobState"], j["TimeLimit"]) for j in (first, last)] == [
-        ("FAILED", "00:03:00"),
-        ("COMPLETED", "00:04:00"),
-    ]
-    assert engines(lab) == {}
-
-
-def test_a_job_that_slurm_ends_at_its_limit_is_tried_again(checkout: LabCheckout, lab: SlurmLab) -> None:
     checkout.write_site()
-    checkout.write_study([{"gpu": "lab-h200", "knobs": {"block_size": 160}}])
-    target = cell("lab-h200", knobs=other(160))
+    checkout.write_study([{"gpu": "lab-l40s", "knobs": {"block_size": 192}}])
+    target = cell("lab-l40s", knobs=other(192))
     known = known_jobs(lab)
     locks = lab.root / "run/kvsweep-locks"
     locks.mkdir(exist_ok=True)
-    # The test holds the device, so that the cell waits for it until its job's time is up.
-    with FileLock(locks / "cpu.lock", mode=0o666):
-        snakemake = checkout.start("--until", "measure_batch")
-        wait_for(lambda: measuring(checkout, target), 240, "the cell")
-        (job,) = jobs_of(lab, "lab-h200", known)
-        lab.client("scontrol", "update", f"JobId={job['JobId']}", "TimeLimit=1")
-        wait_for(lambda: jobs_of(lab, "lab-h200", known)[0]["JobState"] == "TIMEOUT", 180, "the end of its time")
+    started = []
     try:
-        snakemake.wait(timeout=560)
-    finally:
-        snakemake.kill()
-    assert snakemake.returncode == 0, (checkout.root / "snakemake.log").read_text()
-    assert [j["JobState"] for j in jobs_of(lab, "lab-h200", known)] == ["TIMEOUT", "COMPLETED"]
-    assert checkout.outcome(target).outcome == "ok"
-
-
-@pytest.mark.parametrize(("number", "block_size"), [(signal.SIGKILL, 192), (signal.SIGTERM, 224)])
-def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(
-    checkout: LabCheckout, lab: SlurmLab, number: signal.Signals, block_size: int
-) -> None:
-    checkout.write_study([{"gpu": "lab-l40s", "knobs": {"block_size": block_size}}])
-    target = cell("lab-l40s", knobs=other(block_size))
-    known = known_jobs(lab)
-    first = checkout.start("--until", "measure_batch")
-    try:
-        wait_for(lambda: measuring(checkout, target), 180, "the cell")
-        refused = checkout.snakemake("--until", "measure_batch")
-        assert refused.returncode != 0
-        assert "cannot be locked" in refused.stderr + refused.stdout
-        first.send_signal(number)
-        if number == signal.SIGKILL:
+        # The test holds the device meanwhile, so that no cell is done too early.
+        with FileLock(locks / "cpu.lock", mode=0o666):
+            started.append(first := checkout.start("--until", "measure_batch"))
+            wait_for(lambda: measuring(checkout, target), 180, "the cell")
+            beside = checkout.snakemake("--until", "measure_batch")
+            assert beside.returncode != 0
+            assert "cannot be locked" in beside.stderr + beside.stdout
+            first.kill()
             first.wait()
             assert checkout.snakemake("--unlock").returncode == 0
-        else:
-            first.wait(timeout=400)
-        again = checkout.snakemake("--until", "measure_batch")
+            # The job of the first goes on; that of the second waits for the cell.
+            started.append(second := checkout.start("--until", "measure_batch"))
+            wait_for(lambda: len(jobs_of(lab, "lab-l40s", known)) == 2, 120, "a job of the second")
+            second.terminate()
+        second.wait(timeout=300)
     finally:
-        first.kill()
-    assert again.returncode == 0, again.stderr
-    jobs = jobs_of(lab, "lab-l40s", known)
-    assert checkout.outcome(target).provenance["job"]["SLURM_JOB_ID"] == jobs[0]["JobId"]
-    assert {job["JobState"] for job in jobs} == {"COMPLETED"}
+        for snakemake in started:
+            snakemake.kill()
+    one, two = jobs_of(lab, "lab-l40s", known)
+    assert (one["JobState"], two["JobState"]) == ("COMPLETED", "COMPLETED")
+    assert checkout.outcome(target).provenance["job"]["SLURM_JOB_ID"] == one["JobId"]
     assert planned_cells(checkout) == set()
 
 
