@@ -13,7 +13,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start, also where the machine's default is otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm lint env tools lock bench-harness bench-analysis clean-env
+.PHONY: help demo test test-slurm lint env tools lock bench-harness bench-analysis bench-plan clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -53,6 +53,9 @@ bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs p
 
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
 	$(BIN)/python -m benchmarks.analysis $(ARGS)
+
+bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with cells
+	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 clean-env: ## delete the environments that make has installed
 	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg))

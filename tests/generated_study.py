@@ -23,8 +23,8 @@ SPEED = {"h200": 4.8, "h100-sxm": 3.35, "a100-pcie-80gb": 1.94, "l40s": 0.864}
 CELLS_A_POINT = len(GPUS) * 5 * 5  # GPUs x block sizes x max-num-seqs, for each memory utilization
 
 
-def write_generated_study(folder: Path, cells: int) -> Path:
-    """Write a study file of about `cells` cells (a multiple of 100) with its parsed tables; return its path."""
+def write_study_file(folder: Path, cells: int) -> Path:
+    """Write a study file of about `cells` cells (a multiple of 100); return its path."""
     steps = max(1, cells // CELLS_A_POINT)
     content = {
         "schema_version": 1,
@@ -50,6 +50,12 @@ def write_generated_study(folder: Path, cells: int) -> Path:
     }
     path = folder / f"generated-{cells}.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def write_generated_study(folder: Path, cells: int) -> Path:
+    """Write such a study file with its parsed tables; return its path."""
+    path = write_study_file(folder, cells)
     study = load_study(path)
     by_gpu: dict[str, list[Cell]] = {gpu: [] for gpu in GPUS}
     for cell in expand(study):

@@ -1,0 +1,96 @@
+"""What planning costs, and how it grows: an engine's schedule, and a dry run of studies of 100 to 10,000 cells.
+
+    make bench-plan          (or: python -m benchmarks.plan [--cells 100 1000 10000] [--requests 10000 100000 1000000])
+
+Schedules are of synthetic ShareGPT-like lengths and made in this process, on one core. A dry run is a `snakemake -n`
+of a study of which nothing is measured yet, with a job a cell and with the batches of `--profile slurm`.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.analysis import Cost, run
+from tests.generated_study import write_study_file
+from workflow_scripts.prepare.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.prepare.scheduler import make_schedule
+
+SETTINGS = SchedulerSettings(
+    max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, max_model_len=2048, num_blocks=60_000
+)
+GOAL_SCHEDULE = "1,000,000 requests in at most 120 s of one core"
+GOAL_DRY_RUN = "10,000 cells in at most 60 s and 2 GB"
+console = Console(width=100)
+
+
+def sharegpt_like(requests: int) -> RequestLengths:
+    """Prompts of about 215 tokens and answers of about 280 on average, with long tails."""
+    rng = np.random.default_rng(0)
+
+    def lengths(median: float, sigma: float) -> npt.NDArray[np.int64]:
+        return rng.lognormal(np.log(median), sigma, requests).clip(4, 1024).astype(np.int64)
+
+    return RequestLengths(prompt_tokens=lengths(120, 1.2), output_tokens=lengths(200, 0.9))
+
+
+def schedule_s(requests: int) -> float:
+    """Seconds of one core to schedule so many requests."""
+    lengths = sharegpt_like(requests)
+    began = time.process_time()
+    make_schedule(lengths, SETTINGS)
+    return time.process_time() - began
+
+
+def dry_runs(cells: int) -> dict[str, Cost]:
+    """What `snakemake -n` costs for a study of so many cells, by the way in which they would be measured."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        study = write_study_file(Path(scratch), cells)
+        command = ["snakemake", "--dry-run", "--quiet", "--configfile", str(study), "--config", f"results={scratch}"]
+        return {"a job a cell": run(command), "in batches": run([*command, "--profile", "slurm"])}
+
+
+def _growth(costs: Mapping[int, float]) -> str:
+    """How a cost grows from the smallest to the largest size."""
+    small, large = min(costs), max(costs)
+    return f"{large / small:g} times as many take {costs[large] / costs[small]:.2f} times the time"
+
+
+def _print_schedules(sizes: Sequence[int]) -> None:
+    costs = {size: schedule_s(size) for size in sizes}
+    table = Table(*(f"{size:,} requests" for size in sizes), title="schedule of an engine, max-num-seqs 256", box=None)
+    table.add_row(*(f"{seconds:.1f} s" for seconds in costs.values()))
+    console.print(table)
+    console.print(f"goal: {GOAL_SCHEDULE}; {_growth(costs)}\n")
+
+
+def _print_dry_runs(sizes: Sequence[int]) -> None:
+    costs = {size: dry_runs(size) for size in sizes}
+    table = Table("snakemake -n", *(f"{size:,} cells" for size in sizes), title="seconds, peak GB", box=None)
+    for way in costs[sizes[0]]:
+        table.add_row(way, *(f"{c[way].seconds:.1f} s {c[way].peak_bytes / 1e9:.2f}" for c in costs.values()))
+    console.print(table)
+    for way in costs[sizes[0]]:
+        console.print(f"{way}: {_growth({size: c[way].seconds for size, c in costs.items()})}")
+    console.print(f"goal: {GOAL_DRY_RUN}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what planning costs for each size."""
+    parser = argparse.ArgumentParser(description="Cost of planning, and how it grows.")
+    parser.add_argument("--requests", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], metavar="N")
+    parser.add_argument("--cells", type=int, nargs="+", default=[100, 1000, 10_000], metavar="N")
+    args = parser.parse_args(argv)
+    _print_schedules(args.requests)
+    _print_dry_runs(args.cells)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
