@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from workflow_scripts.catalog import get_gpu, get_model
 from workflow_scripts.model_facts import model_facts, read_model_facts
 from workflow_scripts.prepare.capacity import explain_observed, main, predict_capacity
-from workflow_scripts.prepare.memory import GIB, Batch, CapacityError, EngineSettings, Term, capture_sizes, split_layers
+from workflow_scripts.prepare.memory import (
+    GIB,
+    Batch,
+    CapacityError,
+    EngineSettings,
+    Term,
+    batch_of,
+    capture_sizes,
+    split_layers,
+)
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
 QWEN2_7B = read_model_facts(get_model("qwen2-7b").config)
@@ -185,6 +194,124 @@ def test_worked_example():
     assert terms["feasible"].value is True
 
 
+def test_each_term_says_its_unit_and_how_it_was_found():
+    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", enforce_eager=True)
+    terms = predict_capacity(OPT_125M, get_gpu("l4"), settings)
+    assert {name: (term.unit, term.how) for name, term in terms.items()} == {
+        "pipeline_rank": ("rank", "fewest blocks of 1"),
+        "device_memory": ("bytes", f"l4: usable_memory_bytes, {get_gpu('l4').sources['usable_memory_bytes']}"),
+        "budget": ("bytes", "device_memory x 0.5"),
+        "weights": ("bytes", "float16: 12 layers, vocabulary tables: 1, each matrix 1/1; in the allocator's steps"),
+        "activation": ("bytes", "logits of 256 sequences over 50272 tokens, 3 float32 copies of them (fused sampler)"),
+        "cuda_graphs": ("bytes", "none are captured (enforce_eager)"),
+        "other": ("bytes", "CUDA modules and libraries, seen from vLLM 0.18 on"),
+        "available_kv_cache": ("bytes", "budget - weights - activation - cuda_graphs - other"),
+        "bytes_per_token": ("bytes", "2 x 12 layers x 12 KV heads x 64 elements x 2 bytes, on one device"),
+        "bytes_per_block": ("bytes", "bytes_per_token x 16 tokens"),
+        "num_blocks": ("blocks", "available_kv_cache / bytes_per_block, rounded down"),
+        "kv_cache_tokens": ("tokens", "num_blocks x block_size"),
+        "max_concurrency": ("requests", "num_blocks / 128 blocks of a request of 2048 tokens"),
+        "feasible": ("bool", "a request of 2048 tokens fits beside the engine's own block"),
+    }
+    observed = explain_observed(terms, PUBLISHED_ON_AN_L4)
+    assert {name: (term.unit, term.how) for name, term in observed.items() if name != "explanation"} == {
+        "implied_memory": ("bytes", "slope of the observed blocks x bytes_per_block"),
+        "implied_overhead": ("bytes", "minus intercept of the observed blocks x bytes_per_block"),
+        "predicted_overhead": ("bytes", "weights + activation + cuda_graphs + other"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "how"),
+    [
+        # Sizes 1, 2, 4, 8, 16, 24 and 32 in 33 pieces of 0.26 MiB; the first five are also whole, 32 layers of 0.1 MiB.
+        ({"max_num_seqs": 16}, (7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20, "7 batch sizes in 33 pieces each, 5 of them"),
+        ({"vllm_version": "0.20.9"}, 0, "vLLM 0.20.9 takes none off the budget; 0.21 and later do"),
+    ],
+)
+def test_graphs_by_hand(settings, value, how):
+    graphs = predict_capacity(LLAMA_8B, H100, EngineSettings(**settings))["cuda_graphs"]
+    assert graphs.value == round(value)
+    assert graphs.how.startswith(how)
+
+
+@pytest.mark.parametrize(
+    ("version", "sampler", "copies"),
+    [
+        ("0.16.9", "auto", 9),
+        ("0.16.9", "sort", 9),
+        ("0.16.9", "fused", 3),
+        ("0.17.0", "sort", 3),
+        ("0.25.0", "auto", 3),
+    ],
+)
+def test_a_sampler_holds_logits_and_their_copies(version, sampler, copies):
+    # 1024 sequences over 128,256 tokens in two bytes, each copy in four; and two hidden states of 8192 tokens.
+    term = predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version=version, sampler=sampler))["activation"]
+    assert term.value == 1024 * 128256 * (2 + 4 * copies) + 2 * 8192 * 4096 * 2
+
+
+@pytest.mark.parametrize(("version", "gib"), [("0.17.9", 0.13), ("0.18.0", 0.25)])
+def test_libraries_by_version(version, gib):
+    assert predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version=version))["other"].value == round(gib * 2**30)
+
+
+def test_an_mlp_is_the_peak_where_the_sampler_copies_nothing():
+    # A gated MLP of 14,336 and four hidden states of 4096, for 8192 tokens in two bytes; half of the MLP on each rank.
+    def activation(facts=LLAMA_8B, **settings):
+        return predict_capacity(facts, H100, EngineSettings(**settings))["activation"].value
+
+    assert activation() == 8192 * (3 * 14336 + 4 * 4096) * 2
+    assert activation(tensor_parallel_size=2) == 8192 * (3 * 14336 // 2 + 4 * 4096) * 2
+    assert activation(replace(LLAMA_8B, gated_mlp=False)) == 8192 * (2 * 14336 + 4 * 4096) * 2
+
+
+def test_weights_by_hand():
+    # Per layer: query, key and value 4096 x 6144; output 4096 x 4096; gate and up 4096 x 28,672; down 14,336 x 4096.
+    # All but the first three are whole steps of 2 MiB; the two tables of 128,256 rows take 1002 MiB each.
+    matrices = 4096 * (6144 + 4096 + 28672 + 14336) * 2
+    positions = 131072 * 128 * 2
+    value = 32 * (matrices + 2 * 4096 * 2) + 2 * 1002 * 2**20 + positions
+    assert predict_capacity(LLAMA_8B, H100, EngineSettings())["weights"].value == value
+
+
+@pytest.mark.parametrize(
+    ("gpu", "usage", "seqs", "tokens"),
+    [
+        ("h200", "server", 1024, 8192),
+        ("h200", "offline", 1024, 16384),
+        ("a100-pcie-80gb", "server", 256, 2048),
+        ("a100-pcie-80gb", "offline", 256, 8192),
+        ("l4", "server", 256, 2048),
+        ("b200", "server", 1024, 16384),
+    ],
+)
+def test_default_batches_go_by_the_gpu(gpu, usage, seqs, tokens):
+    batch = batch_of(EngineSettings(max_model_len=4096, usage=usage), LLAMA_8B, get_gpu(gpu))
+    assert (batch.max_model_len, batch.max_num_seqs, batch.max_num_batched_tokens) == (4096, seqs, tokens)
+
+
+def test_a_batch_is_no_larger_than_its_tokens():
+    def batch(**settings):
+        found = batch_of(EngineSettings(**settings), LLAMA_8B, get_gpu("l4"))
+        return found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens
+
+    assert batch() == (131072, 256, 2048)
+    assert batch(max_model_len=4) == (4, 256, 1024)
+    assert batch(max_num_seqs=2, max_model_len=100) == (100, 2, 200)
+    assert batch(max_num_batched_tokens=128) == (131072, 128, 128)
+    assert batch(max_num_batched_tokens=128, max_num_seqs=200) == (131072, 200, 128)
+
+
+def test_a_request_must_fit_beside_the_engines_own_block():
+    def feasible(blocks):
+        settings = EngineSettings(max_model_len=100, kv_cache_memory_bytes=blocks * 16 * 131072)
+        return predict_capacity(LLAMA_8B, H100, settings)["feasible"].value
+
+    # 100 tokens are 7 blocks of 16.
+    assert (feasible(7), feasible(8)) == (False, True)
+
+
 def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
     def per_token(size):
         terms = predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(tensor_parallel_size=size))
@@ -348,6 +475,83 @@ def test_the_command_reads_a_folder_and_a_log(tmp_path, capsys):
     assert report["settings"]["vllm_version"] == "0.10.1.1"
 
 
+OPTIONS = {
+    "block_size": 32,
+    "gpu_memory_utilization": 0.7,
+    "max_model_len": 1024,
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 3,
+    "kv_cache_dtype": "fp8",
+    "max_num_seqs": 17,
+    "max_num_batched_tokens": 4000,
+    "kv_cache_memory_bytes": 2**30,
+    "vllm_version": "0.16.0",
+    "usage": "offline",
+    "sampler": "fused",
+}
+
+
+def report_of(capsys, *argv):
+    assert main(["--model", "opt-125m", "--gpu", "l4", *argv]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_option_reaches_the_settings(capsys):
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    report = report_of(capsys, *given, "--enforce-eager", "--quantization", "fp8")
+    assert report["settings"] == OPTIONS | {"enforce_eager": True}
+    assert (report["model"], report["gpu"], report["quantization"]) == ("opt-125m", "l4", "fp8")
+
+
+def test_what_is_not_given_is_the_engines_default(capsys):
+    report = report_of(capsys, *REQUIRED)
+    assert report["settings"] == {
+        "block_size": 16,
+        "gpu_memory_utilization": 0.5,
+        "max_model_len": 2048,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "kv_cache_dtype": "auto",
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "enforce_eager": False,
+        "kv_cache_memory_bytes": None,
+        "vllm_version": "0.32.0",
+        "usage": "server",
+        "sampler": "auto",
+    }
+    assert report["quantization"] is None
+    assert "observed" not in report
+
+
+def test_a_version_that_is_given_comes_before_that_of_the_log(tmp_path, capsys):
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps({"available_kv_cache_gib": 5.01, "engine_version": "0.10.1.1"}))
+    report = report_of(capsys, *REQUIRED, "--from-log", str(log), "--vllm-version", "0.12.0")
+    assert report["settings"]["vllm_version"] == "0.12.0"
+    log.write_text(json.dumps({"available_kv_cache_gib": 5.01}))
+    assert report_of(capsys, *REQUIRED, "--from-log", str(log))["settings"]["vllm_version"] == "0.32.0"
+
+
+@pytest.mark.parametrize("missing", ["--model", "--gpu", "--block-size", "--gpu-memory-utilization", "--max-model-len"])
+def test_what_has_no_default_must_be_given(missing, capsys):
+    argv = ["--model", "opt-125m", "--gpu", "l4", *REQUIRED]
+    at = argv.index(missing)
+    with pytest.raises(SystemExit, match="2"):
+        main(argv[:at] + argv[at + 2 :])
+    assert f"required: {missing}" in capsys.readouterr().err
+
+
+def test_the_example_of_the_help_can_be_typed_in(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken at a hyphen
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "python -m workflow_scripts.prepare.capacity" in shown
+    assert main(shown.partition("example: ")[2].split()) == 0
+    assert json.loads(capsys.readouterr().out)["observed"]["implied_memory"]["unit"] == "bytes"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -377,9 +581,32 @@ def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "option", ["--block-size=0", "--gpu-memory-utilization=1.2", "--observed=half", "--observed=2=x"]
+    "option",
+    [
+        "--block-size=0",
+        "--block-size=1.5",
+        "--gpu-memory-utilization=1.2",
+        "--gpu-memory-utilization=0",
+        "--gpu-memory-utilization=half",
+        "--tensor-parallel-size=0",
+        "--pipeline-parallel-size=0",
+        "--max-num-seqs=0",
+        "--max-num-batched-tokens=0",
+        "--kv-cache-memory-bytes=0",
+        "--observed=half",
+        "--observed=2=x",
+        "--observed=0.5=0",
+        "--observed=0.5",
+    ],
 )
 def test_values_out_of_range_are_refused(option, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
     assert "is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--usage=both", "--sampler=sorted"])
+def test_values_that_are_no_choice_are_refused(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
+    assert "invalid choice" in capsys.readouterr().err
