@@ -261,11 +261,31 @@ def provenance(report: Report) -> Iterator[Block]:
     if len(started):
         rows.append(["First and last repeat began", f"{started.min()} and {started.max()}"])
     yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
+    yield _measured_where(cells)
     records = report.outcome_records
     if not records:
         yield Absent("Versions", "no outcome.json of a cell was found")
     for record in records:
         yield Fold(f"Recorded with {record['cell_id']}", [_flat_table(record["provenance"])])
+
+
+def _measured_where(cells: pd.DataFrame) -> Table:
+    """Cells by device, host, engine, protocol and lock: what was merged from several clusters, or measured anew."""
+    places = {
+        "gpu": "Device",
+        "host": "Host",
+        "engine_version": "Engine",
+        "protocol": "Protocol version",
+        "lock_sha256": "Lock (SHA-256)",
+    }
+    measured = cells[cells["outcome"] != "missing"].reindex(columns=[*places, "cell_id"])
+    counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
+    rows = [
+        [*map(shown, (gpu, host, engine, protocol)), shown(lock)[:12], str(count)]
+        for (gpu, host, engine, protocol, lock), count in counts.items()
+    ]
+    note = "Cells of different locks, or of another protocol version than the study's, are not compared."
+    return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 5 + [True], note)
 
 
 def _flat_table(record: dict[str, Any]) -> Table:
