@@ -60,6 +60,16 @@ rule prepare:
         sorted({prepared_workload(cell) for cell in CELLS}.union(*map(prepared_models, CELLS))),
 
 
+rule check_study:
+    """Whether the installed engines take the study's settings; needs no GPU, and no other target asks for it."""
+    log:
+        PATHS.root / "logs/check_study.log",
+    conda:
+        ENGINE_ENVIRONMENT
+    shell:
+        "python -m workflow_scripts.prepare.check_study --study $STUDY 2> >(tee {log} >&2)"
+
+
 rule prepare_device:
     """The rates at which a device copies, reads and multiplies: what its cells are held against."""
     output:

@@ -65,6 +65,7 @@ class Gpu(_Strict):
     dense_flop_per_s: dict[FlopDtype, Positive] | None = None
     tdp_w: Positive | None = None
     cpu_cores: Annotated[int, Field(gt=0)] | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
     sources: dict[str, str] = {}
 
     @model_validator(mode="after")
@@ -74,6 +75,8 @@ class Gpu(_Strict):
             raise ValueError(f"{self.name}: sources must name exactly the fields with a value: {sorted(given)}")
         if (self.kind == "cuda") != (self.nvml_names is not None):
             raise ValueError(f"{self.name}: nvml_names belong to the kind cuda, and to it alone")
+        if (self.kind == "cuda") != (self.compute_capability is not None):
+            raise ValueError(f"{self.name}: compute_capability belongs to the kind cuda, and to it alone")
         if self.cpu_cores is not None and self.kind != "cpu":
             raise ValueError(f"{self.name}: cpu_cores belong to the kind cpu")
         return self

@@ -4,10 +4,14 @@ Field names are the engines' own argument names. A knob that a study leaves out 
 does not appear in the slug.
 """
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from workflow_scripts.load import Load
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -51,6 +55,22 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments by their Python names as words for vLLM's command line.
+
+    >>> command_line({"block_size": 16, "enable_prefix_caching": False, "speculative_config": {"method": "ngram"}})
+    ['--block-size', '16', '--no-enable-prefix-caching', '--speculative-config', '{"method": "ngram"}']
+    """
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
 
 
 class VllmKnobs(Knobs):
@@ -160,9 +180,8 @@ _SPECULATION = {
     "prompt_lookup_max": "prompt_lookup_max",
     "prompt_lookup_min": "prompt_lookup_min",
 }
-_VLLM_ARGUMENTS = [
-    name for name in VllmKnobs.codes if name not in (*_SPECULATION, "speculative_model", "cpu_kv_cache_gib")
-]
+SPECULATION = {*_SPECULATION, "speculative_model"}
+_VLLM_ARGUMENTS = [name for name in VllmKnobs.codes if name not in SPECULATION | {"cpu_kv_cache_gib"}]
 
 
 class HfStaticKnobs(Knobs):
@@ -199,8 +218,35 @@ class HfContinuousKnobs(Knobs):
         return self.max_batch_tokens
 
 
+class VllmServeKnobs(VllmKnobs, Load):
+    """Arguments of vLLM's engine behind its OpenAI-compatible server, and the load on it."""
+
+    codes: ClassVar[dict[str, str]] = VllmKnobs.codes | Load.load_codes
+
+    @property
+    def max_concurrency(self) -> int:
+        """`max_num_seqs`, or fewer where fewer users send requests."""
+        allowed = super().max_concurrency
+        return allowed if self.users is None else min(allowed, self.users)
+
+
+class OpenAiKnobs(Load, Knobs):
+    """A server of config/endpoints.yaml, and the load on it. Its own settings stand in its command there."""
+
+    codes: ClassVar[dict[str, str]] = {"endpoint": "at-", **Load.load_codes}
+
+    endpoint: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="a name in config/endpoints.yaml")]
+
+    @property
+    def max_concurrency(self) -> int:
+        """The users, where a study sets them; else no limit is known, and this is what vLLM would allow."""
+        return self.users or 256
+
+
 ENGINES: dict[str, type[Knobs]] = {
     "vllm": VllmKnobs,
+    "vllm-serve": VllmServeKnobs,
+    "openai": OpenAiKnobs,
     "hf-static": HfStaticKnobs,
     "hf-continuous": HfContinuousKnobs,
 }

@@ -1,6 +1,5 @@
 """A measured vLLM configuration as what `vllm serve` takes: a command line, or a file for its `--config`."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from workflow_scripts.knobs import VllmKnobs
+from workflow_scripts.knobs import VllmKnobs, command_line
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,7 @@ class ServeSettings:
         'vllm serve org/model --max-num-seqs 16 --no-enable-prefix-caching'
         """
         words = [f"{name}={value}" for name, value in self.environment.items()] + ["vllm", "serve", self.model]
-        for name, value in self.arguments.items():
-            if isinstance(value, dict):
-                words += [f"--{name}", json.dumps(value)]
-            elif isinstance(value, bool):
-                words.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                words += [f"--{name}", str(value)]
-        return shlex.join(words)
+        return shlex.join(words + command_line(self.arguments))
 
     def config(self) -> str:
         """A YAML file for `vllm serve --config`; what only the environment can say is a comment.

@@ -1,0 +1,92 @@
+"""Settings are held against the installed vLLM and transformers, for devices that are not here too."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.grid import expand
+from workflow_scripts.prepare.check_study import check_cells, fault_lines, main
+from workflow_scripts.study import load_study
+
+pytest.importorskip("vllm")
+
+NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": [0, 4], "prompt_lookup_max": 3}
+
+
+def sweep(name: str, engine: str = "vllm", gpu: str | list[str] = "h200", **knobs: object) -> dict[str, object]:
+    return {
+        "name": name,
+        "gpu": gpu,
+        "engine": engine,
+        "model": "llama-3.1-8b-instruct",
+        "workload": "w",
+        "knobs": knobs,
+    }
+
+
+REFUSED = {
+    "long": sweep("long", gpu=["h200", "l40s"], max_model_len=[4096, 200000], max_num_seqs=16),
+    "ranks": sweep("ranks", tensor_parallel_size=[5, 8]),
+    "weights": sweep("weights", quantization=["awq", "fp8"]),
+    "backend": sweep("backend", attention_backend="FLASHY"),
+    "whole-prompts": sweep("whole-prompts", enable_chunked_prefill=False, max_num_batched_tokens=512),
+    "vocabulary": sweep(
+        "vocabulary",
+        speculative_method="draft_model",
+        num_speculative_tokens=3,
+        speculative_model="smollm-135m",
+        block_size=16,
+    ),
+    "page": sweep("page", "hf-continuous", page_size=[2, 32], num_blocks=64, max_batch_tokens=256),
+}
+TAKEN = [
+    # A GPU's own default of max-num-batched-tokens, which a CPU's is below.
+    sweep("many", max_num_seqs=8192),
+    sweep("parallel", tensor_parallel_size=8, pipeline_parallel_size=2),
+    sweep("kv", kv_cache_dtype=["fp8", "fp8_e4m3", "fp8_e5m2"], attention_backend="FLASHINFER", enforce_eager=True),
+    sweep("ngram", gpu=["l40s", "cpu-all"], **NGRAM),
+    # Kernels refuse these, and what they refuse is an outcome.
+    sweep("blocks", gpu=["h200", "cpu-all"], block_size=[4, 8, 64, 128]),
+    sweep("static", "hf-static", batch_size=4, cache_implementation=["dynamic", "static"]),
+]
+
+
+def write(folder: Path, sweeps: list[dict[str, object]]) -> Path:
+    path = folder / "asked.yaml"
+    workloads = {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}}
+    study = {"schema_version": 1, "name": "asked", "question": "?", "workloads": workloads, "sweeps": sweeps}
+    path.write_text(yaml.safe_dump(study), encoding="utf-8")
+    return path
+
+
+def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    study = write(tmp_path, [*REFUSED.values(), *TAKEN])
+    assert main(["--study", str(study)]) == 2
+    printed = capfd.readouterr()
+    lines = {name: [x for x in printed.err.splitlines() if f": sweep {name}: " in x] for name in REFUSED}
+    assert {name: len(found) for name, found in lines.items()} == dict.fromkeys(REFUSED, 1)
+    assert len([x for x in printed.err.splitlines() if x.startswith(str(study))]) == len(REFUSED)
+    faults = {name: found[0] for name, found in lines.items()}
+    assert "on h200, l40s: max_model_len=200000: " in faults["long"]
+    assert "is greater than the derived max_model_len (max_position_embeddings=131072" in faults["long"]
+    assert "tensor_parallel_size=5: Total number of attention heads (32)" in faults["ranks"]
+    assert "quantization=awq: Cannot find the config file for awq" in faults["weights"]
+    assert "attention_backend=FLASHY: " in faults["backend"]
+    assert "Valid options are: FLASH_ATTN" in faults["backend"]
+    assert "max_num_batched_tokens=512, enable_chunked_prefill=False: " in faults["whole-prompts"]
+    assert "speculative_model=smollm-135m: Target and draft model should have the same" in faults["vocabulary"]
+    assert "block_size" not in faults["vocabulary"]
+    assert "page_size must be at least 4" in faults["page"]
+    assert "will probably end as infeasible, h200/vllm/llama-3.1-8b-instruct/w/bs4 for one" in printed.out
+
+
+def test_the_engines_take_every_study_of_the_project() -> None:
+    faults = [
+        line
+        for path in sorted(Path("config/studies").glob("*.yaml"))
+        for line in fault_lines(path, check_cells(expand(load_study(path))))
+    ]
+    assert faults == []
