@@ -235,6 +235,41 @@ def test_graphs_by_hand(settings, value, how):
     assert graphs.how.startswith(how)
 
 
+def test_a_b200_captures_larger_batches():
+    # 1, 2 and 4; 8 to 248 in steps of 8; then up to 512, or 1024, in steps of 16.
+    def graphs(gpu):
+        return predict_capacity(LLAMA_8B, get_gpu(gpu), EngineSettings())["cuda_graphs"].how
+
+    assert graphs("h200").startswith(f"{3 + 31 + 17} batch sizes in 33 pieces each, 51 of them")
+    assert graphs("b200").startswith(f"{3 + 31 + 49} batch sizes in 33 pieces each, 83 of them")
+
+
+UNITS = {"num_blocks": "blocks", "kv_cache_tokens": "tokens", "max_concurrency": "requests", "feasible": "bool"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "log"),
+    [
+        ({}, {}),
+        ({}, {"available_kv_cache_gib": 5.0, "model_weights_gib": 15.0, "peak_activation_gib": 1.0}),
+        ({}, {"cuda_graph_gib": 0.5}),
+        ({"vllm_version": "0.16.0"}, {}),
+        ({"max_num_seqs": 1024, "vllm_version": "0.19.0"}, {}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
+        ({"kv_cache_memory_bytes": 2**30}, {}),
+    ],
+)
+def test_whatever_is_known_each_term_has_its_unit_and_how_it_was_found(settings, log):
+    terms = predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)
+    assert {name: t.unit for name, t in terms.items()} == {n: UNITS.get(n, "bytes") for n in terms} | {
+        "pipeline_rank": "rank"
+    }
+    assert all(t.how and isinstance(t.how, str) for t in terms.values())
+    several = "tensor_parallel_size" in settings
+    assert "other" not in terms or terms["other"].how.endswith("; without buffers of collectives") == several
+    assert {t.how for t in terms.values() if t.how.startswith("log: ")} == {f"log: {n} {v:g}" for n, v in log.items()}
+
+
 @pytest.mark.parametrize(
     ("version", "sampler", "copies"),
     [
