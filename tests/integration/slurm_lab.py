@@ -154,6 +154,12 @@ class SlurmLab:
                     found.append(process)
         return found
 
+    @staticmethod
+    def has_steps(job: str) -> bool:
+        """Whether a node still runs steps of a job; a node that is given the job again before is drained."""
+        commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+        return any(f"slurmstepd: [{job}." in command for command in commands)
+
     def stop(self) -> None:
         """End every daemon, job step and job."""
         with suppress(AssertionError, subprocess.TimeoutExpired, OSError):

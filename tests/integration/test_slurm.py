@@ -336,8 +336,9 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
         wait_for(lambda: job(lost)["JobState"] != "RUNNING", 30, "the end of the job on the lost node")
         # A node whose slurmd answers comes back by itself, sooner or later than this.
         lab.client("scontrol", "update", f"nodename=n-{lost}", "state=resume", check=False)
-        for gpu in (lost, requeued):  # Slurm would let them wait for two minutes
+        for gpu in (lost, requeued):  # Slurm would let them wait for two minutes, which is time to end what ran
             wait_for(lambda gpu=gpu: job(gpu)["JobState"] == "PENDING", 30, "its place in the queue")
+            wait_for(lambda gpu=gpu: not lab.has_steps(job(gpu)["JobId"]), 30, "the end of its steps")
             lab.client("scontrol", "update", f"JobId={job(gpu)['JobId']}", "StartTime=now")
         snakemake.wait(timeout=600)
     finally:
