@@ -318,6 +318,8 @@ class _Scheduler:
         idle_s = 0.0
         if self.arrived < len(self.arrivals):
             steps, idle_s = self._pass_time(row, steps)
+        elif self.now_s > self.free_s:  # the last request came after a pause; from here on no decision depends on time
+            idle_s, self.free_s = self.now_s - self.free_s, self.now_s
         if self.observe is not None:
             self.observe(self._look(row, steps, chunks, preempted))
         for column, value in zip(self.columns.values(), (steps, *row), strict=True):
