@@ -147,6 +147,8 @@ def test_models():
         "opt-125m",
         "smollm-135m",
         "qwen2-7b",
+        "qwen2.5-0.5b-instruct",
+        "mistral-7b-instruct-v0.3",
         "tiny-llama-57m",
     }
     assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")

@@ -104,6 +104,8 @@ def test_matrices_are_the_linear_layers(name):
         ("opt-125m", 125_239_296, 36_864),
         ("smollm-135m", 134_515_008, 23_040),
         ("qwen2-7b", 7_615_616_512, 57_344),
+        ("qwen2.5-0.5b-instruct", 494_032_768, 12_288),
+        ("mistral-7b-instruct-v0.3", 7_248_023_552, 131_072),
         ("tiny-llama-57m", 56_636_160, 16_384),
     ],
 )
