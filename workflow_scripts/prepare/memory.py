@@ -118,7 +118,10 @@ def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
     """Sizes that were asked for, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which go by the GPU."""
     memory_gib = (gpu.usable_memory_bytes or gpu.memory_bytes or 0) / GIB
     offline = settings.usage == "offline"
-    if memory_gib >= 160:
+    if gpu.kind == "cpu":
+        ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        seqs, tokens = (256 * ranks, 4096 * ranks) if offline else (128 * ranks, 2048 * ranks)
+    elif memory_gib >= 160:
         seqs, tokens = 1024, 16384
     elif memory_gib >= 70 and "a100" not in gpu.name:
         seqs, tokens = 1024, 16384 if offline else 8192

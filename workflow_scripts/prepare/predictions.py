@@ -80,10 +80,10 @@ def _facts_reader() -> Callable[[str, str | None], ModelFacts]:
     return read
 
 
-def predict_vllm(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
-    """The record of one start of vLLM with these settings, without a cell's id."""
-    on_cpu = gpu.kind == "cpu"
-    settings = EngineSettings(
+def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
+    """What the offline engine is started with: the knobs, and vLLM's defaults that a study can set."""
+    given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
+    return EngineSettings(
         block_size=knobs.block_size or default_block_size(gpu.kind),
         gpu_memory_utilization=knobs.gpu_memory_utilization or DEFAULT_UTILIZATION,
         max_model_len=knobs.max_model_len,
@@ -93,9 +93,14 @@ def predict_vllm(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
         max_num_seqs=knobs.max_num_seqs,
         max_num_batched_tokens=knobs.max_num_batched_tokens,
         enforce_eager=bool(knobs.enforce_eager),
-        kv_cache_memory_bytes=knobs.cpu_kv_cache_gib * GIB if on_cpu and knobs.cpu_kv_cache_gib else None,
+        kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
         usage="offline",
     )
+
+
+def predict_vllm(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
+    """The record of one start of vLLM with these settings, without a cell's id."""
+    settings, on_cpu = engine_settings(knobs, gpu), gpu.kind == "cpu"
     refused = why_block_size_is_refused(gpu.kind, settings.block_size) or _too_long(settings, facts)
     if on_cpu and knobs.cpu_kv_cache_gib is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
