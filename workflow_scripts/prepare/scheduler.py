@@ -318,7 +318,7 @@ class _Scheduler:
         idle_s = 0.0
         if self.arrived < len(self.arrivals):
             steps, idle_s = self._pass_time(row, steps)
-        elif self.now_s > self.free_s:  # the last request came after a pause; from here on no decision depends on time
+        elif self.now_s > self.free_s:  # for the last request; from here on nothing depends on time
             idle_s, self.free_s = self.now_s - self.free_s, self.now_s
         if self.observe is not None:
             self.observe(self._look(row, steps, chunks, preempted))

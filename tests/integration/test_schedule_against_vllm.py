@@ -1,0 +1,299 @@
+"""Our schedules against vLLM's own Scheduler and KVCacheManager, step by step.
+
+vLLM's classes are driven as its engine core drives them (vllm/v1/engine/core.py, `step` and `step_with_batch_queue`),
+with a clock in place of a device.
+"""
+
+import itertools
+import os
+import random
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workflow_scripts.prepare.schedule import (
+    FloatArray,
+    RequestLengths,
+    Schedule,
+    SchedulerSettings,
+    Segments,
+    StepTime,
+)
+from workflow_scripts.prepare.scheduler import StepRun, make_schedule
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+MODEL = Path(__file__).resolve().parents[2] / "config" / "models" / "tiny-llama-57m"
+CASES = 400
+# Of each kind of case at least so many.
+ENOUGH = 30
+
+
+WORK = [name for name in Segments.__dataclass_fields__ if name != "steps"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did. Requests are named by their index; `work` is what `Segments` says of a step."""
+
+    running: list[int]
+    waiting: list[int]
+    scheduled_tokens: dict[int, int]
+    preempted: list[int]
+    blocks_held: int
+    work: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def engine_config() -> Any:
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(model=str(MODEL), load_format="dummy", skip_tokenizer_init=True).create_engine_config()
+
+
+class Engine:
+    """vLLM's scheduler with a clock in place of a device."""
+
+    def __init__(
+        self, config: Any, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None
+    ) -> None:
+        import torch
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        limits = config.scheduler_config
+        limits.max_num_seqs = settings.max_num_seqs
+        limits.max_num_batched_tokens = limits.max_num_scheduled_tokens = settings.max_num_batched_tokens
+        limits.enable_chunked_prefill = settings.enable_chunked_prefill
+        limits.async_scheduling = settings.async_scheduling
+        config.model_config.max_model_len = settings.max_model_len
+        config.cache_config.block_size = settings.block_size
+        config.cache_config.enable_prefix_caching = settings.enable_prefix_caching
+        config.cache_config.num_gpu_blocks = settings.num_blocks
+
+        init_none_hash(sha256)
+        self.hasher = get_request_block_hasher(settings.block_size, sha256)
+        spec = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        assert settings.num_blocks is not None
+        blocks = KVCacheConfig(settings.num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        kind = AsyncScheduler if settings.async_scheduling else Scheduler
+        self.scheduler = kind(config, blocks, StructuredOutputManager(config), block_size=settings.block_size)
+        self.batches = 2 if settings.async_scheduling else 1
+        self.requests = requests
+        self.step_time = step_time
+        self.new_token = itertools.count(1_000_000)  # no two are the same
+        self.live: dict[str, Any] = {}
+        self.cached_tokens: dict[int, int] = {}
+
+    def run(self) -> Iterator[Step]:
+        """All steps that compute something."""
+        coming = deque(range(len(self.requests)))
+        batches: deque[tuple[Any, dict[str, bool], float]] = deque()
+        now_s = free_s = 0.0
+        while True:
+            while coming and self.arrival_s(coming[0]) <= now_s:
+                self.add(coming.popleft())
+            if self.scheduler.has_requests():
+                decoding = {request.request_id for request in self.scheduler.running if not request.is_prefill_chunk}
+                preemptions = {name: request.num_preemptions for name, request in self.live.items()}
+                output = self.scheduler.schedule()
+                end_s = now_s
+                if output.num_scheduled_tokens:
+                    step = self.look(output, decoding, preemptions)
+                    if self.step_time is not None:
+                        step.work["idle_s"] = max(0.0, now_s - free_s)
+                        free_s = end_s = max(free_s, now_s) + float(self.step_time(_segment(step.work))[0])
+                    yield step
+                samples = {name: not self.live[name].is_prefill_chunk for name in output.num_scheduled_tokens}
+                batches.appendleft((output, samples, end_s))
+                if len(batches) < self.batches:
+                    continue
+            elif not batches:
+                if not coming:
+                    return
+                now_s = self.arrival_s(coming[0])
+                continue
+            output, samples, end_s = batches.pop()
+            now_s = max(now_s, end_s)
+            self.update(output, samples)
+
+    def arrival_s(self, index: int) -> float:
+        return 0.0 if self.requests.arrival_s is None else float(self.requests.arrival_s[index])
+
+    def add(self, index: int) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        shared = 0 if self.requests.prefix_tokens is None else int(self.requests.prefix_tokens[index])
+        text = 0 if self.requests.prefix_id is None else int(self.requests.prefix_id[index])
+        own = int(self.requests.prompt_tokens[index]) - shared
+        prompt = [text * 10_000 + position for position in range(shared)] + [next(self.new_token) for _ in range(own)]
+        sampling = SamplingParams(max_tokens=int(self.requests.output_tokens[index]), ignore_eos=True)
+        request = Request(str(index), prompt, sampling, None, block_hasher=self.hasher)
+        self.live[request.request_id] = request
+        self.scheduler.add_request(request)
+
+    def update(self, output: Any, samples: dict[str, bool]) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        tokens = [[next(self.new_token)] if sampled else [] for sampled in samples.values()]
+        index = {name: position for position, name in enumerate(samples)}
+        result = ModelRunnerOutput(req_ids=list(samples), req_id_to_index=index, sampled_token_ids=tokens)
+        self.scheduler.update_from_output(output, result)
+
+    def look(self, output: Any, decoding: set[str], preemptions: dict[str, int]) -> Step:
+        """What the step does, counted from vLLM's own records after the step was put together."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        work: dict[str, float] = dict.fromkeys(WORK, 0)
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.live[name]
+            end = request.num_computed_tokens
+            if name in decoding:
+                assert tokens == 1
+                work["decode_seqs"] += 1
+                work["decode_kv_tokens"] += end
+            else:
+                work["prefill_seqs"] += 1
+                work["prefill_tokens"] += tokens
+                work["prefill_kv_tokens"] += end
+                work["prefill_attended_tokens"] += sum(range(end - tokens + 1, end + 1))
+            work["sampled_tokens"] += not request.is_prefill_chunk
+            self.cached_tokens.setdefault(int(name), end - tokens)
+        running = [int(request.request_id) for request in self.scheduler.running]
+        waiting = [int(request.request_id) for request in self.scheduler.waiting]
+        held = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+        work |= {"running_seqs": len(running), "waiting_seqs": len(waiting), "blocks_held": held}
+        scheduled = {int(name): tokens for name, tokens in output.num_scheduled_tokens.items()}
+        preempted = [int(name) for name, before in preemptions.items() if self.live[name].num_preemptions > before]
+        return Step(running, waiting, scheduled, preempted, held, work)
+
+
+def our_steps(
+    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None
+) -> tuple[Schedule, list[Step]]:
+    """Our schedule, and its steps one by one."""
+    runs: list[StepRun] = []
+    schedule = make_schedule(requests, settings, step_time, runs.append)
+    steps = []
+    for index, run in enumerate(runs):
+        work = {name: getattr(schedule.segments, name)[index].item() for name in WORK}
+        assert schedule.segments.steps[index] == run.steps
+        for further in range(run.steps):
+            held = run.blocks_held[further]
+            changed = {
+                "decode_kv_tokens": work["decode_kv_tokens"] + further * work["decode_seqs"],
+                "blocks_held": held,
+            }
+            idle = {"idle_s": 0 if further else work["idle_s"]}
+            preempted = sorted(run.preempted)
+            steps.append(Step(run.running, run.waiting, run.scheduled_tokens, preempted, held, work | changed | idle))
+    return schedule, steps
+
+
+def _segment(work: dict[str, float]) -> Segments:
+    return Segments(steps=np.array([1]), **{name: np.array([value]) for name, value in work.items()})
+
+
+def step_time(segments: Segments) -> FloatArray:
+    """Seconds that depend on all that a step does; multiples of a power of two, so that sums are exact."""
+    tokens = 4 * segments.decode_seqs + segments.prefill_tokens + segments.decode_kv_tokens // 16
+    return (16 + tokens) / 1024
+
+
+def draw(seed: int) -> tuple[RequestLengths, SchedulerSettings, StepTime | None]:
+    """A random workload with random settings."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 4, 8, 16, 32])
+    count = rng.randint(1, 40)
+    longest_prompt, longest_output = rng.choice([(8, 40), (120, 60), (300, 10), (60, 120)])
+    prompts = [rng.randint(1, longest_prompt) for _ in range(count)]
+    outputs = [rng.choice([1, rng.randint(1, longest_output)]) for _ in range(count)]
+    if rng.random() < 0.2:  # many that go in step
+        prompts, outputs = [prompts[0]] * count, [outputs[0]] * count
+    prefix_id = prefix_tokens = None
+    if rng.random() < 0.5:
+        texts = rng.choice([1, 1, 2, 5])
+        ids = [rng.choice([-1, rng.randrange(texts)]) for _ in range(count)]
+        whole = rng.random() < 0.3
+        length = [rng.randint(1, longest_prompt) for _ in range(texts)]
+        prefix_tokens = [
+            0 if text < 0 else prompt if whole else min(prompt, length[text], rng.choice([10_000, rng.randint(1, 200)]))
+            for text, prompt in zip(ids, prompts, strict=True)
+        ]
+        prefix_id = ids
+    longest = max(map(sum, zip(prompts, outputs, strict=True)))
+    chunked = rng.random() < 0.75
+    max_model_len = longest + rng.choice([0, 100])
+    budget = rng.choice([rng.randint(1, 20), rng.randint(20, 200), 8192])
+    least = -(-(longest - 1) // block_size) + 1
+    tight = rng.random() < 0.7
+    blocks = least + rng.randint(0, least) if tight else count * (least + 1) + rng.choice([0, 1000])
+    arrival_s = None
+    if rng.random() < 0.4:
+        times = [rng.choice([0, 0, rng.randint(0, 40), rng.randint(0, 4000)]) / 256 for _ in range(count)]
+        arrival_s = np.cumsum(np.array(times))
+    settings = SchedulerSettings(
+        max_num_seqs=rng.choice([1, 2, 8, 8, 64]),
+        max_num_batched_tokens=budget if chunked else max(budget, max_model_len),
+        block_size=block_size,
+        max_model_len=max_model_len,
+        num_blocks=blocks,
+        enable_prefix_caching=prefix_id is not None or rng.random() < 0.5,
+        enable_chunked_prefill=chunked,
+        async_scheduling=rng.random() < 0.7,
+    )
+    requests = RequestLengths(
+        np.array(prompts),
+        np.array(outputs),
+        arrival_s,
+        None if prefix_id is None else np.array(prefix_id),
+        None if prefix_tokens is None else np.array(prefix_tokens),
+    )
+    return requests, settings, None if arrival_s is None else step_time
+
+
+def test_defaults_are_those_that_are_reproduced(engine_config: Any) -> None:
+    limits = engine_config.scheduler_config
+    assert not limits.async_scheduling  # on a CPU
+    assert limits.enable_chunked_prefill == SchedulerSettings.enable_chunked_prefill
+    assert engine_config.cache_config.enable_prefix_caching == SchedulerSettings.enable_prefix_caching
+    assert limits.scheduler_reserve_full_isl
+    assert (limits.policy, limits.watermark, limits.long_prefill_token_threshold) == ("fcfs", 0.0, 0)
+    assert limits.max_num_active_seqs is None
+
+
+def test_every_step_is_vllms(engine_config: Any) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(CASES):
+        requests, settings, timing = draw(seed)
+        engine = Engine(engine_config, requests, settings, timing)
+        theirs = list(engine.run())
+        schedule, ours = our_steps(requests, settings, timing)
+        for number, (expected, got) in enumerate(zip(theirs, ours, strict=False)):
+            assert got == expected, f"seed {seed}, step {number} of {len(theirs)}: {settings}"
+        assert len(ours) == len(theirs), f"seed {seed}"
+        assert schedule.cached_tokens.tolist() == [engine.cached_tokens[index] for index in range(len(requests))]
+        preemptions = [engine.live[str(index)].num_preemptions for index in range(len(requests))]
+        assert schedule.preemptions.tolist() == preemptions
+        seen += Counter(
+            cases=1,
+            steps=len(ours),
+            segments=len(schedule.segments),
+            with_preemptions=any(preemptions),
+            with_cache_hits=bool(schedule.cached_tokens.any()),
+            with_cache_hits_and_preemptions=bool(schedule.cached_tokens.any() and any(preemptions)),
+            with_arrivals=requests.arrival_s is not None,
+            synchronous=not settings.async_scheduling,
+            short_of_blocks=schedule.needs_blocks is None,
+        )
+    assert min(seen.values()) >= ENOUGH, seen
