@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,52 @@ def test_one_sequence_on_an_h200_is_limited_by_reading_the_weights():
     assert highest.output_tokens_per_s == pytest.approx(4.8e12 / (2 * (8_030_261_248 - 128256 * 4096)), rel=0.005)
     assert (highest.gpu, highest.limit) == ("h200", "memory bandwidth")
     assert "15.0 GB of weights at 4.8 TB/s" in highest.because
+
+
+def test_a_ceiling_of_each_kind_by_hand():
+    # Two sequences of 100 + 5 tokens on an H200: each has half of the weights of 5 steps, and reads the KV of
+    # 100 + 101 + 102 + 103 tokens.
+    by_memory = ceiling(LLAMA, GPUS["h200"], 2, Workload(100, 5))
+    time_s = (5 * LLAMA.decode_weight_bytes / 2 + 406 * 131072) / 4.8e12
+    assert by_memory.total_tokens_per_s == pytest.approx(105 / time_s)
+    assert by_memory.output_tokens_per_s == pytest.approx(5 / time_s)
+    assert by_memory.because == "2 live sequences: a step reads 15.0 GB of weights at 4.8 TB/s"
+    # 48 GB less 16.06 GB of weights, in requests that hold 8000 + 99/2 tokens on average.
+    by_size = ceiling(LLAMA, GPUS["l40s"], 1000, Workload(8000, 100), 0.9)
+    memory = max(GPUS["l40s"].memory_bytes, GPUS["l40s"].usable_memory_bytes or 0) * 0.9
+    sequences = (memory - 2 * 8030261248) / (131072 * 8049.5)
+    time_s = (100 * LLAMA.decode_weight_bytes / sequences + 99 * (8000 + 49) * 131072) / 864e9
+    assert by_size.total_tokens_per_s == pytest.approx(8100 / max(time_s, LLAMA.request_flops(8000, 100) / 362.05e12))
+    by_arithmetic = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 1))
+    assert by_arithmetic.total_tokens_per_s == pytest.approx(8001 / (LLAMA.prefill_flops(8000) / 362.05e12))
+    assert by_arithmetic.because == f"{LLAMA.prefill_flops(8000) / 1e12:.3g} TFLOP a request at 362.1 TFLOP/s"
+
+
+def test_a_cache_that_just_holds_one_request_serves_it():
+    # What is left beside the weights holds 1 request, or a little less than 1.
+    tokens = (GPUS["l40s"].memory_bytes - LLAMA.weight_bytes) / 131072
+    card = GPUS["l40s"].model_copy(update={"usable_memory_bytes": None})
+    assert ceiling(LLAMA, card, 8, Workload(math.floor(tokens), 1)).limit != "memory size"
+    refused = ceiling(LLAMA, card, 8, Workload(math.ceil(tokens) + 1, 1))
+    assert (refused.limit, refused.total_tokens_per_s, refused.output_tokens_per_s) == ("memory size", 0, 0)
+    assert refused.because == "16.1 GB of weights and a request do not fit in 48 GB"
+
+
+def test_a_quantized_model_may_run_at_the_highest_rate_of_the_card():
+    prompts = Workload(8000, 1)
+    awq = replace(LLAMA, quantization="awq")
+    assert ceiling(awq, GPUS["h200"], 256, prompts).total_tokens_per_s == pytest.approx(
+        8001 / (LLAMA.prefill_flops(8000) / 1979e12)
+    )
+
+
+def test_a_rate_at_its_ceiling_is_possible():
+    highest = ceiling(LLAMA, GPUS["h200"], 1, EVEN).total_tokens_per_s
+    assert audit([row(throughput_tok_s=highest)]).loc[0, "verdict"] == "possible"
+    above = audit([row(throughput_tok_s=highest * 1.0001)]).loc[0]
+    assert (above["verdict"], above["ceiling_gpu"], above["limit"]) == ("impossible", "h200", "memory bandwidth")
+    assert above["predicted_ceiling_tokens_per_s"] == highest
+    assert above["times_ceiling"] == pytest.approx(1.0001)
 
 
 def test_prompt_tokens_count_for_the_table_unless_its_column_says_output():
@@ -213,7 +260,15 @@ def test_the_command_prints_json_and_writes_the_table(tmp_path, capsys):
     out = tmp_path / "verdicts.csv"
     assert main([MAX_NUM_SEQS, *OPTIONS, "--gpu-memory-utilization", "0.9", "--json", "--out", str(out)]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["verdicts"] == {"possible": 8, "impossible": 12, "unknown": 0}
+    assert record.pop("verdicts") == {"possible": 8, "impossible": 12, "unknown": 0}
+    assert {name: value for name, value in record.items() if name != "rows"} == {
+        "table": MAX_NUM_SEQS,
+        "model": "llama-3.1-8b-instruct",
+        "quantization": None,
+        "prompt_tokens": 200,
+        "output_tokens": 200,
+        "gpu_memory_utilization": 0.9,
+    }
     assert record["rows"][0]["verdict"] == "impossible"
     written = pd.read_csv(out)
     assert list(written["verdict"]) == [r["verdict"] for r in record["rows"]]
@@ -223,11 +278,58 @@ def test_the_command_prints_a_table(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
     printed = capsys.readouterr().out
-    assert "11939" in printed
+    lines = [re.findall(r"[^│┃\s]+(?: [^│┃\s]+)*", line) for line in printed.splitlines()]
+    assert lines[0] == ["paged_attention_lab_max_num_seqs.csv: llama-3.1-8b-instruct, 200 + 200 tokens a request"]
+    assert lines[2] == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "limit"]
+    assert lines[4] == ["H200", "1", "11939", "638", "18.72", "impossible", "memory bandwidth"]
     assert printed.count("impossible") == 12
     assert "not stated" not in printed
     assert main([str(PUBLISHED / "paged_attention_lab_block_size.csv"), *OPTIONS, "--max-num-seqs", "64"]) == 0
     assert "max-num-seqs is not stated: 64 assumed" in " ".join(capsys.readouterr().out.split())
+
+
+def rates(capsys, *argv):
+    assert main([*argv, "--json"]) == 0
+    return [row["predicted_ceiling_tokens_per_s"] for row in json.loads(capsys.readouterr().out)["rows"]]
+
+
+def test_every_option_reaches_the_ceilings(tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("gpu,tok/s,output tok/s\nL40S,5,5\n")
+    options = [str(table), "--model", "llama-3.1-8b-instruct", "--tokens-per-request", "8000,100"]
+    options += ["--throughput-column", "tok/s"]
+    [plain] = rates(capsys, *options)
+    assert plain == pytest.approx(ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 100)).total_tokens_per_s)
+    for more, facts, arguments in (
+        (["--max-num-seqs", "2"], LLAMA, (2, Workload(8000, 100))),
+        (["--gpu-memory-utilization", "0.5"], LLAMA, (256, Workload(8000, 100), 0.5)),
+        (["--kv-cache-dtype", "fp8"], LLAMA, (256, Workload(8000, 100), 1.0, "fp8")),
+        (["--quantization", "awq"], replace(LLAMA, quantization="awq"), (256, Workload(8000, 100))),
+        (["--tokens-per-request", "1,100"], LLAMA, (256, Workload(1, 100))),
+    ):
+        expected = ceiling(facts, GPUS["l40s"], *arguments).total_tokens_per_s
+        assert rates(capsys, *options, *more) == pytest.approx([expected])
+    of_output = [*options[:-1], "output tok/s"]
+    expected = ceiling(LLAMA, GPUS["l40s"], 256, Workload(8000, 100)).output_tokens_per_s
+    assert rates(capsys, *of_output) == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("missing", ["--model", "--tokens-per-request"])
+def test_what_has_no_default_must_be_given(missing, capsys):
+    at = OPTIONS.index(missing)
+    with pytest.raises(SystemExit, match="2"):
+        main([MAX_NUM_SEQS, *OPTIONS[:at], *OPTIONS[at + 2 :]])
+    assert f"required: {missing}" in capsys.readouterr().err
+
+
+def test_the_example_of_the_help_can_be_typed_in(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken at a hyphen
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "python -m workflow_scripts.analyse.audit" in shown
+    monkeypatch.chdir(CONFIG.parent)
+    assert main(shown.partition("example: ")[2].split()) == 0
 
 
 def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):
@@ -275,7 +377,19 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, capsys):
     assert "not a CSV table" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--tokens-per-request=200", "--tokens-per-request=0,5", "--max-num-seqs=0"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--tokens-per-request=200",
+        "--tokens-per-request=0,5",
+        "--tokens-per-request=5,0.5",
+        "--max-num-seqs=0",
+        "--max-num-seqs=1.5",
+        "--gpu-memory-utilization=0",
+        "--gpu-memory-utilization=1.01",
+        "--gpu-memory-utilization=half",
+    ],
+)
 def test_options_out_of_range_are_refused(option, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([MAX_NUM_SEQS, *OPTIONS, option])
