@@ -71,7 +71,7 @@ _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
             r"|--block-size: invalid choice"
             r"|\bblock[ _-]?size\b.{0,60}?(?:(?:is|are) not supported|unsupported|must be|should be|input should)"
             r"|requires --block-size|reduce --block-size|supports? (?:only )?.{0,30}?block[ _-]?size"
-            r"|: \[block_size not supported\]"
+            r"|: \['?block_size not supported'?\]"  # in quotes where the study itself chose the backend
         ),
     ),
 )

@@ -96,6 +96,16 @@ CAUSES = {
         "Reasons: {FLASH_ATTN: [block_size not supported], TURBOQUANT: [kv_cache_dtype not supported, block_size not "
         "supported]}.",
     ),
+    "the chosen backend": (
+        "unsupported_block_size",
+        "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: "
+        "['block_size not supported']",
+    ),
+    "the chosen backend for the head": (
+        "error",
+        "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: "
+        "['head_size not supported', 'block_size not supported']",
+    ),
     "no backend for the head": (
         "error",
         "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=72, block_size=8). "
