@@ -2,7 +2,8 @@
 
 Sizes are in bytes, times in seconds, rates in bytes/s or operations/s; a multiply-add is two operations.
 The speed limits are lower bounds of time, so a measurement that beats one is wrong or measures something else. They
-hold for one new token a sequence and step (no speculative decoding) and prompts that share no cached prefix.
+hold for one new token a sequence and step and prompts that share no cached prefix; `analyse.ceilings` knows speculative
+decoding and shared prefixes.
 
 Sources: [Pope] Pope et al., Efficiently Scaling Transformer Inference, 2022; [Kwon] Kwon et al., Efficient Memory
 Management for LLM Serving with PagedAttention, 2023; [Williams] Williams et al., Roofline, 2009.

@@ -76,21 +76,30 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
 def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     """The fewest steps that give all output tokens of a repeat, and what keeps them from being fewer.
 
-    A step gives at most one token to each sequence that runs: no more than the settings allow, than there are
-    requests, and than the KV blocks hold. The longest request needs a step for each of its tokens.
+    A step gives one token to each sequence that runs, and with speculative decoding those drafted tokens too that it
+    accepts. No more sequences run than the settings allow, than there are requests, and than the KV blocks hold. The
+    longest request needs a step for each of its tokens, or for as many as are drafted and one more.
 
     Args:
-        work: sums of `analyse.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`.
+        work: sums of `analyse.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`; where
+            tokens are drafted also `num_speculative_tokens`, and `accepted_draft_tokens`, which may be null.
 
     Returns:
         `sequences_max`: sequences that may run at once; `steps_min`; `output_tokens_per_step_max`: output tokens over
-        `steps_min`; `steps_bound_by`: max_num_seqs, requests, kv_blocks or longest_request.
+        `steps_min`; `steps_bound_by`: max_num_seqs, requests, kv_blocks or longest_request;
+        `sequence_tokens_per_step_max`: tokens that one sequence gets in a step at most; `sequence_steps_min`: steps
+        of all sequences, added up.
     """
+    drafted = _numbers_or(work, "num_speculative_tokens", 0.0)
+    per_step = 1 + drafted
+    most_accepted = work["output_tokens"] * drafted / per_step
+    accepted = np.fmin(_numbers_or(work, "accepted_draft_tokens", np.nan).where(drafted > 0, 0.0), most_accepted)
+    sequence_steps = work["output_tokens"] - accepted
     allowed = work["max_num_seqs_effective"].fillna(work["max_concurrency_allowed"]).astype(float)
     sequences = np.minimum(allowed, work["requests"])
-    by_sequences = np.ceil(work["output_tokens"] / sequences)
-    by_blocks = np.ceil(work["block_steps"] / work["num_gpu_blocks"].astype(float)).fillna(0.0)
-    longest = work["output_tokens_longest"]
+    by_sequences = np.ceil(sequence_steps / sequences)
+    by_blocks = np.ceil((work["block_steps"] / work["num_gpu_blocks"].astype(float)).fillna(0.0) / per_step)
+    longest = np.ceil(work["output_tokens_longest"] / per_step)
     steps = np.maximum(np.maximum(by_sequences, longest), by_blocks)
     bound_by = np.select(
         [by_sequences == steps, longest == steps],
@@ -103,9 +112,16 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
             "steps_min": steps,
             "output_tokens_per_step_max": work["output_tokens"] / steps,
             "steps_bound_by": bound_by,
+            "sequence_tokens_per_step_max": per_step,
+            "sequence_steps_min": sequence_steps,
         },
         index=work.index,
     )
+
+
+def _numbers_or(work: pd.DataFrame, column: str, default: float) -> pd.Series:
+    """A column as floats; `default` for all rows where there is none."""
+    return pd.Series(work.get(column, default), index=work.index).astype("Float64").astype(float)
 
 
 def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
@@ -144,13 +160,17 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     ranks = work["tensor_parallel_size"] * stages
     # What the cache keeps from one step to the next is not read from memory again.
     weights_read = (facts.decode_weight_bytes - rates.cache_bytes * ranks).clip(lower=0) * work["steps_min"]
-    own, shared = work["kv_tokens_read"] - work["kv_tokens_shared"], work["kv_tokens_shared"]
+    # Tokens that come out of one step have read the same cache once: what was there before the first of them.
+    per_step = work["sequence_tokens_per_step_max"]
+    read = (work["kv_tokens_read"] - work["decode_tokens"] * (per_step - 1) / 2).clip(lower=0) / per_step
+    shared = np.minimum(work["kv_tokens_shared"] / per_step, read)
+    own = read - shared
     kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"]) * (weights_read > 0)
     bytes_per_s = rates.memory_bandwidth_bytes_per_s * ranks
     # The stages of a pipeline read their weights one after the other for each of its batches.
     weights_s = weights_read * stages / bytes_per_s
     # Each request's first token comes from its prefill.
-    prefills = work["requests"] / work["output_tokens"]
+    prefills = work["requests"] / work["sequence_steps_min"]
     prefill_flops, decode_flops = phase_flops(work, facts)
     flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * ranks
     times = pd.DataFrame(

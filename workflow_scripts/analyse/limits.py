@@ -49,6 +49,7 @@ _SETTINGS: dict[str, tuple[str, str | int]] = {
     "kv_cache_dtype": ("knob_kv_cache_dtype", "auto"),
     "tensor_parallel_size": ("knob_tensor_parallel_size", 1),
     "pipeline_parallel_size": ("knob_pipeline_parallel_size", 1),
+    "num_speculative_tokens": ("knob_num_speculative_tokens", 0),
 }
 
 COLUMNS = {
@@ -159,7 +160,7 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) ->
     bytes_per_s, flop_per_s = (numbers(table[name]) * ranks for name in ("memory_bandwidth_bytes_per_s", "flop_per_s"))
     # Estimates are per device.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
-    kv_bytes = numbers(table["kv_tokens_read"]) * facts.bytes_per_token(kv_cache_dtype)
+    kv_bytes = numbers(table["kv_tokens_read"]) * facts.bytes_per_token(kv_cache_dtype) * _readings_per_token(table)
     read_bytes = steps * facts.decode_weight_bytes + kv_bytes
     flops = np.add(*phase_flops(table, facts))
     return table.assign(
@@ -172,6 +173,16 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) ->
         engine_read_bytes_difference=engine_read_bytes / (read_bytes + _activation_bytes(table, facts)) - 1,
         engine_flops_difference=engine_flops / flops - 1,
     )
+
+
+def _readings_per_token(table: pd.DataFrame) -> FloatArray:
+    """How often the cache is read for an output token: once, and less where a step accepts drafted tokens too.
+
+    NaN where tokens are drafted and how many were accepted is not known.
+    """
+    accepted = table.get("accepted_draft_tokens", pd.Series(np.nan, index=table.index))
+    unread = numbers(accepted.where(table["num_speculative_tokens"] > 0, 0.0))
+    return 1 - unread / numbers(table["output_tokens"])
 
 
 def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:

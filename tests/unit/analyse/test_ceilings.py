@@ -48,13 +48,16 @@ def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured"):
     return Rates(source, gpu, cache_bytes)
 
 
-def work(rows, *, allowed=256, effective=None, blocks=None, block_size=None, tp=1, pp=1):
+def work(rows, *, allowed=256, effective=None, blocks=None, block_size=None, tp=1, pp=1, drafted=None, accepted=None):
     """One repeat of (prompt, output, cached) requests, ready for `phase_times`."""
     sums = request_sums(requests("c", *rows), pd.Series({"c": block_size}, dtype="Float64")).reset_index()
     sums["max_num_seqs_effective"] = pd.array([effective], dtype="Int64")
     sums["max_concurrency_allowed"] = pd.array([allowed], dtype="Int64")
     sums["num_gpu_blocks"] = pd.array([blocks], dtype="Float64")
     sums["tensor_parallel_size"], sums["pipeline_parallel_size"] = tp, pp
+    if drafted is not None:
+        sums["num_speculative_tokens"] = drafted
+        sums["accepted_draft_tokens"] = pd.array([accepted], dtype="Float64")
     return sums.join(least_steps(sums))
 
 
@@ -296,10 +299,11 @@ def test_the_slower_resource_binds():
 # --- no schedule is faster ---------------------------------------------------------------------------------------
 
 
-def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes, prefix_cached):
+def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes=0, prefix_cached=False, accepts=None):
     """Time of an ideal engine that fills every step, each as long as the slower of reading and computing.
 
-    With `prefix_cached` all sequences of a step read their common prefix once.
+    With `prefix_cached` all sequences of a step read their common prefix once. `accepts` says how many drafted tokens
+    a sequence accepts in a step, of one that has so many tokens left.
     """
     waiting = [SimpleNamespace(prompt=p, left=o, cached=c, held=0) for p, o, c in rows]
     prefix = max((c for _, _, c in rows), default=0) if prefix_cached else 0
@@ -309,7 +313,12 @@ def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes, prefix_
         flops = sum(
             TINY.prefill_flops(r.prompt) - TINY.prefill_flops(r.cached) + TINY.prefill_flops(0) for r in started
         )
-        flops += sum(TINY.decode_flops(1, r.held + 1) for r in running)
+        gained = [1 + (accepts(r.left) if accepts else 0) for r in running]
+        flops += sum(
+            TINY.decode_flops(1, r.held + 1 + i)
+            for r, tokens in zip(running, gained, strict=True)
+            for i in range(tokens)
+        )
         common = [min(prefix, r.prompt) for r in running]
         kv_tokens = sum(r.held for r in running) - sum(common) + max(common, default=0)
         read = max(0, TINY.decode_weight_bytes + kv_tokens * TINY.bytes_per_token() - cache_bytes)
@@ -317,8 +326,8 @@ def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes, prefix_
         for r in started:
             r.held = r.prompt - 1
         running += started
-        for r in running:
-            r.left, r.held = r.left - 1, r.held + 1
+        for r, tokens in zip(running, gained + [1] * len(started), strict=True):
+            r.left, r.held = r.left - tokens, r.held + tokens
         running = [r for r in running if r.left]
     return total_s
 
@@ -337,6 +346,54 @@ def test_no_schedule_beats_the_shortest_time(rows, allowed, intensity, cache_byt
     least = times(cached, device=rates(bytes_per_s, flop_per_s, cache_bytes), allowed=allowed)["wall_s_min"]
     reached = best_schedule_s(cached, allowed, bytes_per_s, flop_per_s, cache_bytes, prefix_cached=prefix > 0)
     assert least <= reached * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 12)), min_size=1, max_size=7),
+    allowed=st.integers(1, 4),
+    intensity=st.floats(0.1, 1000),
+    drafted=st.integers(1, 5),
+    told=st.booleans(),
+    data=st.data(),
+)
+def test_no_schedule_that_drafts_tokens_beats_the_shortest_time(rows, allowed, intensity, drafted, told, data):
+    requests = [(p, o, 0) for p, o in rows]
+    steps = sum(o for _, o in rows)
+    lucky = iter(data.draw(st.lists(st.integers(0, drafted), min_size=steps, max_size=steps)))
+    accepted = []
+
+    def accepts(left):
+        accepted.append(min(next(lucky), left - 1))
+        return accepted[-1]
+
+    reached = best_schedule_s(requests, allowed, 1e9, intensity * 1e9, accepts=accepts)
+    known = sum(accepted) if told else None
+    device = rates(1e9, intensity * 1e9)
+    least = times(requests, device=device, allowed=allowed, drafted=drafted, accepted=known)["wall_s_min"]
+    assert least <= reached * (1 + 1e-9)
+
+
+def test_accepted_tokens_save_steps_and_readings_of_the_cache():
+    # 1 prompt token, 9 output tokens of which 6 were drafted and accepted: 3 steps of the sequence.
+    known = work([(1, 9, 0)], allowed=1, drafted=3, accepted=6).iloc[0]
+    assert (known["sequence_steps_min"], known["steps_min"], known["output_tokens_per_step_max"]) == (3, 3, 3)
+    assert known["steps_bound_by"] == "requests"
+    # How many were accepted is not known: at most three of every four.
+    unknown = work([(1, 9, 0)], allowed=1, drafted=3, accepted=None).iloc[0]
+    assert (unknown["sequence_steps_min"], unknown["steps_min"]) == (2.25, 3)
+    # No engine may claim more than was drafted.
+    assert work([(1, 9, 0)], allowed=1, drafted=3, accepted=8).iloc[0]["sequence_steps_min"] == 2.25
+    # 0 drafted is no speculative decoding, whatever is written beside it.
+    assert work([(1, 9, 0)], allowed=1, drafted=0, accepted=6).iloc[0]["steps_min"] == 9
+
+
+def test_a_rate_that_needs_several_tokens_a_step_is_possible_where_they_are_drafted():
+    memory = rates(1e9, 1e18)
+    slow = times([(1, 9, 0)], device=memory, allowed=1)["wall_s_min"]
+    fast = times([(1, 9, 0)], device=memory, allowed=1, drafted=3, accepted=6)["wall_s_min"]
+    # Steps that read the weights, which are nearly all there is to read: 3 in place of 9.
+    assert fast == pytest.approx(slow / 3, rel=1e-3)
 
 
 @settings(max_examples=30, deadline=None)
