@@ -61,19 +61,21 @@ class _Workload(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        shortest = self.shortest_total_tokens()
-        if self.max_total_tokens is not None and shortest is not None and shortest > self.max_total_tokens:
-            raise ValueError(
-                f"max_total_tokens {self.max_total_tokens} leaves no request: they have {shortest} tokens or more"
-            )
+        needed = self.total_tokens_needed()
+        if self.max_total_tokens is not None and needed is not None and needed > self.max_total_tokens:
+            raise ValueError(f"max_total_tokens {self.max_total_tokens} is too small: requests have {needed} tokens")
         return self
 
     def prompts_for(self, max_concurrency: int) -> int:
         """Requests in one repeat of a cell where at most `max_concurrency` sequences may run at once."""
         return max(self.num_prompts, (self.prompts_per_seq or 0) * max_concurrency)
 
-    def shortest_total_tokens(self) -> int | None:
-        """Prompt and output tokens of the shortest request; None where a file decides."""
+    def total_tokens_needed(self) -> int | None:
+        """Prompt and output tokens that a request must be allowed to have for all that the study asks for.
+
+        Those of the longest where the study says every length, of the shortest where lengths are drawn; None where a
+        file decides.
+        """
         return None
 
     def shared_text(self, index: int) -> SharedText | None:
@@ -88,7 +90,7 @@ class FixedWorkload(_Workload):
     prompt_tokens: Tokens
     output_tokens: Tokens
 
-    def shortest_total_tokens(self) -> int:
+    def total_tokens_needed(self) -> int:
         """Those of every request."""
         return self.prompt_tokens + self.output_tokens
 
@@ -100,7 +102,7 @@ class SyntheticWorkload(_Workload):
     prompt_tokens: LengthDistribution
     output_tokens: LengthDistribution
 
-    def shortest_total_tokens(self) -> int:
+    def total_tokens_needed(self) -> int:
         """Both minima."""
         return self.prompt_tokens.minimum + self.output_tokens.minimum
 
@@ -118,9 +120,32 @@ class SharedTextWorkload(_Workload):
         """Tokens of a shared text."""
         raise NotImplementedError
 
-    def shortest_total_tokens(self) -> int:
-        """Those of the first request; no other is shorter."""
-        return self.tokens_of_prompt(0) + self.output_tokens
+    def tokens_of_longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.tokens_of_prompt(0)
+
+    def total_tokens_needed(self) -> int:
+        """Those of the longest request."""
+        return self.tokens_of_longest_prompt() + self.output_tokens
+
+    def tokens_found(self, requests: int, block_size: int) -> int:
+        """Prompt tokens that a prefix cache finds, of the first `requests` requests.
+
+        Each finds the whole blocks that it shares with one before it, and never its last token, as in
+        `formulas.prefix_hit_rate`; nothing is thrown out of the cache.
+
+        >>> spec = IdenticalWorkload(kind="identical", num_prompts=8, prompt_tokens=129, output_tokens=1)
+        >>> spec.tokens_found(8, block_size=32), spec.tokens_found(8, block_size=128)
+        (896, 896)
+        """
+        cached: dict[int, int] = {}
+        found = 0
+        for index in range(requests):
+            if text := self.shared_text(index):
+                shared = min(cached.get(text.id, 0), text.tokens, self.tokens_of_prompt(index) - 1)
+                found += shared // block_size * block_size
+                cached[text.id] = max(cached.get(text.id, 0), text.tokens)
+        return found
 
 
 class IdenticalWorkload(SharedTextWorkload):
@@ -203,6 +228,10 @@ class MultiTurnWorkload(SharedTextWorkload):
         turn = index % (self.users * self.turns) // self.users
         return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
 
+    def tokens_of_longest_prompt(self) -> int:
+        """That of the last turn."""
+        return self.tokens_of_text(0)
+
     def tokens_of_text(self, text_id: int) -> int:
         """The prompt of a conversation's last turn."""
         return self.prompt_tokens + (self.turns - 1) * (self.prompt_tokens + self.output_tokens)
@@ -217,21 +246,17 @@ class LongContextWorkload(SharedTextWorkload):
     """Few and long prompts: documents with a question behind each, or several questions on one document in a row."""
 
     kind: Literal["long_context"]
-    context_tokens: Annotated[
-        list[Tokens], Field(min_length=1, description="lengths of the documents, taken in turn; the shortest first")
-    ]
+    context_tokens: Annotated[list[Tokens], Field(min_length=1, description="lengths of the documents, taken in turn")]
     prompt_tokens: Annotated[int, Field(ge=1, description="tokens of the question behind a document")]
     questions: Annotated[int, Field(ge=1, description="questions on each document, one after the other")] = 1
-
-    @model_validator(mode="after")
-    def _ascending(self) -> Self:
-        if self.context_tokens != sorted(self.context_tokens):
-            raise ValueError(f"context_tokens must ascend, not {self.context_tokens}")
-        return self
 
     def tokens_of_prompt(self, index: int) -> int:
         """A document and a question."""
         return self.tokens_of_text(index // self.questions) + self.prompt_tokens
+
+    def tokens_of_longest_prompt(self) -> int:
+        """That on the longest document."""
+        return max(self.context_tokens) + self.prompt_tokens
 
     def tokens_of_text(self, text_id: int) -> int:
         """A document."""

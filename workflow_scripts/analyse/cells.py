@@ -26,6 +26,7 @@ from workflow_scripts.analyse.timeline import (
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.study import Study, StudyError, load_study
+from workflow_scripts.workloads import SharedTextWorkload
 
 MEASURED = "measured"
 
@@ -108,6 +109,8 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
     table["outcome"] = table["outcome"].fillna("missing")
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
     table["source"] = MEASURED
+    if measured:
+        table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, study)
     return table.drop(columns=["definition_sha256", "definition_asked"])
 
 
@@ -129,6 +132,19 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     ]
     repeat = repeat.join(parts).reset_index()
     return _derived(cell.reset_index().merge(repeat, on="cell_id", how="left"))
+
+
+def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:
+    """Share of the prompt tokens that a prefix cache should have found: known where the study says what is shared."""
+    shared = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
+    known = table[table["workload"].isin(shared) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
+    found = [
+        shared[str(workload)].tokens_found(int(requests), int(block_size))
+        for workload, requests, block_size in zip(
+            known["workload"], known["num_requests"], known["block_size_effective"], strict=True
+        )
+    ]
+    return (pd.Series(found, index=known.index, dtype=float) / known["prompt_tokens"]).reindex(table.index)
 
 
 def _of_cells(table: pd.DataFrame, cells: pd.Index) -> pd.DataFrame:
@@ -154,6 +170,7 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
         total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
         requests_per_s=t["num_requests"] / wall_s,
         prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
+        prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
         energy_j_per_output_token=t["energy_j"] / t["output_tokens"].where(t["output_tokens"] > 0),
         # The engine's own token count where it prints one; blocks times block size is not it on hybrid models.
         kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),

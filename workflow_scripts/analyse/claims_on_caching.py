@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from workflow_scripts import formulas
-from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY
 from workflow_scripts.analyse.effects import PAIR
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
@@ -18,8 +17,8 @@ from workflow_scripts.analyse.evidence import (
 from workflow_scripts.analyse.published import Claim
 from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.block_sizes import default_block_size
-from workflow_scripts.workloads import SharedPrefixWorkload
 
+PREFIX_STUDY = "snakemake --cores all --configfile config/studies/prefix_caching.yaml (sweep prefix-length)"
 # Published rates of hits are rounded to a tenth of a point.
 ROUNDED_POINTS = 0.05
 
@@ -45,23 +44,21 @@ def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[
 
 
 def _measured_hit_rates(evidence: Evidence) -> Iterator[Finding]:
-    """Measured hit rates of prompts that all share a prefix, beside the formula's; counts are those of any device."""
+    """Measured hit rates of prompts that share text, beside the formula's; counts are those of any device."""
     cells = counted(evidence.tables["cells"])
     hits = cells[cells["prefix_cache_hits"].astype(float) > 0].drop_duplicates(["study", "source", "cell_id"])
     for row in records(hits):
-        workload = evidence.study.workloads.get(row["workload"])
-        if isinstance(workload, SharedPrefixWorkload) and workload.share == 1:
-            length = workload.prefix_tokens + workload.prompt_tokens
-            prompts, size = int(row["num_requests"]), int(row["block_size_effective"])
-            expected = formulas.prefix_hit_rate(prompts, length, workload.prefix_tokens, size)
+        if row["prefix_cache_hit_rate_predicted"] > 0:
+            prompts, length = int(row["num_requests"]), row["prompt_tokens"] / row["num_requests"]
+            found, expected = (100 * row[f"prefix_cache_hit_rate{of}"] for of in ("", "_predicted"))
             text = (
-                f"{100 * row['prefix_cache_hit_rate']:.1f} % for {prompts} prompts of {length} tokens that share"
-                f" {workload.prefix_tokens}, in blocks of {size}; {100 * expected:.1f} % by the formula."
+                f"{found:.1f} % for {prompts} prompts of {length:g} tokens, in blocks of"
+                f" {row['block_size_effective']:g}; {expected:.1f} % by the formula."
             )
             yield measured(True, row, text, None, (row["cell_id"],))
 
 
-@rule("speedup-of-a-shared-system-prompt", test=f"{CLAIMS_STUDY} (sweep prefix-caching)")
+@rule("speedup-of-a-shared-system-prompt", test=PREFIX_STUDY)
 def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """The measured speed-up where prefixes were found in the cache; on GPUs it supports or contradicts."""
     low, high = (1 + percent / 100 for percent in claim.range("speedup"))
@@ -77,7 +74,7 @@ def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Fin
         yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))
 
 
-@rule("computation-saved-by-prefix-caching", test=f"{CLAIMS_STUDY} (sweep prefix-caching)")
+@rule("computation-saved-by-prefix-caching", test=PREFIX_STUDY)
 def computation_saved(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Tokens that were found in the cache, as a share of all tokens of the requests."""
     low, high = claim.range("computation_saved")

@@ -23,6 +23,7 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
         / (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1),
         prefill_s=requests["first_token_s"] - requests["scheduled_s"],
         decode_s=requests["last_token_s"] - requests["first_token_s"],
+        found=(requests["cached_prompt_tokens"] > 0).astype("Int64"),
     )
     groups = r.groupby(REPEAT)
     return pd.DataFrame(
@@ -32,6 +33,7 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
             "output_tokens": groups["output_tokens"].sum(),
             # An engine that does not count preemptions is not one without.
             "preemptions": groups["preemptions"].sum(min_count=1),
+            "requests_with_prefix_hits": groups["found"].sum(min_count=1),
             "prefill_s_mean": groups["prefill_s"].mean(),
             "decode_s_mean": groups["decode_s"].mean(),
             **_quantiles(groups, "ttft_s", (50, 90, 99)),

@@ -87,7 +87,26 @@ SECTIONS: Sequence[Section] = (
         "prefix-caching",
         "Prefix caching",
         "The same requests with the cache of common beginnings on and off.",
-        [figure("prefix_caching"), effects_of("enable_prefix_caching")],
+        [
+            figure("prefix_caching"),
+            effects_of("enable_prefix_caching"),
+            table(
+                "cells",
+                {
+                    "gpu": "Device",
+                    "model": "Model",
+                    "workload": "Workload",
+                    "knobs": "Settings",
+                    "num_requests": "Requests",
+                    "requests_with_prefix_hits": "of them with hits",
+                    "prefix_cache_hit_rate": "Hit rate of tokens",
+                    "prefix_cache_hit_rate_predicted": "predicted",
+                    "prefix_cache_saved_pct": "Tokens not computed (%)",
+                },
+                "What the prefix cache found, in the first repeat of each cell that has one",
+                lambda cells: cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)],
+            ),
+        ],
     ),
     Section(
         "engines",

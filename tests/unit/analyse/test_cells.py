@@ -173,6 +173,26 @@ def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(t
     assert pd.isna(row["steady_output_tokens_per_s"])  # two requests never fill an engine that takes four
 
 
+def test_a_hit_rate_stands_beside_the_one_that_the_workload_implies(tmp_path):
+    content = STUDY.model_dump(mode="json")
+    content["workloads"] = {
+        name: {"kind": "identical", "num_prompts": 2, "prompt_tokens": 65, "output_tokens": 8}
+        for name in STUDY.workloads
+    }
+    study = Study.model_validate(content)
+    cells = expand(study)
+    for name, rows in {"facts": facts(FOUR, OF_CELL, OF_REPEAT), "requests": two_requests(FOUR)}.items():
+        write_parsed(tmp_path / "cpu-all", name, rows)
+    for name in ("steps", "trace"):
+        write_parsed(tmp_path / "cpu-all", name, pd.DataFrame(columns=list(TABLES[name])).astype(TABLES[name]))
+    row = row_of(cells_table(study, cells, tmp_path), FOUR)
+    # The second finds two blocks of 32; the requests are said to have had 30 prompt tokens and 8 output tokens.
+    assert row["prefix_cache_hit_rate_predicted"] == pytest.approx(64 / 30)
+    assert row["prefix_cache_saved_pct"] == pytest.approx(100 * 10 / 38)
+    missing = cells_table(study, cells, tmp_path)["cell_id"].ne(FOUR)
+    assert cells_table(study, cells, tmp_path).loc[missing, "prefix_cache_hit_rate_predicted"].isna().all()
+
+
 def test_the_steady_rate_goes_by_what_the_cell_lets_run_at_once(tmp_path):
     # One at a time, though the engine takes two: four requests of a token in each of 4 s.
     rows = [(10, 4, 0, 4.0 * i, 4.0 * i + 1, 4.0 * i + 4) for i in range(4)]

@@ -142,7 +142,7 @@ def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
                 names = listed.split(" and ")
                 assert set(names) <= sweeps
                 named |= set(names)
-    assert {"prefix-caching", "concurrent-users", "utilization", "hf-baseline", "block-size"} <= named
+    assert {"prefix-length", "concurrent-users", "utilization", "hf-baseline", "block-size"} <= named
 
 
 # --- any claims ------------------------------------------------------------------------------------------------------

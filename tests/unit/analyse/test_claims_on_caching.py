@@ -33,10 +33,10 @@ def test_a_published_rate_is_compared_to_a_tenth(prompts, rate, verdict):
     assert judged(HIT_RATE, evidence(), identical_prompts=prompts, prefix_hit_rate=rate) == verdict
 
 
-def prefix(workload="prefix", rate=0.902, hits=5888.0, **columns):
+def prefix(workload="prefix", rate=0.902, predicted=0.9019607, hits=5888.0, **columns):
     """24 prompts of 272 tokens of which 256 are shared, in blocks of 32, as an engine counted them."""
     counts = {"num_requests": 24, "prompt_tokens": 6528, "output_tokens": 192, "block_size_effective": 32}
-    rates = {"prefix_cache_hits": hits, "prefix_cache_hit_rate": rate}
+    rates = {"prefix_cache_hits": hits, "prefix_cache_hit_rate": rate, "prefix_cache_hit_rate_predicted": predicted}
     return cell({"block_size": 32}, (1.0, 1.0), workload=workload, **(counts | rates | columns))
 
 
@@ -44,15 +44,12 @@ def test_measured_hits_are_held_against_the_formula_on_any_device():
     found = findings(HIT_RATE, evidence(cells=[prefix(gpu="cpu-all")]))[-1]
     assert (found.label, found.says, found.bears) == (MEASURED, None, True)
     assert found.text == (
-        f"cpu-all, {LLAMA}, prefix: 90.2 % for 24 prompts of 272 tokens that share 256, in blocks of 32; 90.2 % by the"
-        " formula."
+        f"cpu-all, {LLAMA}, prefix: 90.2 % for 24 prompts of 272 tokens, in blocks of 32; 90.2 % by the formula."
     )
     assert found.ids == (f"cpu-all/vllm/{LLAMA}/prefix/bs32",)
 
 
-@pytest.mark.parametrize(
-    "columns", [{"workload": "chat"}, {"workload": "half"}, {"workload": "gone"}, {"hits": 0.0}, {"outcome": "invalid"}]
-)
+@pytest.mark.parametrize("columns", [{"predicted": None}, {"predicted": 0.0}, {"hits": 0.0}, {"outcome": "invalid"}])
 def test_other_workloads_and_cells_without_hits_have_no_formula(columns):
     assert len(findings(HIT_RATE, evidence(cells=[prefix(**columns)]))) == 2
 

@@ -10,9 +10,11 @@ from workflow_scripts.analyse.timeline import request_facts, running_over_time, 
 REQUEST = ("request_id", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
-def requests(*rows: tuple[object, ...], preemptions: int | None = 0) -> pd.DataFrame:
+def requests(*rows: tuple[object, ...], preemptions: int | None = 0, cached: object = None) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=REQUEST).assign(cell_id="c", repeat=0, preemptions=preemptions)
-    return frame.astype({"prompt_tokens": "Int64", "output_tokens": "Int64", "preemptions": "Int64"})
+    frame["cached_prompt_tokens"] = cached
+    counts = ("prompt_tokens", "output_tokens", "preemptions", "cached_prompt_tokens")
+    return frame.astype(dict.fromkeys(counts, "Int64"))
 
 
 def only(frame: pd.DataFrame) -> pd.Series:
@@ -32,6 +34,35 @@ def test_latencies_count_from_being_queued() -> None:
     assert facts["prefill_s_mean"] == pytest.approx(2.0)
     assert facts["decode_s_mean"] == pytest.approx(2.0)
     assert facts["preemptions"] == 0
+
+
+def test_requests_that_found_a_prefix_are_counted_where_the_engine_tells() -> None:
+    rows = [(str(i), 10, 5, 0.0, 0.0, 1.0, 2.0) for i in range(3)]
+    assert only(request_facts(requests(*rows, cached=[0, 8, 4])))["requests_with_prefix_hits"] == 2
+    assert only(request_facts(requests(*rows, cached=[0, 0, 0])))["requests_with_prefix_hits"] == 0
+    assert pd.isna(only(request_facts(requests(*rows)))["requests_with_prefix_hits"])
+
+
+def test_quantiles_lie_between_the_values() -> None:
+    # Times to the first token of 0 to 10 s, four tokens a request in 4, 8, ..., 44 s after it.
+    rows = [(str(i), 1, 5, 0.0, 0.0, float(i), float(i + 4 * (i + 1))) for i in range(11)]
+    facts = only(request_facts(requests(*rows)))
+    assert facts[["ttft_s_p50", "ttft_s_p90", "ttft_s_p99"]].tolist() == pytest.approx([5, 9, 9.9])
+    assert facts[["tpot_s_p50", "tpot_s_p99"]].tolist() == pytest.approx([6, 10.9])
+    assert facts[["e2e_s_p50", "e2e_s_p99"]].tolist() == pytest.approx([29, 53.5])
+
+
+def test_cells_and_repeats_are_kept_apart() -> None:
+    one = requests(("0", 10, 2, 0.0, 0.0, 1.0, 2.0), ("1", 10, 2, 0.0, 0.0, 1.0, 2.0))
+    late = requests(("0", 30, 4, 10.0, 11.0, 13.0, 19.0), preemptions=3)
+    table = pd.concat([late.assign(cell_id="d"), one.assign(repeat=1), one])
+    facts = request_facts(table)
+    assert facts["num_requests"].to_dict() == {("c", 0): 2, ("c", 1): 2, ("d", 0): 1}
+    assert facts.loc[("d", 0), ["prompt_tokens", "output_tokens", "preemptions"]].tolist() == [30, 4, 3]
+    assert facts.loc[("d", 0), ["ttft_s_p50", "prefill_s_mean", "decode_s_mean"]].tolist() == [3, 2, 6]
+    running = running_over_time(table)
+    assert running["running_peak"].to_dict() == {("c", 0): 2, ("c", 1): 2, ("d", 0): 1}
+    assert running["running_mean"].to_dict() == {("c", 0): 2, ("c", 1): 2, ("d", 0): 1}
 
 
 def test_an_engine_that_counts_no_preemptions_is_not_one_without() -> None:

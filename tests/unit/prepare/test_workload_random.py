@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
+from workflow_scripts import formulas
 from workflow_scripts.prepare.random_prompts import draw_length
 from workflow_scripts.prepare.request import Request, WorkloadError
 from workflow_scripts.prepare.tokenizer import Vocabulary
@@ -98,7 +99,7 @@ long_context = st.builds(
     kind=st.just("long_context"),
     num_prompts=st.just(1),
     seed=seeds,
-    context_tokens=st.lists(st.integers(16, 200), min_size=1, max_size=3).map(sorted),
+    context_tokens=st.lists(st.integers(16, 200), min_size=1, max_size=3),
     prompt_tokens=tokens,
     output_tokens=tokens,
     questions=st.integers(1, 3),
@@ -233,9 +234,28 @@ def test_documents_take_their_lengths_in_turn_and_several_questions_in_a_row(spe
     assert ids == ([None] * documents if spec.questions == 1 else [i // spec.questions for i in range(len(ids))])
 
 
-def test_documents_must_ascend():
-    with pytest.raises(ValidationError, match=r"context_tokens must ascend, not \[8, 4\]"):
-        LongContextWorkload(kind="long_context", num_prompts=1, context_tokens=[8, 4], prompt_tokens=1, output_tokens=1)
+def found_in_a_cache(requests, block_size):
+    """Tokens of whole blocks that a cache of all former prompts holds, looked up one block after the other."""
+    cache, found = set(), 0
+    for request in requests:
+        ids = tuple(request.prompt_token_ids)
+        blocks = [ids[:end] for end in range(block_size, len(ids) + 1, block_size)]
+        may_be_found = [block for block in blocks if len(block) < len(ids)]
+        found += block_size * len(list(itertools.takewhile(cache.__contains__, may_be_found)))
+        cache.update(blocks)
+    return found
+
+
+@given(sharing, counts, st.sampled_from([8, 16, 32]))
+def test_tokens_found_are_those_that_a_cache_of_blocks_finds(spec, count, block_size):
+    requests, _ = make_requests(spec, VOCABULARY, count)
+    assert spec.tokens_found(count, block_size) == found_in_a_cache(requests, block_size)
+
+
+@given(identical, counts, st.sampled_from([8, 16, 32]))
+def test_the_formula_of_the_hit_rate_counts_the_same(spec, count, block_size):
+    rate = formulas.prefix_hit_rate(count, spec.prompt_tokens, spec.prompt_tokens, block_size)
+    assert spec.tokens_found(count, block_size) == pytest.approx(rate * count * spec.prompt_tokens)
 
 
 @given(synthetic, counts)
@@ -260,15 +280,22 @@ def test_a_limit_that_no_request_keeps_is_told():
 
 
 @pytest.mark.parametrize(
-    "length", [{"kind": "fixed"}, {"kind": "identical"}, {"kind": "shared_prefix", "prefix_tokens": 9}]
+    ("fields", "longest"),
+    [
+        ({"kind": "fixed"}, 24),
+        ({"kind": "identical"}, 24),
+        ({"kind": "shared_prefix", "prefix_tokens": 9}, 33),
+        ({"kind": "multi_turn", "turns": 3}, 72),
+        ({"kind": "long_context", "context_tokens": [40, 20]}, 64),
+    ],
 )
-def test_a_workload_of_which_nothing_would_be_left_is_refused(length):
-    content = {"num_prompts": 1, "prompt_tokens": 16, "output_tokens": 8, **length}
-    shortest = 24 + length.get("prefix_tokens", 0)
+def test_a_limit_below_the_lengths_that_the_study_says_is_refused(fields, longest):
+    content = {"num_prompts": 1, "prompt_tokens": 16, "output_tokens": 8, **fields}
     adapter = TypeAdapter(Workload)
-    assert adapter.validate_python({**content, "max_total_tokens": shortest})
-    with pytest.raises(ValidationError, match=f"leaves no request: they have {shortest} tokens or more"):
-        adapter.validate_python({**content, "max_total_tokens": shortest - 1})
+    assert adapter.validate_python({**content, "max_total_tokens": longest})
+    words = f"max_total_tokens {longest - 1} is too small: requests have {longest} tokens"
+    with pytest.raises(ValidationError, match=words):
+        adapter.validate_python({**content, "max_total_tokens": longest - 1})
 
 
 @given(identical, counts)
