@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from workflow_scripts.study import load_study
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.needs_tool("slurmctld", "slurmd", "munged", "sbatch"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root, for its devices and for a full disk"),
     pytest.mark.timeout(900),
 ]
 
@@ -68,6 +70,9 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout: L
     jobs = {job["JobId"]: job for job in lab.jobs()}
     measured = [job for job in jobs.values() if "measure_batch" in job["Comment"]]
     assert len(measured) == len(GPU_TYPES)
+    # Parsing and tables are made where Snakemake runs.
+    on_nodes = {re.sub("(^rule_|_wildcards_.*)", "", job["Comment"]) for job in jobs.values()}
+    assert on_nodes == {"prepare_model", "prepare_workload", "measure_batch"}
     for gpu in GPU_TYPES:
         outcome = checkout.outcome(cell(f"lab-{gpu}"))
         assert outcome.outcome == "ok", outcome.reason
@@ -77,6 +82,16 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout: L
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu}"
         assert job["JOB_GRES"] == f"gpu:{gpu}:1"
         assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
+
+
+def test_the_call_of_the_docs_works_as_it_stands(checkout: LabCheckout) -> None:
+    call = "--profile slurm --configfile config/studies/paged_attention.yaml --dry-run"
+    assert f"snakemake {call.removesuffix(' --dry-run')}\n" in (checkout.root / "docs/cluster.md").read_text()
+    command = [sys.executable, "-m", "snakemake", *call.split()]
+    done = subprocess.run(command, cwd=checkout.root, env=checkout.lab.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    planned = re.findall("wildcards: gpu=(.*), key=", done.stdout)
+    assert {*planned} == {"h200", "h100-sxm", "a100-pcie-80gb", "l40s"}
 
 
 def other(block_size: int) -> str:
@@ -293,13 +308,15 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     again = tmp_path / "again"
     zipfile.ZipFile(tmp_path / "lab.zip").extractall(again)
     subprocess.run(["sha256sum", "--check", "--quiet", "manifest-sha256.txt"], cwd=again, check=True)
-    tables = again / "results/lab/tables"
+    report, tables = again / "results/lab/report.html", again / "results/lab/tables"
     before = {path.relative_to(tables): path.read_bytes() for path in tables.rglob("*.*")}
+    report.unlink()
+    shutil.rmtree(again / "results/lab/figures")
     shutil.rmtree(tables)
     subprocess.run(
         [
-            *(sys.executable, "-m", "snakemake", "--cores", "2", "--config", "study=study.yaml"),
-            *("--until", "claims", "--", "partial_report"),
+            *(sys.executable, "-m", "snakemake", "--profile", "profiles/local", "--config", "study=study.yaml"),
+            *("--", "partial_report"),
         ],
         cwd=again,
         env=checkout.lab.environment,
@@ -309,6 +326,7 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     after = {path.relative_to(tables): path.read_bytes() for path in tables.rglob("*.*")}
     assert Path("claims.parquet") in before
     assert after == before
+    assert report.exists()
 
 
 def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothing(
@@ -430,7 +448,8 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(
     """
     (tmp_path / "pynvml.py").write_text(FAKE_NVML)
     gpus = {"h200": {"partition": "gpu-h200"}, "h100-sxm": {"partition": "gpu-h100"}}
-    checkout.write_site(setup=[f"export PYTHONPATH={tmp_path}:$PYTHONPATH"], gpus=gpus)
+    setup = [f"export PYTHONPATH={tmp_path}:$PYTHONPATH", "export VLLM_ENABLE_V1_MULTIPROCESSING=0"]
+    checkout.write_site(setup=setup, gpus=gpus)
     checkout.write_study([{"gpu": ["h200", "h100-sxm"]}])
     known = known_jobs(lab)
     done = checkout.snakemake("--until", "measure_batch", "--slurm-array-jobs", "measure_batch")
