@@ -192,7 +192,12 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
 
 
 def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Both phases together: the time by memory, and that by arithmetic."""
+    """Both phases together (s): the time by memory, and that by arithmetic.
+
+    >>> one = {"prefill_memory_s": 1, "prefill_arithmetic_s": 4, "decode_memory_s": 2, "decode_arithmetic_s": 8}
+    >>> [time_s.tolist() for time_s in by_resource(pd.DataFrame([one]))]
+    [[3], [12]]
+    """
     return (
         times["prefill_memory_s"] + times["decode_memory_s"],
         times["prefill_arithmetic_s"] + times["decode_arithmetic_s"],
@@ -200,7 +205,11 @@ def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def binding(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
-    """Which resource takes longer; null where neither time is known."""
+    """Which resource takes longer; null where neither time is known.
+
+    >>> binding(pd.Series([2.0, 1.0, np.nan]), pd.Series([1.0, 2.0, np.nan])).fillna("not known").tolist()
+    ['memory bandwidth', 'arithmetic', 'not known']
+    """
     slower = np.where(arithmetic_s.fillna(0.0) > memory_s.fillna(0.0), ARITHMETIC, MEMORY)
     known = memory_s.notna() | arithmetic_s.notna()
     return pd.Series(slower, index=memory_s.index, dtype="string").where(known)

@@ -83,7 +83,14 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
 
 
 def explanation_of(row: Record, columns: Sequence[str]) -> tuple[Record, str]:
-    """Columns that say which of the ratios in `columns` explain the observed one, and the same in words."""
+    """Columns that say which of the ratios in `columns` explain the observed one, and the same in words.
+
+    >>> row = {"ratio": 2.95, "bandwidth_ratio": 5.56, "flop_ratio": 2.73}
+    >>> row |= {"ratio_low": math.nan, "ratio_high": math.nan}
+    >>> known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
+    >>> known["explanation"], known["support"], round(known["nearest_difference_pct"], 1)
+    ('flop', 'near', 8.1)
+    """
     candidates = {CANDIDATES[column][0]: row[column] for column in columns}
     found = explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
     known = {

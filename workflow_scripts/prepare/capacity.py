@@ -42,6 +42,13 @@ def predict_capacity(
 ) -> dict[str, Term]:
     """Memory terms, blocks, tokens and concurrency of the pipeline rank that binds: the one with the fewest blocks.
 
+    Qwen2-7B where a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
+
+    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve("a100-pcie-80gb")[0]
+    >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
+    >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
+    [917504, 5863, 93808]
+
     Args:
         facts: the model.
         gpu: the devices, all of one kind.
@@ -101,6 +108,14 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
     """What blocks that were seen at several utilizations say of the device's memory and of the overhead.
 
     A prediction that misses can be told from a device that was another one: see `formulas.memory_and_overhead`.
+
+    Blocks of 1 MB on a device of 10 GB, of which 1 GB is predicted to be taken and 2 GB are:
+
+    >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
+    >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
+    >>> found = explain_observed(terms, [(0.5, 3000), (0.9, 7000)])
+    >>> [round(found[name].value / 1e9, 3) for name in ("implied_memory", "implied_overhead", "predicted_overhead")]
+    [10.0, 2.0, 1.0]
 
     Args:
         terms: the prediction for this model and GPU.
