@@ -137,6 +137,31 @@ rule engines:
         " > {log} 2>&1"
 
 
+rule serving:
+    """Servers under load: latency, goodput, what limited the load, the steady state."""
+    input:
+        cells=table("cells"),
+        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
+        code=sources("analyse"),
+    output:
+        **written("serving"),
+        **written("serving_summary", of="summary_"),
+    log:
+        PATHS.root / "logs/serving.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        parsed=PATHS.root / "parsed",
+    shell:
+        "python -m workflow_scripts.analyse.serving"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --parsed {params.parsed}"
+        " --out {output.table}"
+        " --summary-out {output.summary_table}"
+        " > {log} 2>&1"
+
+
 rule recommendations:
     """Which vLLM configuration to serve with."""
     input:

@@ -29,6 +29,8 @@ TABLES = [
     "effects",
     "engines",
     "engine_decomposition",
+    "serving",
+    "serving_summary",
     "recommendations",
     "capacity",
     "claims",

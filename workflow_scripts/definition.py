@@ -7,7 +7,7 @@ from typing import Any
 
 from workflow_scripts.catalog import Model, load_models
 from workflow_scripts.files import sha256_of
-from workflow_scripts.grid import Cell
+from workflow_scripts.grid import Cell, endpoints_of
 from workflow_scripts.protocol import PROTOCOL_VERSION
 from workflow_scripts.study import Study, as_list
 
@@ -39,11 +39,13 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, dict[str, Any
     """
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
+    endpoint = cell.knobs.set_values().get("endpoint")
     return {
         "gpu": cell.gpu,
         "engine": cell.engine,
         "model": models[cell.model],
         **({} if draft is None else {"draft_model": models[draft]}),
+        **({} if endpoint is None else {"endpoint": endpoints_of(study)[endpoint].model_dump(mode="json")}),
         "workload": {"name": cell.workload, **workload.model_dump(mode="json")},
         "num_prompts": workload.prompts_for(cell.knobs.max_concurrency),
         "knobs": cell.knobs.set_values(),

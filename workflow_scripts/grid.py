@@ -1,7 +1,7 @@
 """The grid: a study expanded into cells."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workflow_scripts.catalog import CatalogError, load_gpus, load_models
+from workflow_scripts.endpoints import Endpoint, load_endpoints
 from workflow_scripts.knobs import ENGINES, Knobs
 from workflow_scripts.study import Study, StudyError, Sweep
 
@@ -40,7 +41,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
     Raises:
         StudyError: a GPU, model or knob that does not exist, or a value that is not allowed.
     """
-    gpus, models = load_gpus(), load_models()
+    gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
     cells: dict[str, Cell] = {}
     for i, sweep in enumerate(study.sweeps):
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
@@ -49,12 +50,19 @@ def expand(study: Study) -> tuple[Cell, ...]:
         for cell in _cells_of(sweep, study, place):
             if cell.knobs.draft_model is not None:
                 _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
+            if (endpoint := cell.knobs.set_values().get("endpoint")) is not None:
+                _check([endpoint], endpoints, f"{place}.knobs.endpoint")
             known = cells.get(cell.id)
             # The same point may belong to two sweeps: it is measured once and counts in both.
             cells[cell.id] = cell if known is None else _in_both(known, cell)
     if not cells:
         raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value a knob")
     return tuple(cells.values())
+
+
+def endpoints_of(study: Study) -> Mapping[str, Endpoint]:
+    """The servers that a study may name: those of config/endpoints.yaml, and its own, which go before."""
+    return {**load_endpoints(), **study.endpoints}
 
 
 def _check(names: list[str], allowed: Any, place: str) -> None:

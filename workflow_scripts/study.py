@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
+from workflow_scripts.endpoints import Endpoint
 from workflow_scripts.knobs import ENGINES
 from workflow_scripts.workloads import Workload
 
@@ -64,6 +65,26 @@ class ModelOverride(_Strict):
     ] = None
 
 
+class Slo(_Strict):
+    """Latencies that a served request has to keep, all of those that are set, to count for goodput; in seconds."""
+
+    ttft_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the first token")] | None = (
+        None
+    )
+    tpot_s: Annotated[float, Field(gt=0, description="mean time of an output token after the first")] | None = None
+    e2e_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the last token")] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Slo":
+        if not self.bounds():
+            raise ValueError(f"an slo sets at least one of {', '.join(Slo.model_fields)}")
+        return self
+
+    def bounds(self) -> dict[str, float]:
+        """Each latency that is bounded, with its bound."""
+        return self.model_dump(exclude_none=True)
+
+
 class Study(_Strict):
     """The file under config/studies/; its grid is the union of its sweeps."""
 
@@ -73,8 +94,15 @@ class Study(_Strict):
     repeats: Annotated[int, Field(ge=1, description="timed passes over the workload in a cell, after warm-up")] = 3
     cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
     equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this, a knob is `flat`")] = 2.0
+    server_start_limit_s: Annotated[
+        float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
+    ] = 600
+    slo: Annotated[Slo | None, Field(description="what goodput of servers counts")] = None
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
     models: dict[Name, ModelOverride] = {}
+    endpoints: Annotated[
+        dict[Name, Endpoint], Field(description="servers of this study, beside those of config/endpoints.yaml")
+    ] = {}
     engine_defaults: Annotated[
         dict[str, dict[str, Any]], Field(description="engine -> knobs that all sweeps of that engine share")
     ] = {}

@@ -86,14 +86,21 @@ def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
     last_rank = r.groupby(REPEAT)["last_token_s"].rank(method="first", ascending=False)
     start_s = r["first_token_s"].where(first_rank == r["allowed"]).groupby([r["cell_id"], r["repeat"]]).transform("max")
     end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby([r["cell_id"], r["repeat"]]).transform("max")
-    decode_s = (r["last_token_s"] - r["first_token_s"]).astype(float)
-    inside_s = np.minimum(end_s, r["last_token_s"]) - np.maximum(start_s, r["first_token_s"])
-    share = (inside_s.clip(lower=0) / decode_s.where(decode_s > 0)).fillna(0.0)
-    first_inside = r["first_token_s"].between(start_s, end_s)
-    tokens = (r["output_tokens"] - 1) * share + first_inside
-    sums = pd.DataFrame({"tokens": tokens, "window_s": end_s - start_s}).groupby([r["cell_id"], r["repeat"]])
+    sums = pd.DataFrame({"tokens": tokens_inside(r, start_s, end_s), "window_s": end_s - start_s}).groupby(
+        [r["cell_id"], r["repeat"]]
+    )
     window_s = sums["window_s"].max()
     return (sums["tokens"].sum() / window_s.where(window_s > 0)).rename("steady_output_tokens_per_s")
+
+
+def tokens_inside(requests: pd.DataFrame, start_s: Any, end_s: Any) -> pd.Series:
+    """Output tokens of each request between two times, with its tokens after the first taken as evenly spaced."""
+    decode_s = (requests["last_token_s"] - requests["first_token_s"]).astype(float)
+    inside_s = np.minimum(end_s, requests["last_token_s"]) - np.maximum(start_s, requests["first_token_s"])
+    share = (inside_s.clip(lower=0) / decode_s.where(decode_s > 0)).fillna(0.0)
+    first_inside = requests["first_token_s"].between(start_s, end_s)
+    tokens: pd.Series = (requests["output_tokens"] - 1) * share + first_inside
+    return tokens
 
 
 def step_facts(steps: pd.DataFrame) -> pd.DataFrame:
@@ -118,6 +125,12 @@ def step_facts(steps: pd.DataFrame) -> pd.DataFrame:
             "kv_slots_reserved_mean": mean_over_time("kv_slots_reserved"),
         }
     )
+
+
+def running_told(steps: pd.DataFrame) -> pd.DataFrame:
+    """Peak and mean of the sequences that run at once, as servers tell it now and then."""
+    groups = steps[steps["running"].notna()].groupby(REPEAT)["running"]
+    return pd.DataFrame({"running_peak": groups.max().astype(float), "running_mean": groups.mean()})
 
 
 def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:

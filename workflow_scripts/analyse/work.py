@@ -79,9 +79,13 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
 
 
 def step_counts(steps: Path) -> pd.Series:
-    """Steps of each cell and repeat in a parsed table; read as codes, since it may have millions of rows."""
-    table = pq.read_table(steps, columns=REPEAT, read_dictionary=["cell_id"]).unify_dictionaries()
-    counts = table.group_by(REPEAT).aggregate([([], "count_all")]).to_pandas()
+    """Steps of each cell and repeat in a parsed table; read as codes, since it may have millions of rows.
+
+    A row without a count of tokens is a look at a server's queues and no step.
+    """
+    counted = "generation_tokens"
+    table = pq.read_table(steps, columns=[*REPEAT, counted], read_dictionary=["cell_id"]).unify_dictionaries()
+    counts = table.group_by(REPEAT).aggregate([(counted, "count")]).to_pandas()
     counts["cell_id"] = counts["cell_id"].astype("string")
-    steps_of: pd.Series = counts.set_index(REPEAT)["count_all"].astype(float).rename("steps")
-    return steps_of
+    steps_of: pd.Series = counts.set_index(REPEAT)[f"{counted}_count"].astype(float).rename("steps")
+    return steps_of[steps_of > 0]

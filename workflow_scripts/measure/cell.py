@@ -62,6 +62,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
     evidence = folder / "raw.partial"
     shutil.rmtree(evidence, ignore_errors=True)
     evidence.mkdir(parents=True)
+    time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
     job = evidence / "job.json"
     write_json(
         job,
@@ -71,9 +72,9 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
             "draft_model_dir": str(draft_model_dir) if draft_model_dir else None,
             "workload": str(workload),
             "evidence": str(evidence),
+            "start_limit_s": min(study.server_start_limit_s, time_limit_s),
         },
     )
-    time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
     with device_lock(load_gpus()[cell.gpu]):
         print(f"measuring {cell.id}", flush=True)
         began = time.monotonic()

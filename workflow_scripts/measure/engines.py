@@ -1,6 +1,7 @@
 """What the measuring code asks of an engine, and the engines that there are."""
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     output_tokens: int
+    arrival_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class RequestRecord:
     """What happened to one request; times in seconds of the host's monotonic clock, None where unknown.
 
     `output_tokens` counts tokens really generated for the request: no padding, nothing past its own length.
+    `queued_s` is the scheduled arrival: of a request to a server it may lie before `sent_s`. `itl_s` holds the times
+    between the pieces of a streamed answer; a piece is one token, but for a client or server that falls behind.
+    A request with an `error` counts for nothing.
     """
 
     request_id: str
@@ -32,6 +37,9 @@ class RequestRecord:
     last_token_s: float | None
     preemptions: int | None = None
     cached_prompt_tokens: int | None = None
+    sent_s: float | None = None
+    itl_s: list[float] | None = None
+    error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON values."""
@@ -40,7 +48,11 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Everything that an engine is started with."""
+    """Everything that an engine is started with.
+
+    `cores` are those of a CPU device, `host_cores` all that this process may use. What an engine writes beside its log
+    goes to `evidence`. `endpoint` is a server as config/endpoints.yaml has it, for the engine that needs one.
+    """
 
     model_dir: Path
     load_format: str
@@ -51,6 +63,10 @@ class EngineSetup:
     cores: list[int] = field(default_factory=list)
     draft_model_dir: Path | None = None
     trust_remote_code: bool = False
+    host_cores: list[int] = field(default_factory=list)
+    evidence: Path = Path()
+    start_limit_s: float = math.inf
+    endpoint: Mapping[str, Any] | None = None
 
 
 class Engine(Protocol):
@@ -62,8 +78,15 @@ class Engine(Protocol):
         """Start up; return the settings that took effect."""
         ...
 
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Serve requests that do not count, all at once."""
+        ...
+
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Serve all requests, which are there from the beginning; return when the last one is done."""
+        """Serve all requests and return when the last one is done.
+
+        They are there from the beginning; those to a server arrive as the load says.
+        """
         ...
 
     def reset(self) -> None:
@@ -86,6 +109,8 @@ class Engine(Protocol):
 # Imported only when a cell needs it: one engine's libraries may be absent where another is measured.
 _CLASSES = {
     "vllm": "workflow_scripts.measure.vllm_offline:VllmOffline",
+    "vllm-serve": "workflow_scripts.measure.vllm_serve:VllmServe",
+    "openai": "workflow_scripts.measure.openai_endpoint:OpenAiEndpoint",
     "hf-static": "workflow_scripts.measure.hf_static:HfStatic",
     "hf-continuous": "workflow_scripts.measure.hf_continuous:HfContinuous",
 }

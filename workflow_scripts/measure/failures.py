@@ -1,9 +1,11 @@
 """Tell what an engine cannot do from what went wrong, by its own words."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from workflow_scripts.engine_log_outcome import judge
 from workflow_scripts.engine_log_text import decode, read_lines
+from workflow_scripts.measure.server_http import ServerTimeoutError
 from workflow_scripts.outcome import Verdict
 
 # Causes that no second try removes: the configuration does not fit the engine or the device.
@@ -14,6 +16,8 @@ _REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
 
 def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
     """What a failed start is, and why in the engine's own words."""
+    if isinstance(error, ServerTimeoutError):
+        return "timeout", str(error)
     status, words = _cause(error, log)
     name = words.partition(":")[0].rpartition(".")[2]
     return ("infeasible" if status in _INFEASIBLE_STATUS or name in _REFUSALS else "engine_error"), words
@@ -28,6 +32,14 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
     if type(error).__name__ == "EngineDeadError" and "EngineCore" in words:
         return None
     return "engine_error", words
+
+
+def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, str]:
+    """What a pass is in which requests failed, and why: their errors, None where there was none, and the log."""
+    failed = [error for error in errors if error]
+    words = f"{len(failed)} of {len(errors)} requests failed; the first: {failed[0]}"
+    found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
+    return "engine_error", f"{words}; the log says: {found.error}" if found and found.error else words
 
 
 def _cause(error: Exception, log: Path) -> tuple[str | None, str]:

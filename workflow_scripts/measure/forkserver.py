@@ -2,9 +2,9 @@
 
 Importing vLLM takes 20 to 30 s, forking a process that has imported it takes milliseconds. The first measuring
 command on a host starts the server; it ends by itself when it has had nothing to do for a while. Each job is a
-process group of its own, with its own log, and dies with the command that asked for it: the server holds one
-connection a job and kills the group when the connection ends. The server imports none of the pipeline's own code
-that measures, so that every child runs it as it is on disk.
+session of its own, with its own log, and dies with the command that asked for it: the server holds one connection a
+job and kills the whole session, with all process groups in it, when the connection ends. The server imports none of
+the pipeline's own code that measures, so that every child runs it as it is on disk.
 
     python -m workflow_scripts.measure.forkserver SOCKET --preload torch,vllm --idle-s 60
 """
@@ -191,8 +191,6 @@ def _accept(listener: socket.socket) -> _Job | None:
             _child(message, fds[0])
         for fd in fds:
             os.close(fd)
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child: whoever comes first
         connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         return _Job(pid, os.pidfd_open(pid), connection)
     except (OSError, ValueError) as e:
@@ -213,8 +211,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _end(job: _Job) -> None:
     # Kill what the child left behind, or the child itself when its command is gone.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(job.pid, signal.SIGKILL)
+    os.kill(job.pid, signal.SIGKILL)  # it is waited for below, so its number is still its own
+    _kill_session(job.pid)
     _, status = os.waitpid(job.pid, 0)
     os.close(job.pidfd)
     with contextlib.suppress(OSError):
@@ -222,10 +220,29 @@ def _end(job: _Job) -> None:
     job.connection.close()
 
 
+def _kill_session(leader: int) -> None:
+    """Kill all processes of a session, whatever their groups and parents, until none is left that was not killed."""
+    killed: set[int] = set()
+    while members := _session(leader) - killed:
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= members
+
+
+def _session(leader: int) -> set[int]:
+    members = set()
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is asked for
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            if os.getsid(int(name)) == leader:
+                members.add(int(name))
+    return members
+
+
 def _child(job: dict[str, Any], log_fd: int) -> None:
     status = 1
     try:
-        os.setpgid(0, 0)
+        os.setsid()
         _die_with_parent()
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)

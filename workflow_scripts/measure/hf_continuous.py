@@ -38,6 +38,10 @@ class HfContinuous:
             "dtype": str(self._model.dtype).removeprefix("torch."),
         }
 
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Serve requests that do not count."""
+        self.run(requests)
+
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Hand in all requests at once and collect them as they end."""
         self._pass += 1

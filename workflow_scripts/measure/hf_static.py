@@ -31,6 +31,10 @@ class HfStatic:
             "dtype": str(self._model.dtype).removeprefix("torch."),
         }
 
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Serve requests that do not count."""
+        self.run(requests)
+
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Serve the requests batch by batch, in their order."""
         queued_s = time.monotonic()

@@ -9,10 +9,12 @@ written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
 import argparse
+import math
+import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from workflow_scripts.device import WrongDeviceError, found_device, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.host_load import HostLoad
 from workflow_scripts.measure.engines import Engine, EngineSetup, Request, RequestRecord, make_engine
-from workflow_scripts.measure.failures import run_failure, start_failure
+from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.trace import sampled
 
 SEED = 0
@@ -40,6 +42,7 @@ class Job(BaseModel):
     draft_model_dir: Path | None = None
     workload: Path
     evidence: Path
+    start_limit_s: float = math.inf
 
 
 class _Measured:
@@ -78,6 +81,7 @@ def measure(job: Job) -> None:
         device = found_device(gpu)
         measured.record["device"] = device
         with sampled(gpu.kind, job.evidence / "device_trace.jsonl"):
+            host_cores = sorted(os.sched_getaffinity(0))
             if gpu.kind == "cpu":
                 use_cores(device["cores"])
             engine = make_engine(
@@ -90,6 +94,10 @@ def measure(job: Job) -> None:
                     knobs=definition["knobs"],
                     device_kind=gpu.kind,
                     cores=device.get("cores", []),
+                    host_cores=host_cores,
+                    evidence=job.evidence,
+                    start_limit_s=job.start_limit_s,
+                    endpoint=definition.get("endpoint"),
                     draft_model_dir=job.draft_model_dir,
                     trust_remote_code=definition["model"].get("trust_remote_code", False),
                 ),
@@ -114,11 +122,13 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         return
     try:
         with measured.phase("warmup"):
-            engine.run(warmup)
+            engine.warm_up(warmup)
         engine.take_steps()
         with measured.phase("measure"), HostLoad() as load:
             for repeat in range(job.definition["repeats"]):
-                _one_pass(engine, requests, repeat, measured)
+                _one_pass(engine, requests, repeat, measured, job.evidence / "engine.log")
+                if measured.record["outcome"] != "ok":
+                    break
         measured.record["host_load"] = load.record
     except Exception as e:
         traceback.print_exc()
@@ -131,7 +141,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         engine.stop()
 
 
-def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured) -> None:
+def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, log: Path) -> None:
     engine.reset()
     before = engine.metrics()
     start_unix_s, start_s = time.time(), time.monotonic()
@@ -144,19 +154,26 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     measured.requests += [{"repeat": repeat, **record.as_dict()} for record in records]
     measured.steps += [{"repeat": repeat, **step} for step in engine.take_steps()]
     measured.metrics.append({"repeat": repeat, "before": before, "after": after})
-    wrong = _wrong_lengths(requests, records)
-    if wrong:
+    if any(record.error for record in records):
+        measured.ended(*request_failures([record.error for record in records], log))
+    elif wrong := _wrong_lengths(requests, records, measured.record["effective"]):
         measured.ended("invalid", wrong)
 
 
-def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]) -> str | None:
-    """Say which request got another number of tokens than it asked for, if any."""
+def _wrong_lengths(
+    requests: Sequence[Request], records: Sequence[RequestRecord], effective: Mapping[str, Any]
+) -> str | None:
+    """Say which request got another number of tokens than it asked for, if any.
+
+    Of a server that takes text a prompt is as long as it says, and one that stops at an end token may generate less;
+    what took effect says so.
+    """
     for request, record in zip(requests, records, strict=True):
-        asked, got = (
-            (len(request.prompt_token_ids), request.output_tokens),
-            (record.prompt_tokens, record.output_tokens),
-        )
-        if asked != got:
+        asked = len(request.prompt_token_ids), request.output_tokens
+        got = record.prompt_tokens, record.output_tokens
+        prompt_fits = got[0] == asked[0] or effective.get("prompts") == "text"
+        output_fits = got[1] == asked[1] or (effective.get("ignores_eos") is False and 0 < got[1] < asked[1])
+        if not (prompt_fits and output_fits):
             return (
                 f"request {request.request_id} asked for {asked[0]} prompt and {asked[1]} output tokens, "
                 f"the engine counted {got[0]} and {got[1]}"
@@ -165,7 +182,10 @@ def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]
 
 
 def _read_requests(path: Path) -> list[Request]:
-    return [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
+    return [
+        Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"], r.get("arrival_s", 0.0))
+        for r in read_jsonl(path)
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ class VllmOffline:
             **knobs.engine_arguments(str(draft_model) if draft_model else None),
         )
         self._listen()
-        return self._effective()
+        return effective_settings(self._llm.llm_engine.vllm_config)
 
     def _listen(self) -> None:
         from vllm.v1.metrics.loggers import StatLoggerBase
@@ -75,29 +75,9 @@ class VllmOffline:
             raise RuntimeError("vLLM has no statistics loggers although disable_log_stats is False")
         manager.stat_loggers.append(StepRecorder())
 
-    def _effective(self) -> dict[str, Any]:
-        config = self._llm.llm_engine.vllm_config
-        cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
-        speculation = config.speculative_config
-        return {
-            "block_size": cache.block_size,
-            "num_gpu_blocks": cache.num_gpu_blocks,
-            "gpu_memory_utilization": cache.gpu_memory_utilization,
-            "kv_cache_dtype": str(cache.cache_dtype),
-            "enable_prefix_caching": cache.enable_prefix_caching,
-            "max_num_seqs": scheduler.max_num_seqs,
-            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-            "enable_chunked_prefill": scheduler.enable_chunked_prefill,
-            "max_model_len": model.max_model_len,
-            "enforce_eager": model.enforce_eager,
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "quantization": model.quantization,
-            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-            "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
-            "speculative_method": getattr(speculation, "method", None),
-            "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
-            "multiprocessing": os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0",
-        }
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Serve requests that do not count."""
+        self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Generate greedily, each request exactly as many tokens as it asks for."""
@@ -129,6 +109,31 @@ class VllmOffline:
     def stop(self) -> None:
         """End the engine core's processes."""
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def effective_settings(config: Any) -> dict[str, Any]:
+    """What took effect, out of a `VllmConfig` of a running engine."""
+    cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
+    speculation = config.speculative_config
+    return {
+        "block_size": cache.block_size,
+        "num_gpu_blocks": cache.num_gpu_blocks,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+        "max_model_len": model.max_model_len,
+        "enforce_eager": model.enforce_eager,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+        "speculative_method": getattr(speculation, "method", None),
+        "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
+        "multiprocessing": os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0",
+    }
 
 
 def _record(request: Request, output: Any) -> RequestRecord:

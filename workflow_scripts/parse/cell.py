@@ -34,6 +34,10 @@ REQUEST_COLUMNS = {
     "last_token_s": "Float64",
     "preemptions": "Int64",
     "cached_prompt_tokens": "Int64",
+    "sent_s": "Float64",
+    # A list of numbers a request, null where the engine does not tell them.
+    "itl_s": "object",
+    "error": "string",
 }
 STEP_COLUMNS = {
     "cell_id": "string",
@@ -171,7 +175,7 @@ def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
 
 
 def _since(record: dict[str, Any], start_s: float) -> dict[str, Any]:
-    times = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
+    times = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s")
     return {k: v - start_s if k in times and v is not None else v for k, v in record.items()}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.files import write_json
-from workflow_scripts.present import intervals, memory, outcomes, throughput, timelines, workloads
+from workflow_scripts.present import intervals, memory, outcomes, serving, throughput, timelines, workloads
 from workflow_scripts.present.plot import Plot, use_style, write_plot
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import StudyError, load_study
@@ -29,6 +29,8 @@ FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
     "engines": intervals.engines,
     "engine_decomposition": intervals.engine_decomposition,
     "device_ratios": intervals.device_ratios,
+    "serving_latency": serving.serving_latency,
+    "serving_throughput": serving.serving_throughput,
     "mbu_by_max_num_seqs": throughput.mbu_by_max_num_seqs,
     "mfu_by_max_num_seqs": throughput.mfu_by_max_num_seqs,
     "kv_capacity": memory.kv_capacity,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from workflow_scripts.present import findings, overview
+from workflow_scripts.present import findings, overview, serving
 from workflow_scripts.present.glossary import glossary
 from workflow_scripts.present.report import Part, figure, table
 
@@ -33,6 +33,34 @@ _EFFECTS = {
     "verdict": "Verdict",
     "repeats_needed": "Repeats to decide",
     "bound_by": "Bound by",
+}
+
+
+_SERVERS = {
+    "gpu": "Device",
+    "model": "Model",
+    "workload": "Workload",
+    "engine": "Engine",
+    "endpoint": "Server",
+    "knobs": "Settings and load",
+    "load": "Load",
+    "request_rate_per_s": "Requests per s asked for",
+    "users": "Users",
+    "requests_per_s": "Requests per s answered",
+    "output_tokens_per_s": "Output tokens per s",
+    "ttft_s_p50": "TTFT, median (s)",
+    "ttft_s_p99": "TTFT, p99 (s)",
+    "itl_s_p50": "ITL, median (s)",
+    "tpot_s_p50": "TPOT, median (s)",
+    "e2e_s_p99": "End to end, p99 (s)",
+    "goodput_requests_per_s": "Goodput (requests per s)",
+    "running_peak": "Most sequences at once (server)",
+    "in_flight_peak": "Most requests at once (client)",
+    "memory_utilization": "Device memory in use (share)",
+    "kv_cache_usage_peak": "KV cache in use (share)",
+    "preemptions": "Preemptions",
+    "saturated": "More than it sustains",
+    "limited_by": "Limited by",
 }
 
 
@@ -132,6 +160,17 @@ SECTIONS: Sequence[Section] = (
                 },
                 "Every vLLM cell against every HuggingFace cell",
             ),
+        ],
+    ),
+    Section(
+        "serving",
+        "Serving",
+        "Servers under load: what they answered, how long it took, and what was more than they sustain.",
+        [
+            serving.load_findings,
+            figure("serving_latency"),
+            figure("serving_throughput"),
+            table("serving_summary", _SERVERS, "Servers side by side, a row a load"),
         ],
     ),
     Section(

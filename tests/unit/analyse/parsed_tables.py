@@ -17,7 +17,13 @@ REQUEST_COLUMNS = {
     "preemptions": "Int64",
     "cached_prompt_tokens": "Int64",
 }
-STEP_COLUMNS = {"cell_id": "string", "repeat": "Int64", "time_s": "Float64", "running": "Int64"}
+STEP_COLUMNS = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "time_s": "Float64",
+    "running": "Int64",
+    "generation_tokens": "Int64",
+}
 
 
 def requests(cell_id, *rows, repeat=0):
@@ -32,7 +38,8 @@ def requests(cell_id, *rows, repeat=0):
 
 def steps(cell_id, number, repeat=0):
     """So many steps of one sequence, a second each."""
-    rows = [{"cell_id": cell_id, "repeat": repeat, "time_s": i, "running": 1} for i in range(number)]
+    step = {"cell_id": cell_id, "repeat": repeat, "running": 1, "generation_tokens": 1}
+    rows = [{**step, "time_s": i} for i in range(number)]
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
 
 

@@ -96,6 +96,12 @@ def test_steps_are_counted_by_repeat(tmp_path):
     assert counts.to_dict() == {("a", 0): 3.0, ("a", 1): 2.0, ("b", 0): 1.0}
 
 
+def test_looks_at_the_queues_of_a_server_are_no_steps(tmp_path):
+    looks = steps("served", 5).assign(generation_tokens=pd.array([None] * 5, dtype="Int64"))
+    write_parsed(tmp_path, "steps", steps("a", 3), looks)
+    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 0): 3.0}
+
+
 def test_steps_of_a_table_that_is_read_in_parts(tmp_path):
     table = pa.Table.from_pandas(pd.concat([steps("a", 3), steps("b", 2), steps("a", 1)]), preserve_index=False)
     pq.write_table(table, tmp_path / "steps.parquet", row_group_size=2)

@@ -1,0 +1,349 @@
+"""Servers under load: latency, goodput, what limited the load, and the steady state, for each repeat and each cell.
+
+    python -m workflow_scripts.analyse.serving --study config/studies/serving.yaml \
+        --cells results/serving/tables/cells.parquet --parsed results/serving/parsed \
+        --out results/serving/tables/serving.parquet --summary-out results/serving/tables/serving_summary.parquet
+
+docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.facts import read_parsed, wide
+from workflow_scripts.analyse.repeats import counted, records
+from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.timeline import REPEAT, tokens_inside
+from workflow_scripts.knobs import ENGINES
+from workflow_scripts.load import Load
+from workflow_scripts.study import Study
+
+SERVING_ENGINES = [name for name, knobs in ENGINES.items() if issubclass(knobs, Load)]
+PERCENTS = (50, 90, 99)
+LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+
+# A queue grows, and is not just unlucky, if it does so by this share of what arrives and by as many requests.
+GROWTH_SHARE, GROWTH_REQUESTS = 0.1, 2.0
+# The client is late if 1 % of the requests are sent later than this, and than a tenth of the median TTFT.
+LATE_S, LATE_SHARE = 0.01, 0.1
+# A client in Python that uses this much of a core has none left to be prompt with.
+BUSY_CORES = 0.9
+# Fewer requests than these say nothing of a steady state.
+STEADY_REQUESTS = 10
+
+_PLACE = dict.fromkeys(("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"), TEXT)
+_LOAD = {
+    "load": TEXT,
+    "request_rate_per_s": NUMBER,
+    "ramp_to_per_s": NUMBER,
+    "burstiness": NUMBER,
+    "users": INTEGER,
+}
+COLUMNS = {
+    **_PLACE,
+    "repeat": INTEGER,
+    **_LOAD,
+    "num_requests": INTEGER,
+    "arrivals_per_s": NUMBER,
+    "requests_per_s": NUMBER,
+    "output_tokens_per_s": NUMBER,
+    "total_tokens_per_s": NUMBER,
+    **{f"{latency}_p{percent}": NUMBER for latency in LATENCIES for percent in PERCENTS},
+    "slo": TEXT,
+    "slo_attainment": NUMBER,
+    "goodput_requests_per_s": NUMBER,
+    "running_peak": NUMBER,
+    "in_flight_peak": INTEGER,
+    "waiting_peak": INTEGER,
+    "preemptions": INTEGER,
+    "kv_cache_usage_peak": NUMBER,
+    "memory_used_bytes_max": NUMBER,
+    "memory_utilization": NUMBER,
+    "client_lag_s_p99": NUMBER,
+    "client_cpu_cores": NUMBER,
+    "client_shares_cores": FLAG,
+    "steady_s": NUMBER,
+    "steady_requests": INTEGER,
+    "steady_requests_per_s": NUMBER,
+    "steady_output_tokens_per_s": NUMBER,
+    "steady_ttft_s_p50": NUMBER,
+    "steady_ttft_s_p99": NUMBER,
+    "queue_growth_per_s": NUMBER,
+    "saturated": FLAG,
+    "limited_by": TEXT,
+    "explanation": TEXT,
+}
+table_schema("serving", COLUMNS)
+
+# Of each, the geometric mean over the repeats with its interval.
+MEANS = (
+    "requests_per_s",
+    "output_tokens_per_s",
+    "ttft_s_p50",
+    "ttft_s_p99",
+    "tpot_s_p50",
+    "itl_s_p50",
+    "e2e_s_p50",
+    "e2e_s_p99",
+)
+_OVER_REPEATS = {
+    "slo": "first",
+    "slo_attainment": "mean",
+    "goodput_requests_per_s": "mean",
+    "running_peak": "max",
+    "in_flight_peak": "max",
+    "preemptions": "sum",
+    "kv_cache_usage_peak": "max",
+    "memory_utilization": "max",
+    "saturated": "max",
+}
+table_schema(
+    "serving_summary",
+    {
+        **_PLACE,
+        **_LOAD,
+        "repeats": INTEGER,
+        **{f"{name}{end}": NUMBER for name in MEANS for end in ("", "_low", "_high")},
+        **{name: COLUMNS[name] for name in _OVER_REPEATS},
+        "limited_by": TEXT,
+        "explanation": TEXT,
+    },
+)
+
+
+def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `serving` (a row a repeat) and `serving_summary` (a row a cell) of a study's own cells.
+
+    Args:
+        cells: the cells table.
+        parsed: folder with a folder of parsed tables for each GPU.
+        slo: latency -> bound that a request keeps to count for goodput.
+    """
+    rows = cells[cells["engine"].isin(SERVING_ENGINES) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
+    knobs = {f"knob_{name}": name for name in ("endpoint", *Load.load_codes)}
+    rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
+    parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
+    return table[list(COLUMNS)], _summary(table, counted(cells)["cell_id"])
+
+
+def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
+    requests = read_parsed(parsed, gpu, "requests")
+    facts = read_parsed(parsed, gpu, "facts")
+    of_cell, of_repeat = wide(facts[facts["cell_id"].isin(rows["cell_id"])])
+    of_passes = dict(iter(requests.groupby(REPEAT)))
+    found = [
+        {name: row[name] for name in REPEAT} | of_pass(of_passes[row["cell_id"], row["repeat"]], row, slo)
+        for row in records(rows)
+    ]
+    table = rows.drop(columns=[c for c in (found[0] if found else {}) if c in rows and c not in REPEAT])
+    table = table.merge(pd.DataFrame(found), on=REPEAT)
+    keys = pd.MultiIndex.from_frame(table[REPEAT])
+    cpu_s = _numbers(of_repeat, "metric.client_cpu_s").reindex(keys).to_numpy()
+    memory_bytes = _numbers(of_cell, "device.memory_total_bytes").reindex(table["cell_id"]).to_numpy()
+    shares = _numbers(of_cell, "effective.client_shares_cores").reindex(table["cell_id"]).to_numpy()
+    table = table.assign(
+        client_cpu_cores=cpu_s / table["wall_s"].astype(float),
+        client_shares_cores=pd.array(shares, dtype="Float64").astype("boolean"),
+        memory_utilization=table["memory_used_bytes_max"].astype(float) / memory_bytes,
+        slo=", ".join(f"{name} <= {bound:g}" for name, bound in slo.items()) or None,
+    )
+    return table.assign(goodput_requests_per_s=table["slo_attainment"] * table["requests_per_s"]).pipe(_limits)
+
+
+def _numbers(facts: pd.DataFrame, name: str) -> pd.Series:
+    column = facts[name] if name in facts else pd.Series(np.nan, index=facts.index)
+    return pd.to_numeric(column).astype(float)
+
+
+def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
+    """What the requests of one repeat say: latencies, goodput, load, steady state.
+
+    Args:
+        requests: its rows of the parsed table.
+        asked: `request_rate_per_s` and `users` as the study sets them, null where it does not.
+        slo: latency -> bound.
+    """
+    r = requests.sort_values("queued_s", kind="stable")
+    queued, sent, first, last = (
+        r[name].to_numpy(dtype=float) for name in ("queued_s", "sent_s", "first_token_s", "last_token_s")
+    )
+    outputs = r["output_tokens"].to_numpy(dtype=float)
+    latency = {
+        "ttft_s": first - queued,
+        "tpot_s": np.divide(last - first, outputs - 1, out=np.full(len(r), np.nan), where=outputs > 1),
+        "itl_s": np.concatenate([np.asarray(gaps, dtype=float) for gaps in r["itl_s"].dropna()] or [np.empty(0)]),
+        "e2e_s": last - queued,
+    }
+    found: dict[str, Any] = {
+        f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
+    }
+    # A request of one token has no time of a further one, and so keeps any bound on it.
+    kept = np.logical_and.reduce([~(latency[name] > bound) for name, bound in slo.items()] or [np.full(len(r), False)])
+    kind = load_kind(asked, queued)
+    span_s = queued[-1] - queued[0]
+    found |= {
+        "load": kind,
+        "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
+        "slo_attainment": kept.mean() if slo else np.nan,
+        "in_flight_peak": _peak(sent, last),
+        "client_lag_s_p99": _quantile(sent - queued, 99),
+        "queue_growth_per_s": np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last),
+    }
+    return found | _steady(r, queued, first, last)
+
+
+OPEN, RAMP, CLOSED, REPLAY, AT_ONCE = "open loop", "ramp", "closed loop", "replay", "all at once"
+
+
+def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any]) -> str:
+    """How requests came: at a rate, at a changing one, as users were free, as the workload says, or all at once."""
+    if not pd.isna(asked["ramp_to_per_s"]):
+        return RAMP
+    if not pd.isna(asked["request_rate_per_s"]):
+        return OPEN
+    if not pd.isna(asked["users"]) and (len(queued) < 2 or queued[-1] > queued[0]):
+        return CLOSED
+    return REPLAY if queued[-1] > queued[0] else AT_ONCE
+
+
+def queue_growth_per_s(queued: np.ndarray[Any, Any], last: np.ndarray[Any, Any]) -> float:
+    """How fast the number of requests in the system grows, in requests/s, by a line through the second half of them.
+
+    In the first half it grows in any case, from none to what the load needs. `queued` is in order.
+
+    A server that answers each request within 0.1 s, and one that needs 1 s for each of those that come every 0.5 s:
+
+    >>> arrivals = np.arange(0, 20, 0.5)
+    >>> round(queue_growth_per_s(arrivals, arrivals + 0.1), 3)
+    0.0
+    >>> round(queue_growth_per_s(arrivals, np.arange(1, 41, dtype=float)), 2)
+    1.0
+    """
+    half = queued[len(queued) // 2 :]
+    if len(half) < 3 or half[-1] <= half[0]:
+        return float("nan")
+    in_system = np.searchsorted(queued, half, side="right") - np.searchsorted(np.sort(last), half, side="right")
+    return float(np.polyfit(half - half[0], in_system, 1)[0])
+
+
+def _quantile(values: np.ndarray[Any, Any], percent: int) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percent)) if len(known) else float("nan")
+
+
+def _peak(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> int:
+    """Most of the intervals that overlap at one moment; an end comes before a start at the same one."""
+    times = np.concatenate([start, end])
+    change = np.concatenate([np.ones(len(start)), -np.ones(len(end))])
+    return int(np.cumsum(change[np.lexsort((change, times))]).max())
+
+
+def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, Any]:
+    """The time from the first request that ends to the last that arrives; nothing where it holds too few requests."""
+    start_s, end_s = float(np.min(last)), float(queued[-1])
+    inside = (queued >= start_s) & (queued <= end_s)
+    if inside.sum() < STEADY_REQUESTS:
+        return {"steady_requests": int(inside.sum())}
+    window_s = end_s - start_s
+    ended = (last > start_s) & (last <= end_s)
+    return {
+        "steady_s": window_s,
+        "steady_requests": int(inside.sum()),
+        "steady_requests_per_s": ended.sum() / window_s,
+        "steady_output_tokens_per_s": float(tokens_inside(r, start_s, end_s).sum()) / window_s,
+        "steady_ttft_s_p50": _quantile((first - queued)[inside], 50),
+        "steady_ttft_s_p99": _quantile((first - queued)[inside], 99),
+    }
+
+
+def _limits(table: pd.DataFrame) -> pd.DataFrame:
+    """Add whether the load was more than the server sustains, what limited it, and both in words."""
+    growth, arrivals = (table[name].astype(float) for name in ("queue_growth_per_s", "arrivals_per_s"))
+    half_s = table["num_requests"].astype(float) / arrivals / 2
+    grows = (growth > GROWTH_SHARE * arrivals) & (growth * half_s >= GROWTH_REQUESTS)
+    saturated = grows.where(growth.notna()).astype("boolean")
+    late = table["client_lag_s_p99"].astype(float) > np.fmax(LATE_S, LATE_SHARE * table["ttft_s_p50"].astype(float))
+    capped = late & (table["in_flight_peak"] >= table["users"].astype("Float64")).fillna(False).astype(bool)
+    busy = table["client_cpu_cores"].astype(float) > BUSY_CORES
+    waits_for_server = saturated.fillna(False).astype(bool) | table["load"].isin([CLOSED, AT_ONCE])
+    limited_by = np.select([capped, late | busy, waits_for_server], ["users", "client", "server"], "load")
+    table = table.assign(saturated=saturated, limited_by=limited_by)
+    return table.assign(explanation=[_words(row) for row in records(table)])
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    served = f"{number_text(row['requests_per_s'])} requests/s were answered"
+    if not pd.isna(row["saturated"]) and row["saturated"]:
+        words = (
+            f"More load than the server sustains: {number_text(row['arrivals_per_s'])} requests/s arrived, {served}, "
+            f"and {number_text(row['queue_growth_per_s'])} more waited each second. Latencies grow with the length of "
+            "the run."
+        )
+    else:
+        words = {
+            CLOSED: f"{served} to {row['users']} users, each of whom waits for the answer.",
+            AT_ONCE: f"All requests were there at once; {served}.",
+        }.get(row["load"], f"The server kept up: {number_text(row['arrivals_per_s'])} requests/s arrived, {served}.")
+        words = words[0].upper() + words[1:]
+    if row["limited_by"] == "users":
+        words += f" No more than {row['users']} requests were sent at once, so others waited in the client."
+    elif row["limited_by"] == "client":
+        words += (
+            f" The client was the limit: 1 % of the requests left it {number_text(row['client_lag_s_p99'])} s late or"
+            f" later, and it used {number_text(row['client_cpu_cores'])} cores."
+        )
+    return words
+
+
+def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
+    """One row a cell that comparisons may use."""
+    table = table[table["cell_id"].isin(cell_ids)]
+    by = [*_PLACE, *_LOAD]
+    groups = table.groupby(by, dropna=False, sort=False)
+    summary = groups.size().rename("repeats").reset_index()
+    for metric in MEANS:
+        value, low, high = mean_interval(LogSamples.of(summarise(table, by, metric)))
+        summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
+    for name, how in _OVER_REPEATS.items():
+        summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
+    summary["limited_by"] = groups["limited_by"].agg(_distinct).array
+    summary["explanation"] = groups["explanation"].first().array
+    return summary
+
+
+def _distinct(texts: Sequence[str]) -> str:
+    return ",".join(sorted(set(texts)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables of servers under load of a study."""
+    parser = table_parser("serving", "Servers under load: latency, goodput, limits and steady state.")
+    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
+    parser.add_argument(
+        "--summary-out",
+        type=Path,
+        required=True,
+        help="serving_summary.parquet: a row a cell, with intervals; .csv is written beside it",
+    )
+    parser.epilog = (
+        f"{parser.epilog} --parsed results/demo/parsed --summary-out results/demo/tables/serving_summary.parquet"
+    )
+
+    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+        own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
+        table, summary = serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})
+        return [(args.out, "serving", table), (args.summary_out, "serving_summary", summary)]
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,69 @@
+"""How requests reach a server: the load that a study asks for, and the arrival times that it makes."""
+
+import random
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Load(BaseModel):
+    """Knobs of every engine that serves.
+
+    Open loop: requests arrive at a rate, whatever the server does. Closed loop: each of some users sends the next
+    request when the last one is answered. Both: arrivals at a rate, of which no more than `users` are under way.
+    Neither: requests arrive when the workload says, which is all at once for most kinds.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    load_codes: ClassVar[dict[str, str]] = {
+        "request_rate_per_s": "rate",
+        "ramp_to_per_s": "to",
+        "burstiness": "burst",
+        "users": "users",
+    }
+
+    request_rate_per_s: Annotated[Rate, Field(description="mean rate at which requests arrive")] | None = None
+    ramp_to_per_s: (
+        Annotated[Rate, Field(description="the rate changes to this, linearly from request to request")] | None
+    ) = None
+    burstiness: (
+        Annotated[Rate, Field(description="shape of the gamma distribution of gaps; 1: Poisson, less: bursts")] | None
+    ) = None
+    users: Annotated[int, Field(ge=1, description="most requests that the client has under way at once")] | None = None
+
+    @model_validator(mode="after")
+    def _shapes_need_a_rate(self) -> Self:
+        for name in ("ramp_to_per_s", "burstiness"):
+            if getattr(self, name) is not None and self.request_rate_per_s is None:
+                raise ValueError(f"{name} needs request_rate_per_s")
+        return self
+
+    def arrivals_s(self, of_workload: Sequence[float], seed: int) -> list[float]:
+        """When each request arrives, from 0 for the first: at the rate asked for, else as the workload says.
+
+        Gaps are drawn from a gamma distribution of the shape `burstiness` and then scaled, so that all requests
+        together arrive at exactly the mean rate (vllm/benchmarks/serve.py scales them too). The same seed gives the
+        same gaps at every rate.
+
+        >>> Load(request_rate_per_s=2.0).arrivals_s([0.0] * 5, seed=0)[-1]
+        2.0
+        >>> Load(users=4).arrivals_s([3.0, 4.5], seed=0)
+        [0.0, 1.5]
+        """
+        count = len(of_workload)
+        if self.request_rate_per_s is None:
+            return [round(arrival - min(of_workload), 9) for arrival in of_workload]
+        draw = random.Random(seed)
+        shape = self.burstiness or 1.0
+        units = [draw.gammavariate(shape, 1 / shape) for _ in range(count - 1)]
+        scale = len(units) / sum(units) if sum(units) > 0 else 1.0
+        first, last = self.request_rate_per_s, self.ramp_to_per_s or self.request_rate_per_s
+        at, arrivals = 0.0, [0.0]
+        for i, unit in enumerate(units):
+            at += scale * unit / (first + (last - first) * i / max(1, count - 2))
+            arrivals.append(round(at, 9))
+        return arrivals[:count]

@@ -1,0 +1,150 @@
+"""The client of a server: vLLM's own serving benchmark, called from Python on exactly the requests of the workload.
+
+`vllm.benchmarks.serve.benchmark` sends the requests when they are due and streams the answers. What it sums up counts
+latency from the moment a request was sent; the records here hold the scheduled arrival too, so that time spent waiting
+in the client counts.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.measure.engines import Request, RequestRecord
+from workflow_scripts.measure.server_http import Address
+
+BACKEND = "kvsweep"
+# The last line of a traceback says what went wrong; the rest is the client's own code.
+MOST_ERROR_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server as a client sees it.
+
+    `text_prompts`: prompts are sent as text and not as token ids; `ignore_eos`: it is asked to generate on past an end
+    token, `extra_body`: further fields of each request.
+    """
+
+    address: Address
+    model: str
+    completions_path: str = "/v1/completions"
+    ignore_eos: bool = True
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+
+def send(
+    target: Target,
+    requests: Sequence[Request],
+    prompts: Sequence[list[int] | str],
+    arrivals_s: Sequence[float],
+    users: int | None,
+    log: Path,
+) -> list[RequestRecord]:
+    """Send all requests and return their records, in the order of `requests`; a failed one has its `error`.
+
+    Args:
+        prompts: what is sent for each request, token ids or text.
+        arrivals_s: when each is due, in seconds from the first.
+        users: most requests under way at once; None: no limit.
+        log: what the benchmark prints is added here.
+    """
+    # The session of the benchmark would ask a proxy of the environment for an address on this machine, too.
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+    with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+        outputs, began_s = asyncio.run(_benchmark(target, requests, prompts, arrivals_s, users))
+    # With users alone a request is there when one of them is free; its place in the file is no arrival.
+    closed_loop = users is not None and not any(arrivals_s)
+    records = []
+    for request, due_s in zip(requests, arrivals_s, strict=True):
+        output = outputs[request.request_id]
+        records.append(_record(request, output, output.start_time if closed_loop else began_s + due_s))
+    return records
+
+
+async def _benchmark(
+    target: Target,
+    requests: Sequence[Request],
+    prompts: Sequence[list[int] | str],
+    arrivals_s: Sequence[float],
+    users: int | None,
+) -> tuple[dict[str, Any], float]:
+    """What became of each request, by its id, and the moment from which arrivals count."""
+    from vllm.benchmarks import serve
+    from vllm.benchmarks.datasets import SampleRequest
+    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS, async_request_openai_completions
+
+    outputs: dict[str, Any] = {}
+
+    async def send_one(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        output = await async_request_openai_completions(request_func_input, session, pbar)
+        outputs[request_func_input.request_id] = output
+        return output
+
+    ASYNC_REQUEST_FUNCS[BACKEND] = send_one
+    samples = [
+        SampleRequest(
+            prompt=prompt,
+            prompt_len=len(request.prompt_token_ids),
+            expected_output_len=request.output_tokens,
+            request_id=request.request_id,
+            timestamp=due_s,
+        )
+        for request, prompt, due_s in zip(requests, prompts, arrivals_s, strict=True)
+    ]
+    await serve.benchmark(
+        task_type=serve.TaskType.GENERATION,
+        endpoint_type=BACKEND,
+        api_url=target.address.base_url + target.completions_path,
+        base_url=target.address.base_url,
+        model_id=target.model,
+        model_name=target.model,
+        tokenizer=None,
+        input_requests=samples,
+        logprobs=None,
+        request_rate=float("inf"),
+        burstiness=1.0,
+        disable_tqdm=True,
+        num_warmups=0,
+        profile=False,
+        selected_percentile_metrics=["ttft", "tpot", "itl", "e2el"],
+        selected_percentiles=[50.0, 90.0, 99.0],
+        ignore_eos=target.ignore_eos,
+        goodput_config_dict={},
+        max_concurrency=users,
+        lora_modules=None,
+        extra_headers=target.address.headers,
+        extra_body={"temperature": 0.0, **target.extra_body},
+        ready_check_timeout_sec=0,
+        self_timed=True,
+    )
+    # A request is never handed out before it is due, so the promptest one tells when the clock of arrivals began.
+    handed_out_s = [outputs[s.request_id].start_time - outputs[s.request_id].client_queue_time for s in samples]
+    return outputs, min(at - due_s for at, due_s in zip(handed_out_s, arrivals_s, strict=True))
+
+
+def _record(request: Request, output: Any, arrival_s: float) -> RequestRecord:
+    # The benchmark's clock is the performance counter, an offset away from the monotonic one (none on Linux).
+    offset_s = time.monotonic() - time.perf_counter()
+    first_s = output.start_time + output.ttft + offset_s if output.success else None
+    return RequestRecord(
+        request_id=request.request_id,
+        prompt_tokens=output.prompt_len,
+        output_tokens=output.output_tokens or 0,
+        queued_s=arrival_s + offset_s,
+        scheduled_s=None,
+        first_token_s=first_s,
+        last_token_s=None if first_s is None else first_s + sum(output.itl),
+        sent_s=output.start_time + offset_s,
+        itl_s=[round(gap, 7) for gap in output.itl],
+        error=None if output.success else _last_line(output.error),
+    )
+
+
+def _last_line(error: str) -> str:
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return lines[-1][:MOST_ERROR_CHARACTERS] if lines else "no answer, and no word why"

@@ -1,0 +1,93 @@
+"""Any OpenAI-compatible server: one that the catalogue says how to start, or one that runs already."""
+
+import os
+import secrets
+import subprocess
+import urllib.error
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.endpoints import Endpoint, filled
+from workflow_scripts.measure.client import Target
+from workflow_scripts.measure.engines import EngineSetup, Request
+from workflow_scripts.measure.processes import ServerProcess
+from workflow_scripts.measure.server_http import Address, ServerError
+from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
+
+STOP_LIMIT_S = 60
+
+
+class OpenAiEndpoint(Serving):
+    """A server of config/endpoints.yaml or of the study."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        super().__init__(setup)
+        self._endpoint = Endpoint.model_validate(setup.endpoint)
+        self._values: dict[str, str] = {}
+
+    def _launch(self) -> tuple[ServerProcess | None, Target, str]:
+        endpoint = self._endpoint
+        model_dir = str(self._setup.model_dir.resolve())
+        if endpoint.base_url is not None:
+            key = os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None
+            if endpoint.api_key_env and not key:
+                raise ServerError(f"the environment has no {endpoint.api_key_env}, the key of {endpoint.base_url}")
+            address, server = Address(endpoint.base_url.rstrip("/"), key), None
+        else:
+            port = endpoint.port or free_port()
+            self._values = {
+                "port": str(port),
+                "model_dir": model_dir,
+                "api_key": new_api_key(),
+                "name": f"kvsweep-{secrets.token_hex(4)}",
+            }
+            address = address_on(port, self._values["api_key"])
+            _check_nobody_answers(address, endpoint.health_path)
+            server = ServerProcess.command(self._filled(endpoint.command), self._environment(), Path.cwd())
+        model = endpoint.served_model.replace("{model_dir}", model_dir)
+        target = Target(address, model, endpoint.completions_path, endpoint.ignores_eos, endpoint.extra_body)
+        return server, target, endpoint.health_path
+
+    def _filled(self, words: Sequence[str] | None) -> list[str]:
+        return filled(words or (), self._values)
+
+    def _environment(self) -> dict[str, str]:
+        own = self._endpoint.environment
+        return {**os.environ, **dict(zip(own, self._filled(list(own.values())), strict=True))}
+
+    def _effective(self) -> dict[str, Any]:
+        return {"prompts": self._endpoint.prompts, "ignores_eos": self._endpoint.ignores_eos}
+
+    def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
+        if self._endpoint.prompts == "token_ids":
+            return super()._prompts(requests)
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self._setup.model_dir)
+        return [str(tokenizer.decode(request.prompt_token_ids)) for request in requests]
+
+    def stop(self) -> None:
+        """End the server: by its own command, where the catalogue has one, then its processes."""
+        if self._server is not None and self._endpoint.stop_command:
+            subprocess.run(
+                self._filled(self._endpoint.stop_command), env=self._environment(), timeout=STOP_LIMIT_S, check=False
+            )
+        super().stop()
+
+
+def _check_nobody_answers(address: Address, path: str) -> None:
+    """Make sure that no other server is measured in place of the one to be started.
+
+    Raises:
+        ServerError: the port is taken.
+    """
+    try:
+        address.call(path)
+    except urllib.error.HTTPError:
+        pass
+    except OSError:
+        return
+    raise ServerError(
+        f"port {address.base_url.rpartition(':')[2]} of {LOOPBACK} is taken: another server answers there"
+    )

@@ -1,0 +1,113 @@
+"""A server as a process group of its own, which ends with all that it started."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+TERM_GRACE_S = 10.0
+KILL_GRACE_S = 10.0
+POLL_S = 0.05
+
+
+class ServerProcess:
+    """The leader of a process group in this process's session, started by `forked` or `command`.
+
+    It writes to this process's standard output and error, the engine's log, and is killed when this process dies. What
+    it started is in the session of the cell, which the fork server kills when the cell ends, however it ends.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    @classmethod
+    def forked(cls, body: Callable[[], None]) -> "ServerProcess":
+        """Run `body` in a child that shares what is imported here."""
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _run(body, parent)
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)  # here and in the child: whoever comes first
+        return cls(pid)
+
+    @classmethod
+    def command(cls, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> "ServerProcess":
+        """Run a command in `folder`."""
+
+        def replace_this_process() -> None:
+            os.chdir(folder)
+            os.execvpe(argv[0], list(argv), dict(environment))
+
+        return cls.forked(replace_this_process)
+
+    def ended(self) -> str | None:
+        """How the leader ended, in words; None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == 0:
+                return None
+            self._status = os.waitstatus_to_exitcode(status)
+        if self._status < 0:
+            return f"the server was killed by signal {-self._status} ({signal.Signals(-self._status).name})"
+        return f"the server ended with status {self._status}"
+
+    def stop(self) -> None:
+        """End the whole group: politely, then by force."""
+        self._signal(signal.SIGTERM)
+        _wait(lambda: self.ended() is not None, TERM_GRACE_S)
+        self._signal(signal.SIGKILL)
+        _wait(lambda: self.ended() is not None and not self._members(), KILL_GRACE_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _members(self) -> list[int]:
+        members = []
+        for process in psutil.process_iter(["status"]):
+            try:
+                if os.getpgid(process.pid) == self.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    members.append(process.pid)
+            except ProcessLookupError:
+                continue
+        return members
+
+
+def _run(body: Callable[[], None], parent: int) -> None:
+    """The life of the child."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() == parent:  # else it died before it was watched
+            body()
+            status = 0
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else 1
+        print(f"SystemExit: {e.code}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _wait(done: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done() and time.monotonic() < deadline:
+        time.sleep(POLL_S)

@@ -1,0 +1,101 @@
+"""A server's Prometheus metrics: as the offline engine names them, and its queues about once a second."""
+
+import threading
+import time
+from typing import Any
+
+from workflow_scripts.measure.server_http import Address
+
+INTERVAL_S = 1.0
+# Labels that say which server, not which number.
+_SERVER_LABELS = ("model_name", "engine")
+# What Prometheus' own client tells of the server's interpreter.
+_OF_THE_PROCESS = ("python_", "process_")
+# Gauges of vLLM, TGI and SGLang -> the column of a step; the queues as they are when asked.
+_QUEUES = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "kv_cache_usage",
+    "tgi_batch_current_size": "running",
+    "tgi_queue_size": "waiting",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_cache_usage",
+}
+_COUNTS = ("running", "waiting")
+
+
+def read_metrics(address: Address) -> dict[str, Any]:
+    """All counters, gauges and histograms by name and labels; empty if the server has none."""
+    try:
+        return parse_metrics(address.call("/metrics"))
+    except OSError:
+        return {}
+
+
+def parse_metrics(text: str) -> dict[str, Any]:
+    """Metrics of Prometheus' text format: numbers, and of histograms `count`, `sum` and `buckets`.
+
+    A counter has the name that vLLM's own interface gives it, without `_total`.
+
+    >>> parse_metrics('# TYPE vllm:prompt_tokens_total counter\\nvllm:prompt_tokens_total{engine="0"} 5.0\\n')
+    {'vllm:prompt_tokens': 5.0}
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, Any] = {}
+    try:
+        families = list(text_string_to_metric_families(text))
+    except ValueError:
+        return {}  # not in this format: another page lies at this address
+    for family in families:
+        if family.name.startswith(_OF_THE_PROCESS):
+            continue
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in _SERVER_LABELS}
+            bucket = labels.pop("le", None)
+            inside = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+            key = f"{family.name}{{{inside}}}" if inside else family.name
+            if family.type != "histogram":
+                if not sample.name.endswith("_created"):
+                    found[key] = sample.value
+                continue
+            histogram = found.setdefault(key, {"count": 0, "sum": 0.0, "buckets": {}})
+            if bucket is not None:
+                histogram["buckets"][bucket] = sample.value
+            elif sample.name.endswith("_count"):
+                histogram["count"] = sample.value
+            elif sample.name.endswith("_sum"):
+                histogram["sum"] = sample.value
+    return found
+
+
+class Scraper:
+    """Asks a server for its queues about once a second, from a thread, while it is a context."""
+
+    def __init__(self, address: Address, interval_s: float = INTERVAL_S) -> None:
+        self._address = address
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self.steps: list[dict[str, Any]] = []
+
+    def __enter__(self) -> "Scraper":
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            asked_s = time.monotonic()
+            metrics = read_metrics(self._address)
+            step = {column: metrics[name] for name, column in _QUEUES.items() if name in metrics}
+            if step:
+                counts = {column: int(step[column]) for column in _COUNTS if column in step}
+                # The moment of the answer lies between the question and now.
+                self.steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step, **counts})
+            if self._stop.wait(max(0.0, asked_s + self._interval_s - time.monotonic())):
+                return

@@ -1,0 +1,102 @@
+"""vLLM's OpenAI-compatible server, as `vllm serve` users run it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.files import read_json, write_json
+from workflow_scripts.knobs import VllmServeKnobs, command_line
+from workflow_scripts.measure.client import Target
+from workflow_scripts.measure.processes import ServerProcess
+from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
+from workflow_scripts.measure.vllm_offline import effective_settings
+
+SERVED_MODEL_NAME = "model"
+EFFECTIVE = "effective.json"
+
+
+class VllmServe(Serving):
+    """The API server in a fork of this process, which has vLLM imported, and its engine core in another."""
+
+    def _launch(self) -> tuple[ServerProcess, Target, str]:
+        port, api_key = free_port(), new_api_key()
+        on_cpu = self._setup.device_kind == "cpu"
+        words = self._arguments(port)
+        environment = self._environment(api_key, on_cpu)
+        effective = self._setup.evidence / EFFECTIVE
+
+        def serve() -> None:
+            os.environ.update(environment)
+            _serve(words, effective, on_cpu)
+
+        return ServerProcess.forked(serve), Target(address_on(port, api_key), SERVED_MODEL_NAME), "/health"
+
+    def _arguments(self, port: int) -> list[str]:
+        knobs = VllmServeKnobs.model_validate(dict(self._setup.knobs))
+        arguments = {
+            "model": str(self._setup.model_dir),
+            "served_model_name": SERVED_MODEL_NAME,
+            "load_format": "dummy" if self._setup.load_format == "dummy" else "auto",
+            "dtype": self._setup.dtype,
+            "seed": self._setup.seed,
+            "host": LOOPBACK,
+            "port": port,
+            **knobs.engine_arguments(None if self._setup.draft_model_dir is None else str(self._setup.draft_model_dir)),
+        }
+        # A line a request would be the client's load on the server's log.
+        return [*command_line(arguments), "--disable-uvicorn-access-log", "--enable-mfu-metrics"]
+
+    def _environment(self, api_key: str, on_cpu: bool) -> dict[str, str]:
+        knobs = VllmServeKnobs.model_validate(dict(self._setup.knobs))
+        # The key is set in the running child, so no list of processes and no command line shows it. The paths of
+        # development are what empties the prefix cache between repeats.
+        environment = {"VLLM_API_KEY": api_key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment |= {"VLLM_LOGGING_COLOR": "0", **knobs.environment()}
+        # An API server always has its engine core in another process; on a CPU this keeps the worker in that one.
+        return environment | ({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if on_cpu else {})
+
+    def _effective(self) -> dict[str, Any]:
+        told: dict[str, Any] = read_json(self._setup.evidence / EFFECTIVE)
+        (self._setup.evidence / EFFECTIVE).unlink()
+        return told
+
+    def reset(self) -> None:
+        """Forget cached prefixes."""
+        self._target.address.call("/reset_prefix_cache", method="POST")
+
+
+def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
+    """Run the API server until it is told to stop; once its engine is there, write what took effect."""
+    import uvloop
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.openai import api_server
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    if on_cpu:
+        _fork_the_engine_core()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    validate_parsed_serve_args(args)
+
+    async def run() -> None:
+        # What `api_server.run_server` does for one worker.
+        listen_address, sock = api_server.setup_server(args, reuse_port=False)
+        async with api_server.build_async_engine_client(args) as engine:
+            write_json(effective, effective_settings(engine.vllm_config))
+            shut_down = await api_server.build_and_serve(engine, listen_address, sock, args)
+        try:
+            await shut_down
+        finally:
+            sock.close()
+
+    uvloop.run(run())
+
+
+def _fork_the_engine_core() -> None:
+    """Let vLLM fork its engine core, as it does on a GPU; on a CPU it would import everything again for 20 s."""
+    import multiprocessing
+
+    import vllm.v1.engine.utils as engine_processes
+
+    context: Callable[[], Any] = lambda: multiprocessing.get_context("fork")  # noqa: E731
+    engine_processes.get_mp_context = context
