@@ -26,6 +26,7 @@ else:
 
 
 include: "rules/prepare.smk"
+include: "rules/plan.smk"
 include: "rules/parse.smk"
 include: "rules/analyse.smk"
 include: "rules/present.smk"

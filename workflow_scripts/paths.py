@@ -74,6 +74,11 @@ class StudyPaths:
         return self.root / "prepared" / "capacity.jsonl"
 
     @property
+    def plan(self) -> Path:
+        """Folder of the plan: what every cell should do, what knobs can change and what it costs."""
+        return self.root / "plan"
+
+    @property
     def tables(self) -> Path:
         """Tidy tables and verdicts."""
         return self.root / "tables"

@@ -63,7 +63,7 @@ COUNTS = (
     "prompts_to_fill",
 )
 SHARES = ("memory_share", "arithmetic_share", "overhead_share")
-COSTS = ("start_s", "warmup_s", "stop_s", "cell_s", "repeats_needed")
+COSTS = ("start_s", "warmup_s", "stop_s", "cell_s", "gpus", "repeats_needed")
 FIELDS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
     *COUNTS,
@@ -257,6 +257,7 @@ def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
         "start_s": start_s,
         "warmup_s": warmup_s,
         "stop_s": stop_s,
+        "gpus": cell.ranks,
         "cell_s": start_s + warmup_s + cell.repeats * timed.wall_s + stop_s,
         "repeats_needed": repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
     }
