@@ -60,6 +60,12 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def last_line(path: Path) -> str:
+    """The last line of a log that says something, with single blanks; empty if none does."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes, as hexadecimal digits."""
     with path.open("rb") as f:

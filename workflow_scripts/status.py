@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.files import read_json
+from workflow_scripts.files import last_line, read_json
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.outcome import Verdict
 from workflow_scripts.paths import StudyPaths
@@ -52,7 +52,7 @@ def status_of(study: Study, paths: StudyPaths) -> list[CellStatus]:
 def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
     log = paths.log(cell) if paths.log(cell).exists() else None
     if not paths.outcome(cell).exists():
-        return CellStatus(cell, "missing", _last_line(log) if log else "not tried yet", log, None, None)
+        return CellStatus(cell, "missing", _why_missing(log), log, None, None)
     record = read_json(paths.outcome(cell))
     provenance = record["provenance"]
     state, reason = record["outcome"], _one_line(record["reason"] or "")
@@ -69,9 +69,8 @@ def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
     )
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return _one_line(next((line for line in reversed(lines) if line.strip()), "its log is empty"))
+def _why_missing(log: Path | None) -> str:
+    return (last_line(log) or "its log is empty") if log else "not tried yet"
 
 
 def _one_line(text: str) -> str:

@@ -202,7 +202,9 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
     rows = []
     for cell in records(part):
         log = report.link(report.cells / cell["cell_id"] / "raw" / "engine.log", "log")
-        outcome = _words(cell["outcome"]) + ("" if cell["comparable"] is not False else ", not comparable")
+        log = log or report.link(report.log(cell["cell_id"]), "log")
+        ended = cell["outcome"] != "missing"
+        outcome = _words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
         rate = shown(rates.get(cell["cell_id"]))
         rows.append([cell["knobs"], outcome, rate, shown(cell["reason"]), log or "no log"])
     headings = ["Settings", "Outcome", "Output tokens per s (median)", "Reason", "Engine log"]

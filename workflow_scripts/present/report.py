@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.files import read_json
+from workflow_scripts.files import last_line, read_json
 from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, Link, table_of
 from workflow_scripts.present.svg import data_address, size_px
 from workflow_scripts.present.tables import MissingError, Tables
@@ -41,8 +41,15 @@ class Report:
 
     @cached_property
     def grid(self) -> pd.DataFrame:
-        """The cells of the study, one row each."""
-        return self.tables.cells.drop_duplicates("cell_id")
+        """The cells of the study, one row each; the reason of one tried in vain is the end of what measuring said."""
+        grid = self.tables.cells.drop_duplicates("cell_id")
+        logs = {cell: self.log(cell) for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
+        said = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
+        return grid.assign(reason=grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(said)))
+
+    def log(self, cell_id: str) -> Path:
+        """What measuring a cell said."""
+        return self.cells / cell_id / "measure.log"
 
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""

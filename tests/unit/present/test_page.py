@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import Results
+from tests.unit.present.conftest import Results, arguments
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.figures import FIGURES
+from workflow_scripts.present.page import main
 from workflow_scripts.present.sections import SECTIONS
 
 VOID = {"meta", "img", "source", "link", "br", "hr"}
@@ -147,6 +148,18 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
     absent = [text for text in page.text["p"] if "the figures were not drawn" in text]
     assert len(absent) == len(FIGURES)
     assert any("there is no table effects (effects.parquet was not made)" in text for text in page.text["p"])
+
+
+def test_a_missing_cell_that_was_tried_tells_why_and_leads_to_its_log(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    missing = cells.loc[cells["outcome"] == "missing", "cell_id"].iloc[0]
+    (tmp_path / "cells" / missing).mkdir(parents=True)
+    (tmp_path / "cells" / missing / "measure.log").write_text("measuring\n[Errno 28]  No space left on device\n\n")
+    places = {"--tables": results.root / "tables", "--figures": tmp_path, "--cells": tmp_path / "cells"}
+    assert main(arguments({"--study": results.study, **places, "--out": tmp_path / "report.html"})) == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "[Errno 28] No space left on device" in page.text["td"]
+    assert f"cells/{missing}/measure.log" in [link["href"] for link in page.all("a")]
 
 
 def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Path) -> None:
