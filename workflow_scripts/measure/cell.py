@@ -37,6 +37,7 @@ from workflow_scripts.study import Study, StudyError, load_study
 
 LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
+PARTIAL = "raw.partial"
 ONLY_ATTEMPT = Attempt()
 
 
@@ -59,7 +60,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
     for needed in (*configs, workload):
         if not needed.exists():
             raise StudyError(f"{needed} is not there; `snakemake {paths.outcome(cell)}` prepares and measures")
-    evidence = folder / "raw.partial"
+    evidence = folder / PARTIAL
     shutil.rmtree(evidence, ignore_errors=True)
     evidence.mkdir(parents=True)
     time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
@@ -195,7 +196,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.unless_done and _is_done(study, cell, paths):
                 print("this cell has its outcome already")
                 return 0
-            return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts))
+            try:
+                return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts))
+            except OSError:  # such as a full disk
+                shutil.rmtree(paths.cell(cell) / PARTIAL, ignore_errors=True)
+                raise
     except StudyError as e:
         print(e, file=sys.stderr)
         return 2
