@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.analyse.facts import read_parsed, wide
+from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.analyse.timeline import (
     REPEAT,
@@ -21,6 +22,7 @@ from workflow_scripts.analyse.timeline import (
     running_over_time,
     steady_rate,
     step_facts,
+    tokens_held,
     trace_facts,
 )
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
@@ -46,6 +48,8 @@ _CELL_FACTS = {
     "model_weights_gib": ["log.model_weights_gib"],
     "peak_activation_gib": ["log.peak_activation_gib"],
     "cuda_graph_gib": ["log.cuda_graph_gib"],
+    "kv_pool_bytes": ["effective.kv_cache_bytes"],
+    "process_memory_bytes_before": ["trace.process_memory_bytes_before"],
     "cpu_steal_pct": ["host_load.cpu_steal_pct"],
     "cpu_others_pct": ["host_load.cpu_others_pct"],
     "start_s": ["phase_s.start"],
@@ -62,6 +66,10 @@ _CELL_FACTS = {
 }
 _REPEAT_FACTS = {
     "wall_s": ["wall_s"],
+    "drafts": ["metric.vllm:spec_decode_num_drafts"],
+    "draft_tokens": ["metric.vllm:spec_decode_num_draft_tokens"],
+    "accepted_draft_tokens": ["metric.vllm:spec_decode_num_accepted_tokens"],
+    "torch_memory_bytes_max": ["metric.torch_max_memory_allocated_bytes"],
     "start_unix_s": ["start_unix_s"],
     "prefix_cache_queries": ["metric.vllm:prefix_cache_queries"],
     "prefix_cache_hits": ["metric.vllm:prefix_cache_hits"],
@@ -110,6 +118,8 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
     table["source"] = MEASURED
     if measured:
+        table = kv_memory(table)
+    if measured:
         table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, study)
     return table.drop(columns=["definition_sha256", "definition_asked"])
 
@@ -126,6 +136,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
+        tokens_held(requests),
         steady_rate(requests, grid["max_concurrency_allowed"]),
         step_facts(_of_cells(read_parsed(parsed, gpu, "steps"), ok)),
         trace_facts(_of_cells(read_parsed(parsed, gpu, "trace"), ok)),
@@ -171,11 +182,16 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
         requests_per_s=t["num_requests"] / wall_s,
         prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
         prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
+        draft_acceptance_rate=t["accepted_draft_tokens"] / t["draft_tokens"].where(t["draft_tokens"] > 0),
+        # The token that a sequence gets in any case, and those of its draft that were right.
+        tokens_per_draft_mean=1 + t["accepted_draft_tokens"] / t["drafts"].where(t["drafts"] > 0),
+        process_memory_growth_bytes_max=t["memory_used_bytes_max"] - t["process_memory_bytes_before"],
+        kv_tokens_live_mean=t["kv_tokens_live_mean"].fillna(t["kv_tokens_held_mean"]),
         energy_j_per_output_token=t["energy_j"] / t["output_tokens"].where(t["output_tokens"] > 0),
         # The engine's own token count where it prints one; blocks times block size is not it on hybrid models.
         kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
         started_at=started,
-    ).drop(columns="start_unix_s")
+    ).drop(columns=["start_unix_s", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.formulas import token_seconds
+
 REPEAT = ["cell_id", "repeat"]
 
 
@@ -69,6 +71,20 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def tokens_held(requests: pd.DataFrame) -> pd.Series:
+    """Tokens that live requests hold in the KV cache, mean over the time in which any runs (`formulas.token_seconds`).
+
+    A prefix that several share counts for each of them.
+    """
+    r = requests.dropna(subset=["scheduled_s", "first_token_s", "last_token_s"])
+    prefill_s = (r["first_token_s"] - r["scheduled_s"]).to_numpy(dtype=float)
+    decode_s = (r["last_token_s"] - r["first_token_s"]).to_numpy(dtype=float)
+    prompt, output = (r[name].to_numpy(dtype=float) for name in ("prompt_tokens", "output_tokens"))
+    groups = r.assign(token_s=token_seconds(prompt, output, prefill_s, decode_s)).groupby(REPEAT)
+    span_s = groups["last_token_s"].max() - groups["scheduled_s"].min()
+    return (groups["token_s"].sum() / span_s.where(span_s > 0)).rename("kv_tokens_held_mean")
+
+
 def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
     """Output tokens/s while the engine is full; null where the workload never fills it.
 
@@ -123,6 +139,8 @@ def step_facts(steps: pd.DataFrame) -> pd.DataFrame:
             "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
             "kv_tokens_live_mean": mean_over_time("kv_tokens_live"),
             "kv_slots_reserved_mean": mean_over_time("kv_slots_reserved"),
+            "kv_bytes_reserved_mean": mean_over_time("kv_bytes_reserved"),
+            "kv_bytes_reserved_peak": groups["kv_bytes_reserved"].max(),
         }
     )
 

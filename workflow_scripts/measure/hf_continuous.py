@@ -16,6 +16,7 @@ class HfContinuous:
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
         self._pass = 0
+        self._steps: list[dict[str, Any]] = []
 
     def start(self) -> dict[str, Any]:
         """Load the model and allocate the paged cache."""
@@ -28,8 +29,10 @@ class HfContinuous:
             # Blocks shared between requests would make a repeat measure the cache of the one before.
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, **knobs),
         )
+        self._note_steps()
         self._manager.start()
         return {
+            "kv_cache_bytes": self._cache().cache_tensor.nbytes,
             "block_size": knobs["page_size"],
             "num_gpu_blocks": knobs["num_blocks"],
             "max_num_batched_tokens": knobs["max_batch_tokens"],
@@ -65,6 +68,35 @@ class HfContinuous:
                 raise RuntimeError("the generation thread of transformers ended before all requests were done")
         return [_record(r, done[r.request_id], offset_s) for r in requests]
 
+    def _cache(self) -> Any:
+        """The paged cache, which the generation thread allocates."""
+        while self._manager.batch_processor is None:
+            if not self._manager.is_running():
+                raise RuntimeError("the generation thread of transformers ended before it had a cache")
+            time.sleep(0.01)
+        return self._manager.batch_processor.cache
+
+    def _note_steps(self) -> None:
+        """Look at the scheduler and the cache before each step of the generation thread."""
+        step = self._manager._generation_step
+
+        def noted() -> None:
+            processor = self._manager.batch_processor
+            pool, scheduler = processor.cache.pool, processor.scheduler
+            running = list(scheduler.active_requests.values())
+            self._steps.append(
+                {
+                    "time_s": time.monotonic(),
+                    "running": len(running),
+                    "waiting": len(scheduler.waiting_requests),
+                    "kv_cache_usage": 1 - pool.num_free_sectors / pool.num_sectors,
+                    "kv_tokens_live": sum(state.current_len() for state in running),
+                }
+            )
+            step()
+
+        self._manager._generation_step = noted
+
     def reset(self) -> None:
         """Block sharing is off, so nothing is kept between repeats."""
 
@@ -73,8 +105,9 @@ class HfContinuous:
         return device_memory(self._setup)
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """`transformers` tells nothing of its steps."""
-        return []
+        """One record a step: what the scheduler holds and how much of the cache is given out, before it is taken."""
+        taken, self._steps = self._steps, []
+        return taken
 
     def stop(self) -> None:
         """End the generation thread."""

@@ -88,6 +88,9 @@ _LOG_FACTS = (
     "attention_backend",
 )
 
+# Metrics that start anew each time that they are asked for.
+_PEAKS = ("torch_max_memory_allocated_bytes",)
+
 
 @dataclass
 class CellFacts:
@@ -160,11 +163,11 @@ def _log_facts(log: Path, rows: CellFacts) -> None:
 
 
 def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
-    """Counters as their growth in the repeat, gauges as their value at its end."""
+    """Counters as their growth in the repeat, peaks as their value at its end."""
     before, after = record.get("before", {}), record.get("after", {})
     for name, value in after.items():
         if isinstance(value, bool | int | float):
-            earlier = before.get(name)
+            earlier = None if name in _PEAKS else before.get(name)
             growth = value - earlier if isinstance(earlier, int | float) else value
             rows.add(f"metric.{name}", growth, "raw/metrics.jsonl", record["repeat"])
         elif isinstance(value, dict) and isinstance(before.get(name), dict):
@@ -185,6 +188,11 @@ def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
     samples = read_trace(trace)
     if samples.empty or "time_monotonic_s" not in samples:
         return
+    memory = samples.get("process_memory_bytes")
+    if memory is not None:
+        before = memory.dropna().head(1)
+        # The first sample is taken before the engine is started.
+        rows.add("trace.process_memory_bytes_before", None if before.empty else float(before.iloc[0]), trace.name)
     for repeat in outcome.repeats:
         inside = samples[samples["time_monotonic_s"].between(repeat.start_monotonic_s, repeat.end_monotonic_s)]
         for sample in inside.to_dict("records"):

@@ -115,6 +115,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
             "kv_cache_usage": [0.1, 0.2, 0.6],
             "kv_tokens_live": [None, None, None],
             "kv_slots_reserved": [10, 20, 40],
+            "kv_bytes_reserved": [10, 20, 40],
         }
     )
     facts = only(step_facts(steps))
@@ -122,6 +123,8 @@ def test_steps_weigh_with_the_time_they_last() -> None:
     assert facts["kv_cache_usage_peak"] == 0.6
     assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
     assert facts["kv_slots_reserved_mean"] == pytest.approx((20 * 1 + 40 * 3) / 4)
+    assert facts["kv_bytes_reserved_mean"] == facts["kv_slots_reserved_mean"]
+    assert facts["kv_bytes_reserved_peak"] == 40
     assert pd.isna(facts["kv_tokens_live_mean"])
 
 

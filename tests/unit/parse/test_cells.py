@@ -74,6 +74,17 @@ def test_numbers_texts_and_lists_are_facts_with_their_place(cells: Path) -> None
     assert facts["wall_s", 1]["value"] == 2
 
 
+def test_a_peak_is_its_value_at_the_end_and_memory_before_the_engine_is_known(cells: Path) -> None:
+    peak = {"torch_max_memory_allocated_bytes": 5}
+    write_jsonl(
+        cells / CELL / "raw" / "metrics.jsonl",
+        [{"repeat": 0, "before": {"torch_max_memory_allocated_bytes": 3}, "after": peak}],
+    )
+    facts = facts_of(cells)
+    assert facts["metric.torch_max_memory_allocated_bytes", 0]["value"] == 5
+    assert facts["trace.process_memory_bytes_before", None]["value"] == 9e6
+
+
 def test_counters_are_their_growth_in_the_repeat(cells: Path) -> None:
     facts = facts_of(cells)
     assert facts["metric.hits", 0]["value"] == 2

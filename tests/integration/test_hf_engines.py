@@ -1,0 +1,140 @@
+"""The engines of transformers on a model of two layers: equal tokens whatever the batch, and what memory they take."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflow_scripts.measure import hf_continuous
+from workflow_scripts.measure.engines import EngineSetup, Request, make_engine
+
+torch = pytest.importorskip("torch")
+
+LAYERS, KV_HEADS, HEAD_DIM, FLOAT32 = 2, 2, 8, 4
+BYTES_PER_TOKEN = 2 * LAYERS * KV_HEADS * HEAD_DIM * FLOAT32
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": KV_HEADS,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.5,  # so that the next token is no close call
+}
+# Prompt lengths that differ, so that a batch is padded, and output lengths that differ, so that it runs on for one.
+REQUESTS = [
+    Request(str(i), [(7 * i + 3 * j) % 120 + 1 for j in range(length)], output)
+    for i, (length, output) in enumerate([(3, 9), (17, 4), (8, 9), (11, 6), (5, 2)])
+]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return folder
+
+
+def started(model_dir: Path, name: str, **knobs: Any) -> Any:
+    setup = EngineSetup(model_dir, load_format="dummy", dtype="float32", seed=0, knobs=knobs, device_kind="cpu")
+    engine = make_engine(name, setup)
+    engine.effective = engine.start()  # type: ignore[attr-defined]
+    return engine
+
+
+@pytest.fixture(scope="module")
+def paged(model_dir: Path) -> Iterator[Any]:
+    engine = started(model_dir, "hf-continuous", page_size=16, num_blocks=12, max_batch_tokens=64)
+    yield engine
+    engine.stop()
+
+
+def static_tokens(engine: Any, requests: list[Request]) -> list[list[int]]:
+    """Tokens that each request gets, of its own length."""
+    rows: list[list[int]] = []
+    generate = engine._model.generate
+
+    def noted(**arguments: Any) -> Any:
+        output = generate(**arguments)
+        rows.extend(output[:, arguments["input_ids"].shape[1] :].tolist())
+        return output
+
+    engine._model.generate = noted
+    engine.run(requests)
+    engine._model.generate = generate
+    return [row[: r.output_tokens] for row, r in zip(rows, requests, strict=True)]
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_padded_batch_gives_the_tokens_of_single_requests(model_dir: Path, cache: str) -> None:
+    alone = static_tokens(started(model_dir, "hf-static", batch_size=1, cache_implementation="dynamic"), REQUESTS)
+    together = started(model_dir, "hf-static", batch_size=4, cache_implementation=cache)
+    assert static_tokens(together, REQUESTS) == alone
+    assert len({tuple(row) for row in alone}) > 1
+
+    # The comparison can fail: without the mask, padding is read as text.
+    generate = together._model.generate
+    together._model.generate = lambda **a: generate(**{**a, "attention_mask": torch.ones_like(a["attention_mask"])})
+    assert static_tokens(together, REQUESTS) != alone
+
+
+def test_continuous_batching_gives_the_tokens_of_single_requests(
+    model_dir: Path, paged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = static_tokens(started(model_dir, "hf-static", batch_size=1, cache_implementation="dynamic"), REQUESTS)
+    made: dict[str, list[int]] = {}
+    record = hf_continuous._record
+
+    def noted(request: Request, result: Any, offset_s: float) -> Any:
+        made[request.request_id] = list(result.generated_tokens)
+        return record(request, result, offset_s)
+
+    monkeypatch.setattr(hf_continuous, "_record", noted)
+    records = paged.run(REQUESTS)
+    assert [made[r.request_id] for r in REQUESTS] == alone
+    assert [r.output_tokens for r in records] == [r.output_tokens for r in REQUESTS]
+
+
+def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir: Path) -> None:
+    engine = started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic")
+    first_batch = engine.run(REQUESTS)[:4]
+    assert len({(r.scheduled_s, r.first_token_s) for r in first_batch}) == 1
+    by_length = sorted(first_batch, key=lambda r: r.output_tokens)
+    times = [r.last_token_s for r in by_length]
+    assert times == sorted(times)
+    assert times[0] < times[1] < times[2] == times[3]
+    assert engine.metrics() == {"padded_prompt_tokens": 14 + 9 + 6, "surplus_output_tokens": 5 + 3}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_bytes_that_a_static_batch_reserves_and_uses(model_dir: Path, cache: str) -> None:
+    engine = started(model_dir, "hf-static", batch_size=4, cache_implementation=cache)
+    engine.run(REQUESTS)
+    steps = engine.take_steps()
+    assert len(steps) == 9 + 2
+    # Each row is padded to 17 prompt tokens; the token of a step enters the cache in the next one.
+    whole = 17 + 9
+    slots = [4 * (17 + i if cache == "dynamic" else whole) for i in range(9)]
+    assert [s["kv_slots_reserved"] for s in steps[:9]] == slots
+    assert [s["kv_bytes_reserved"] for s in steps[:9]] == [n * BYTES_PER_TOKEN for n in slots]
+    live = [3 + 17 + 8 + 11, 3 + 17 + 8 + 11 + 4, *[s["kv_tokens_live"] for s in steps[2:9]]]
+    assert [s["kv_tokens_live"] for s in steps[:9]] == live
+    assert steps[8]["kv_tokens_live"] == (3 + 8) + (8 + 8)  # the two that are not done yet
+
+
+def test_bytes_that_continuous_batching_reserves_and_uses(paged: Any) -> None:
+    # The pool is there from the start, with two blocks for padding that no request is given.
+    assert paged.effective["kv_cache_bytes"] == (12 + 2) * 16 * BYTES_PER_TOKEN
+    paged.take_steps()
+    paged.run(REQUESTS)
+    steps = paged.take_steps()
+    assert paged.take_steps() == []
+    assert max(s["running"] for s in steps) == len(REQUESTS)
+    assert 0 < max(s["kv_cache_usage"] for s in steps) <= 1
+    longest = max(steps, key=lambda s: s["kv_tokens_live"])
+    assert 0 < longest["kv_tokens_live"] <= longest["kv_cache_usage"] * 12 * 16

@@ -1,0 +1,130 @@
+"""Bytes of keys and values, reserved beside used, and what speculative decoding gave."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.parsed_tables import requests
+from workflow_scripts.analyse.cells import cells_table
+from workflow_scripts.analyse.kv_memory import kv_memory
+from workflow_scripts.analyse.timeline import tokens_held
+from workflow_scripts.grid import expand
+from workflow_scripts.parse.cell import TABLES, frame
+from workflow_scripts.study import Study
+
+BYTES_PER_TOKEN = 2 * 8 * 4 * 64 * 4  # tiny-llama-57m: key and value, layers, KV heads, elements, float32
+
+STUDY = {
+    "schema_version": 1,
+    "name": "kv",
+    "question": "what is reserved?",
+    "repeats": 1,
+    "workloads": {"w": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 10, "output_tokens": 3}},
+    "sweeps": [
+        {"name": engine, "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "workload": "w", "knobs": knobs}
+        for engine, knobs in {
+            "vllm": {"block_size": 32, "speculative_method": "ngram", "num_speculative_tokens": 4},
+            "hf-static": {"batch_size": 1},
+            "hf-continuous": {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64},
+        }.items()
+    ],
+}
+
+
+def cells(**columns: object) -> pd.DataFrame:
+    known = {"model": "tiny-llama-57m", "repeat": 0, "num_gpu_blocks": None, "block_size_effective": None}
+    known |= dict.fromkeys(("kv_pool_bytes", "kv_tokens_live_mean", "kv_bytes_reserved_mean", "kv_bytes_reserved_peak"))
+    return pd.DataFrame([known | columns])
+
+
+def test_a_pool_is_reserved_whole_and_counted_from_its_blocks() -> None:
+    row = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, kv_tokens_live_mean=16.0)).iloc[0]
+    assert row["kv_bytes_reserved_mean"] == row["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN
+    assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN
+
+
+def test_what_the_engine_tells_goes_before_what_is_counted() -> None:
+    told = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, kv_pool_bytes=1e6)).iloc[0]
+    assert told["kv_bytes_reserved_peak"] == 1e6
+    steps = kv_memory(cells(kv_bytes_reserved_mean=2e6, kv_bytes_reserved_peak=3e6)).iloc[0]
+    assert (steps["kv_bytes_reserved_mean"], steps["kv_bytes_reserved_peak"]) == (2e6, 3e6)
+
+
+def test_a_smaller_type_of_the_cache_takes_fewer_bytes() -> None:
+    row = kv_memory(cells(kv_tokens_live_mean=16.0, knob_kv_cache_dtype="fp8")).iloc[0]
+    assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN / 4
+
+
+def test_a_model_or_a_cell_that_is_not_known_has_no_bytes() -> None:
+    assert pd.isna(kv_memory(cells(model="llama-9", kv_tokens_live_mean=16.0)).iloc[0]["kv_bytes_used_mean"])
+    failed = kv_memory(cells(repeat=None, num_gpu_blocks=4, block_size_effective=32)).iloc[0]
+    assert pd.isna(failed["kv_bytes_reserved_peak"])
+
+
+def test_tokens_held_over_the_lives_of_requests() -> None:
+    # The first holds 10 tokens for 2 s, 11 for 0.5 s and 12 for 0.5 s; the second 8 tokens for 1 s.
+    table = requests("c", (10, 3, 0, 0.0, 2.0, 3.0), (8, 1, 0, 3.0, 4.0, 4.0))
+    assert tokens_held(table).loc["c", 0] == pytest.approx((31.5 + 8) / 4)
+    assert tokens_held(requests("c", (8, 1, 0, 3.0, 3.0, 3.0))).isna().all()
+
+
+@pytest.fixture
+def parsed(tmp_path: Path) -> Path:
+    """Facts of one cell of each engine."""
+    facts: list[dict[str, object]] = []
+    steps: list[dict[str, object]] = []
+    trace: list[dict[str, object]] = []
+    served: list[pd.DataFrame] = []
+    for cell in expand(Study.model_validate(STUDY)):
+        of_cell: dict[str, object] = {"outcome": "ok", "trace.process_memory_bytes_before": 5e8}
+        of_repeat: dict[str, object] = {"wall_s": 4.0}
+        if cell.engine == "vllm":
+            of_cell |= {"effective.num_gpu_blocks": 8, "effective.block_size": 32}
+            names = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 6}
+            of_repeat |= {f"metric.vllm:spec_decode_{name}": value for name, value in names.items()}
+        if cell.engine == "hf-continuous":
+            of_cell |= {"effective.num_gpu_blocks": 8, "effective.block_size": 32, "effective.kv_cache_bytes": 1e7}
+            of_repeat |= {"metric.torch_max_memory_allocated_bytes": 7e8}
+        if cell.engine == "hf-static":
+            for time_s, slots in ((0.0, 10), (1.0, 10), (2.0, 12)):
+                reserved = {"kv_tokens_live": slots, "kv_slots_reserved": slots}
+                reserved["kv_bytes_reserved"] = slots * BYTES_PER_TOKEN
+                steps.append({"cell_id": cell.id, "repeat": 0, "time_s": time_s, **reserved})
+        for repeat, named in ((None, of_cell), (0, of_repeat)):
+            facts += [
+                {"cell_id": cell.id, "repeat": repeat, "name": name}
+                | ({"text": value} if isinstance(value, str) else {"value": value})
+                for name, value in named.items()
+            ]
+        trace.append({"cell_id": cell.id, "repeat": 0, "time_s": 0.5, "process_memory_bytes": 8e8})
+        served.append(requests(cell.id, (10, 3, 0, 0.0, 2.0, 3.0)))
+    folder = tmp_path / "cpu-all"
+    folder.mkdir()
+    for name, rows in {"facts": facts, "steps": steps, "trace": trace}.items():
+        frame(rows, TABLES[name]).to_parquet(folder / f"{name}.parquet")
+    pd.concat(served).reindex(columns=list(TABLES["requests"])).to_parquet(folder / "requests.parquet")
+    return tmp_path
+
+
+def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed: Path) -> None:
+    study = Study.model_validate(STUDY)
+    table = cells_table(study, expand(study), parsed).set_index("engine")
+    reserved, used = table["kv_bytes_reserved_peak"], table["kv_bytes_used_mean"]
+    assert reserved.to_dict() == {
+        "vllm": 8 * 32 * BYTES_PER_TOKEN,
+        "hf-static": 12 * BYTES_PER_TOKEN,
+        "hf-continuous": 1e7,
+    }
+    assert used["vllm"] == used["hf-continuous"] == pytest.approx(31.5 / 3 * BYTES_PER_TOKEN)
+    assert used["hf-static"] == pytest.approx((10 + 12) / 2 * BYTES_PER_TOKEN)
+    assert table["process_memory_growth_bytes_max"].to_list() == [3e8] * 3
+    assert table.loc["hf-continuous", "torch_memory_bytes_max"] == 7e8
+    assert {"kv_pool_bytes", "process_memory_bytes_before", "drafts"}.isdisjoint(table)
+
+
+def test_what_was_drafted_and_accepted_is_told(parsed: Path) -> None:
+    study = Study.model_validate(STUDY)
+    row = cells_table(study, expand(study), parsed).set_index("engine").loc["vllm"]
+    assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
+    assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)
