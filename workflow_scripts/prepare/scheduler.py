@@ -1,9 +1,8 @@
 """The schedule of an engine, made without the engine: what vLLM's scheduler and its KV-cache manager decide.
 
 Between two events (a request is admitted, ends, arrives or loses its blocks) every step is alike: each running request
-computes one token. So the work grows with the requests and not with their tokens. Sequences that decode are kept as a
-group: one that had computed c tokens before step t has computed c + n before step t + n, and takes a block in those
-steps in which that is a multiple of the block size; how many of the group do is a count for each remainder.
+computes one token. So the work grows with the requests and not with their tokens: sequences that decode are kept as a
+group (`decode_group`), and blocks are counted (`kv_blocks`).
 
 The rules are those of vLLM 0.32 (vllm/v1/core/sched/scheduler.py, `schedule`): requests that run come first, in the
 order of their admission; then waiting ones first come, first served, as long as tokens, places and blocks last, and
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workflow_scripts.prepare.decode_group import DecodeGroup
 from workflow_scripts.prepare.kv_blocks import UNLIMITED, BlockPool
 from workflow_scripts.prepare.schedule import (
     RequestLengths,
@@ -151,12 +151,8 @@ class _Scheduler:
         # Generated their last token in the step before, and keep their places for one step more.
         self.ending: list[int] = []
 
-        # The group that decodes. A request's birth is the step before which it would have computed nothing, had it
-        # only decoded ever since: before step t it has computed t - birth tokens.
-        self.decoding = 0
-        self.sum_of_births = 0
-        self.births_by_remainder = [0] * settings.block_size
-        self.birth = [0] * count
+        self.decoding = DecodeGroup(settings.block_size)
+        self.birth = [0] * count  # in that group
         self.prefilled = [0] * count  # tokens after its latest prefill
         self.generated = [0] * count  # tokens before its latest prefill
         self.ends_at: dict[int, list[int]] = {}
@@ -191,7 +187,7 @@ class _Scheduler:
             chunks, preempted = self._schedule_running()
             if not preempted:
                 self._admit(chunks)
-            if self.decoding or chunks:
+            if self.decoding.size or chunks:
                 self._pass(chunks, preempted)
             else:
                 # Nothing to compute until those that end have left.
@@ -209,14 +205,14 @@ class _Scheduler:
 
     def _schedule_running(self) -> tuple[list[_Chunk], list[int]]:
         """Give every running request its tokens and blocks; returns the chunk in this step and who lost its blocks."""
-        blocks = self.births_by_remainder[self.step % self.block_size]
+        blocks = self.decoding.blocks(self.step, 1)
         if self.partial is None:
             if blocks <= self.pool.free:
                 self.pool.take(blocks)
                 return [], []
             return [], self._schedule_one_by_one(0)
         request, start = self.partial, self.partial_tokens
-        budget = self.settings.max_num_batched_tokens - self.decoding
+        budget = self.settings.max_num_batched_tokens - self.decoding.size
         chunk = _Chunk(request, start, min(self.prompt_tokens[request] + self.generated[request], start + budget))
         chunk_blocks = self._blocks(chunk.end) - self._blocks(start)
         preempted = []
@@ -262,7 +258,7 @@ class _Scheduler:
                 last = self.last_token_step[request]
                 self.ends_at[last].remove(request)
                 self.generated[request] = self.output_tokens[request] - (last - self.step + 1)
-                self._leave_group(request)
+                self.decoding.leave(self.birth[request])
         del self.running[request]
         self.waiting.appendleft(request)
         self.preemptions[request] += 1
@@ -270,7 +266,8 @@ class _Scheduler:
 
     def _admit(self, chunks: list[_Chunk]) -> None:
         """Let waiting requests in, first come, first served; what they compute is added to `chunks`."""
-        budget = self.settings.max_num_batched_tokens - self.decoding - sum(chunk.end - chunk.start for chunk in chunks)
+        budget = self.settings.max_num_batched_tokens - self.decoding.size
+        budget -= sum(chunk.end - chunk.start for chunk in chunks)
         while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting[0]
             tokens = self.prompt_tokens[request] + self.generated[request]
@@ -303,13 +300,13 @@ class _Scheduler:
             chunk.end == self.prompt_tokens[chunk.request] + self.generated[chunk.request] for chunk in chunks
         )
         row = _Row(
-            self.decoding,
-            self.decoding * (self.step + 1) - self.sum_of_births,
+            self.decoding.size,
+            self.decoding.kv_tokens(self.step),
             len(chunks),
             sum(chunk.end - chunk.start for chunk in chunks),
             sum(chunk.end for chunk in chunks),
             sum(chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1) for chunk in chunks) // 2,
-            self.decoding + complete,
+            self.decoding.size + complete,
             len(self.running),
             len(self.waiting),
             self.pool.held,
@@ -325,7 +322,7 @@ class _Scheduler:
         for column, value in zip(self.columns.values(), (steps, *row), strict=True):
             column.append(value)
         self.idle_s.append(idle_s)
-        self.pool.take(self._blocks_of_next(steps - 1))
+        self.pool.take(self.decoding.blocks(self.step + 1, steps - 1))
         self.peak_blocks_held = max(self.peak_blocks_held, self.pool.held)
 
         self.step += steps
@@ -338,25 +335,11 @@ class _Scheduler:
             self.ending = []
 
     def _alike_steps(self) -> int:
-        """Steps from this one on in which all that decode go on and find blocks."""
+        """Steps from this one on in which all that decode go on and find blocks; this one has them already."""
         steps = self.next_ends[0] - self.step + 1
-        if self._blocks_of_next(steps - 1) <= self.pool.free:
-            return steps
-        # Each of the group takes one block in every `block_size` steps.
-        cycles, left = divmod(self.pool.free, self.decoding)
-        steps = 1 + cycles * self.block_size
-        while (blocks := self.births_by_remainder[(self.step + steps) % self.block_size]) <= left:
-            left -= blocks
-            steps += 1
+        if self.decoding.blocks(self.step + 1, steps - 1) > self.pool.free:
+            steps = 1 + self.decoding.steps_with(self.pool.free, self.step + 1)
         return steps
-
-    def _blocks_of_next(self, steps: int) -> int:
-        """Blocks that the group takes in the `steps` steps after this one."""
-        cycles, rest = divmod(steps, self.block_size)
-        first = (self.step + 1) % self.block_size
-        counts = self.births_by_remainder
-        beyond = max(0, first + rest - self.block_size)
-        return cycles * self.decoding + sum(counts[first : first + rest]) + sum(counts[:beyond])
 
     def _pass_time(self, row: _Row, steps: int) -> tuple[int, float]:
         """Let the clock go on; returns the steps before the next request arrives, and how long the device was idle."""
@@ -379,7 +362,7 @@ class _Scheduler:
             list(self.waiting),
             dict.fromkeys(decoding, 1) | in_chunks,
             preempted,
-            [row.blocks_held + self._blocks_of_next(further) for further in range(steps)],
+            [row.blocks_held + self.decoding.blocks(self.step + 1, further) for further in range(steps)],
         )
 
     def _computed(self, chunk: _Chunk) -> None:
@@ -400,16 +383,8 @@ class _Scheduler:
             heapq.heappush(self.next_ends, last)
         self.ends_at[last].append(request)
         self.prefilled[request] = tokens
-        self.birth[request] = birth = self.step - tokens
-        self.decoding += 1
-        self.sum_of_births += birth
-        self.births_by_remainder[birth % self.block_size] += 1
-
-    def _leave_group(self, request: int) -> None:
-        birth = self.birth[request]
-        self.decoding -= 1
-        self.sum_of_births -= birth
-        self.births_by_remainder[birth % self.block_size] -= 1
+        self.birth[request] = self.step - tokens
+        self.decoding.join(self.birth[request])
 
     def _end(self) -> list[int]:
         """Those that generated their last token in the step that has just passed, in the order of admission."""
@@ -417,7 +392,7 @@ class _Scheduler:
             return []
         ended = self.ends_at.pop(heapq.heappop(self.next_ends))
         for request in ended:
-            self._leave_group(request)
+            self.decoding.leave(self.birth[request])
         return ended
 
     def _release(self, ended: list[int]) -> None:
