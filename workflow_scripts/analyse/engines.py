@@ -155,8 +155,8 @@ def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int
 
 def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
     numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
-    is_vllm = numbered["engine"] == "vllm"
-    pairs = numbered[is_vllm].merge(numbered[~is_vllm], on=list(PLACE), suffixes=("_a", "_b"))
+    is_vllm, is_hf = numbered["engine"] == "vllm", numbered["engine"].str.startswith("hf-")
+    pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
     a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
     cells = _cells(rows)
     vllm, hf, found = rows.iloc[a].reset_index(), rows.iloc[b].reset_index(), _compared(rows, cells, a, b)

@@ -18,6 +18,11 @@ IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "c
 KV_CACHE_FULL = 0.95
 
 
+# Where requests arrive at a rate of the study's, what comes out in a second is that rate and not the engine's.
+RATE_OF_ARRIVALS = "knob_request_rate_per_s"
+THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s")
+
+
 def counted(cells: pd.DataFrame) -> pd.DataFrame:
     """Rows that comparisons may use: the cell ended `ok` and was measured as the study defines it."""
     return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
@@ -26,11 +31,13 @@ def counted(cells: pd.DataFrame) -> pd.DataFrame:
 def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None) -> pd.DataFrame:
     """One row a counted cell: identity, knobs, and `repeats`, `log_mean`, `log_variance` of `metric`.
 
-    A cell without a single value of the metric has no row. `observed` names further columns of the cells table and
-    how their values over the repeats become one: `first`, `min`, `max`, `mean` or `sum`. A null among them is passed
-    over, and all nulls give a null.
+    A cell without a single value of the metric has no row, nor has a throughput of requests that arrived at a rate.
+    `observed` names further columns of the cells table and how their values over the repeats become one: `first`,
+    `min`, `max`, `mean` or `sum`. A null among them is passed over, and all nulls give a null.
     """
     rows = counted(cells)
+    if RATE_OF_ARRIVALS in rows and metric in THROUGHPUT:
+        rows = rows[rows[RATE_OF_ARRIVALS].isna()]
     summary = summarise(rows, IDENTITY, metric)
     further = dict.fromkeys(["max_concurrency_allowed", *knob_columns(cells)], "first") | dict(observed or {})
     groups = rows.groupby(list(IDENTITY), dropna=False, sort=False)

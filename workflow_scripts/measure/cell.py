@@ -28,6 +28,7 @@ from workflow_scripts.definition import cell_definition, definition_sha256, mode
 from workflow_scripts.device import device_lock
 from workflow_scripts.files import read_json, write_json
 from workflow_scripts.grid import Cell, expand
+from workflow_scripts.measure.engines import SCRATCH
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.provenance import provenance
@@ -140,6 +141,7 @@ def cell_lock(path: Path) -> Iterator[None]:
 
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
+    shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
     raw = folder / "raw"
     (folder / "outcome.json").unlink(missing_ok=True)
     shutil.rmtree(raw, ignore_errors=True)

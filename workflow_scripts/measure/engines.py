@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+# Folder below the evidence for what an engine needs only while it runs.
+SCRATCH = "scratch"
+
 
 @dataclass(frozen=True)
 class Request:

@@ -1,5 +1,7 @@
 """A `transformers` model for the HF engines: weights from the hub, or seeded random ones from a config alone."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 from workflow_scripts.measure.engines import EngineSetup
@@ -22,6 +24,18 @@ def load_hf_model(setup: EngineSetup) -> Any:
             setup.model_dir, dtype=dtype, attn_implementation="sdpa", device_map=device
         )
     return model.eval()
+
+
+def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
+    """Make `folder` a copy of the model's folder with seeded random weights in it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(setup.model_dir, folder)
+    torch.manual_seed(setup.seed)
+    config = AutoConfig.from_pretrained(setup.model_dir)
+    AutoModelForCausalLM.from_config(config, dtype=getattr(torch, setup.dtype)).save_pretrained(folder)
+    return folder
 
 
 def device_memory(setup: EngineSetup) -> dict[str, Any]:

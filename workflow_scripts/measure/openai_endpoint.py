@@ -10,7 +10,8 @@ from typing import Any
 
 from workflow_scripts.endpoints import Endpoint, filled
 from workflow_scripts.measure.client import Target
-from workflow_scripts.measure.engines import EngineSetup, Request
+from workflow_scripts.measure.engines import SCRATCH, EngineSetup, Request
+from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.server_http import Address, ServerError
 from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
@@ -28,7 +29,7 @@ class OpenAiEndpoint(Serving):
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
         endpoint = self._endpoint
-        model_dir = str(self._setup.model_dir.resolve())
+        model_dir = str(self._model_dir().resolve())
         if endpoint.base_url is not None:
             key = os.environ.get(endpoint.api_key_env) if endpoint.api_key_env else None
             if endpoint.api_key_env and not key:
@@ -48,6 +49,13 @@ class OpenAiEndpoint(Serving):
         model = endpoint.served_model.replace("{model_dir}", model_dir)
         target = Target(address, model, endpoint.completions_path, endpoint.ignores_eos, endpoint.extra_body)
         return server, target, endpoint.health_path
+
+    def _model_dir(self) -> Path:
+        """The model's folder, or one with random weights in it: a server other than vLLM does not make them up."""
+        setup = self._setup
+        if setup.load_format != "dummy" or self._endpoint.command is None:
+            return setup.model_dir
+        return with_random_weights(setup, setup.evidence / SCRATCH / "model")
 
     def _filled(self, words: Sequence[str] | None) -> list[str]:
         return filled(words or (), self._values)

@@ -11,6 +11,7 @@ written last and holds what `measure.cell` needs for `outcome.json`.
 import argparse
 import math
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -25,7 +26,7 @@ from workflow_scripts.catalog import load_gpus
 from workflow_scripts.device import WrongDeviceError, found_device, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.host_load import HostLoad
-from workflow_scripts.measure.engines import Engine, EngineSetup, Request, RequestRecord, make_engine
+from workflow_scripts.measure.engines import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.trace import sampled
 
@@ -106,6 +107,7 @@ def measure(job: Job) -> None:
     except WrongDeviceError as e:
         measured.ended("invalid", str(e))
         measured.record["wrong_device"] = True
+    shutil.rmtree(job.evidence / SCRATCH, ignore_errors=True)
     measured.write(job.evidence)
 
 
