@@ -143,6 +143,8 @@ def test_models():
     models = load_models()
     assert set(models) == {
         "llama-3.1-8b-instruct",
+        "llama-3.1-8b-instruct-awq",
+        "llama-3.1-8b-instruct-gptq",
         "llama-3-70b",
         "opt-125m",
         "smollm-135m",
@@ -150,6 +152,7 @@ def test_models():
         "qwen2.5-0.5b-instruct",
         "mistral-7b-instruct-v0.3",
         "tiny-llama-57m",
+        "tiny-llama-57m-awq",
     }
     assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
     tiny = models["tiny-llama-57m"]
