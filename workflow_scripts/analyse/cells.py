@@ -20,6 +20,7 @@ from workflow_scripts.analyse.timeline import (
     REPEAT,
     request_facts,
     running_over_time,
+    running_told,
     steady_rate,
     step_facts,
     tokens_held,
@@ -66,6 +67,7 @@ _CELL_FACTS = {
 }
 _REPEAT_FACTS = {
     "wall_s": ["wall_s"],
+    "preemptions_counted": ["metric.vllm:num_preemptions"],
     "drafts": ["metric.vllm:spec_decode_num_drafts"],
     "draft_tokens": ["metric.vllm:spec_decode_num_draft_tokens"],
     "accepted_draft_tokens": ["metric.vllm:spec_decode_num_accepted_tokens"],
@@ -77,6 +79,8 @@ _REPEAT_FACTS = {
     "estimated_write_bytes": ["metric.vllm:estimated_write_bytes_per_gpu"],
     "estimated_flops": ["metric.vllm:estimated_flops_per_gpu"],
 }
+# Facts that only others are made from.
+_USED_UP = ("start_unix_s", "preemptions_counted", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean")
 _TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
 _TEXT_TOO = ("lock_sha256", "definition_sha256", "throttle_reasons")
 
@@ -133,16 +137,22 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     repeat = _chosen(of_repeat, _REPEAT_FACTS)
     repeat = repeat[repeat.index.get_level_values("cell_id").isin(ok)]
     requests = _of_cells(read_parsed(parsed, gpu, "requests"), ok)
+    steps = _of_cells(read_parsed(parsed, gpu, "steps"), ok)
     parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
         tokens_held(requests),
-        steady_rate(requests, grid["max_concurrency_allowed"]),
-        step_facts(_of_cells(read_parsed(parsed, gpu, "steps"), ok)),
+        # Requests that arrive at a rate need not fill the engine at any time.
+        steady_rate(requests[requests["sent_s"].isna()], grid["max_concurrency_allowed"]),
+        step_facts(steps),
         trace_facts(_of_cells(read_parsed(parsed, gpu, "trace"), ok)),
     ]
-    repeat = repeat.join(parts).reset_index()
-    return _derived(cell.reset_index().merge(repeat, on="cell_id", how="left"))
+    repeat = repeat.join(parts)
+    # An engine behind a server tells of its queues now and then, and nothing of a request's place in them.
+    told = running_told(steps).reindex(repeat.index)
+    for name in ("running_peak", "running_mean"):
+        repeat[name] = repeat[name].fillna(told[name])
+    return _derived(cell.reset_index().merge(repeat.reset_index(), on="cell_id", how="left"))
 
 
 def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:
@@ -191,7 +201,8 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
         # The engine's own token count where it prints one; blocks times block size is not it on hybrid models.
         kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
         started_at=started,
-    ).drop(columns=["start_unix_s", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean"])
+        preemptions=t["preemptions"].fillna(t["preemptions_counted"]),
+    ).drop(columns=list(_USED_UP))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

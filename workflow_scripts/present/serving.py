@@ -83,7 +83,8 @@ def _rows(tables: Tables) -> pd.DataFrame:
     rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
     rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
     rows = rows[rows["x"].notna()]
-    if rows.empty or rows.groupby([*_PANEL])["x"].nunique().max() < 2:
+    rows = rows[rows.groupby(list(_PANEL))["x"].transform("nunique") >= 2]
+    if rows.empty:
         raise MissingError("no server was measured at two request rates or numbers of users")
     rows["series"] = _series(rows, knobs)
     return rows
@@ -130,7 +131,16 @@ def _draw(
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
             ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
             over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
-            ax.plot(over.index, over, linestyle="none", marker="o", markersize=11, markerfacecolor="none", color=INK)
+            ax.plot(
+                over.index,
+                over,
+                linestyle="none",
+                marker="o",
+                markersize=11,
+                markerfacecolor="none",
+                color=INK,
+                clip_on=False,
+            )
     loads = sorted(rows["x"].unique())
     log2_axis(ax, loads)
     ratio_axis(ax, *limits)

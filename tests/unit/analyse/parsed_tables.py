@@ -16,6 +16,8 @@ REQUEST_COLUMNS = {
     "last_token_s": "Float64",
     "preemptions": "Int64",
     "cached_prompt_tokens": "Int64",
+    "sent_s": "Float64",
+    "itl_s": "object",
 }
 STEP_COLUMNS = {
     "cell_id": "string",

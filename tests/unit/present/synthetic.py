@@ -13,7 +13,8 @@ import yaml
 import workflow_scripts.analyse.capacity
 import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
-import workflow_scripts.analyse.limits  # noqa: F401 - these four enter the schemas of their tables
+import workflow_scripts.analyse.limits
+import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engines import engine_tables
 from workflow_scripts.analyse.ratios import device_ratios
@@ -71,6 +72,14 @@ STUDY = {
             "model": "llama-3.1-8b-instruct",
             "workload": "chat",
             "knobs": {"batch_size": [1, 16, 64]},
+        },
+        {
+            "name": "served",
+            "gpu": "h200",
+            "engine": "vllm-serve",
+            "model": "llama-3.1-8b-instruct",
+            "workload": "chat",
+            "knobs": {"block_size": 16, "max_num_seqs": 64, "request_rate_per_s": [1, 4, 16]},
         },
     ],
 }
@@ -296,6 +305,28 @@ def claims_table() -> pd.DataFrame:
     return rows.reindex(columns=columns_of("claims"))
 
 
+def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `serving` and `serving_summary`: the server answers at most ten requests a second."""
+    rows = cells[(cells["engine"] == "vllm-serve") & cells["repeat"].notna()]
+    rate = rows["knob_request_rate_per_s"].astype(float)
+    answered = np.minimum(rate, 10)
+    table = rows.assign(
+        load="open loop",
+        request_rate_per_s=rate,
+        arrivals_per_s=rate,
+        requests_per_s=answered,
+        goodput_requests_per_s=answered * np.where(rate > 10, 0.2, 1.0),
+        ttft_s_p50=0.1 * rate,
+        ttft_s_p99=0.3 * rate,
+        tpot_s_p50=0.02,
+        saturated=rate > 10,
+        limited_by=np.where(rate > 10, "server", "load"),
+        explanation=[f"{value:g} requests/s arrived {SCRIPT}." for value in rate],
+    )
+    summary = table.drop_duplicates("cell_id").assign(repeats=3)
+    return table.reindex(columns=columns_of("serving")), summary.reindex(columns=columns_of("serving_summary"))
+
+
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     """Write the cells and every table that follows from them."""
     write_table(cells, tables / "cells.parquet")
@@ -307,6 +338,9 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(decomposition, tables / "engine_decomposition.parquet")
     recommended = recommendations(cells, 2.0, {})
     write_table(recommended.assign(command=f"vllm serve {SCRIPT}"), tables / "recommendations.parquet")
+    serving, serving_summary = serving_tables(cells)
+    write_table(serving, tables / "serving.parquet")
+    write_table(serving_summary, tables / "serving_summary.parquet")
     write_table(limits_table(cells), tables / "limits.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")
     write_table(capacity_table(cells), tables / "capacity.parquet")
