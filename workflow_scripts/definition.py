@@ -29,6 +29,8 @@ def _resolved(model: Model, study: Study) -> dict[str, Any]:
         "dtype": model.dtype,
         "load_format": (override.load_format if override else None) or model.load_format,
         "config_sha256": sha256_of(model.config),
+        # Left out where it is off, which all studies are without it: their cells stay what they were.
+        **({"trust_remote_code": True} if override and override.trust_remote_code else {}),
     }
 
 

@@ -63,6 +63,9 @@ class ModelOverride(_Strict):
     load_format: Annotated[
         Literal["hub", "dummy"] | None, Field(description="weights from the hub, or random ones from the config alone")
     ] = None
+    trust_remote_code: Annotated[
+        bool, Field(description="run Python code of the model's repository; the report says so")
+    ] = False
 
 
 class Slo(_Strict):

@@ -138,3 +138,28 @@ def test_bytes_that_continuous_batching_reserves_and_uses(paged: Any) -> None:
     assert 0 < max(s["kv_cache_usage"] for s in steps) <= 1
     longest = max(steps, key=lambda s: s["kv_tokens_live"])
     assert 0 < longest["kv_tokens_live"] <= longest["kv_cache_usage"] * 12 * 16
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        f"Path({str(ran)!r}).touch()\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "own", "auto_map": auto_map}))
+    knobs = {"batch_size": 1, "cache_implementation": "dynamic"}
+    engine = make_engine(
+        "hf-static",
+        EngineSetup(tmp_path, "dummy", "float32", seed=0, knobs=knobs, device_kind="cpu", trust_remote_code=trusted),
+    )
+    if trusted:
+        engine.start()
+    else:
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            engine.start()
+    assert ran.exists() == trusted

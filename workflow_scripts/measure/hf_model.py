@@ -16,12 +16,18 @@ def load_hf_model(setup: EngineSetup) -> Any:
     device = "cpu" if setup.device_kind == "cpu" else "cuda"
     if setup.load_format == "dummy":
         torch.manual_seed(setup.seed)
-        config = AutoConfig.from_pretrained(setup.model_dir)
+        config = AutoConfig.from_pretrained(setup.model_dir, trust_remote_code=setup.trust_remote_code)
         with torch.device(device):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=setup.trust_remote_code
+            )
     else:
         model = AutoModelForCausalLM.from_pretrained(
-            setup.model_dir, dtype=dtype, attn_implementation="sdpa", device_map=device
+            setup.model_dir,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            device_map=device,
+            trust_remote_code=setup.trust_remote_code,
         )
     return model.eval()
 

@@ -31,6 +31,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template*",
 )
+CODE_FILES = ("*.py",)
 # In the order of preference; a repository often holds the same weights in several formats.
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 
@@ -39,8 +40,12 @@ class ModelError(ValueError):
     """A model folder that cannot be made; the message says why."""
 
 
-def prepare_model(model: Model, load_format: str, out: Path, *, weights: bool = False) -> None:
+def prepare_model(
+    model: Model, load_format: str, out: Path, *, weights: bool = False, trust_remote_code: bool = False
+) -> None:
     """Write the folder `out` for `model`, whole or not at all; a folder that is already there is replaced.
+
+    Python code of the model's repository is fetched only with `trust_remote_code`; nothing of it is run here.
 
     Raises:
         CatalogError: `load_format` is `hub` and the catalogue names no commit.
@@ -48,8 +53,13 @@ def prepare_model(model: Model, load_format: str, out: Path, *, weights: bool = 
         ModelError: the hub has no weights, or another config than the catalogue.
         TokenizerError: the config's vocabulary is too small for a tokenizer.
     """
+    if trust_remote_code and load_format == "dummy":
+        raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, for the code comes from there")
     with _replaced_folder(out) as folder:
-        source = _from_config(model, folder) if load_format == "dummy" else _from_hub(model, folder, weights)
+        if load_format == "dummy":
+            source = _from_config(model, folder)
+        else:
+            source = _from_hub(model, folder, weights, CODE_FILES if trust_remote_code else ())
         write_json(
             folder / "model_manifest.json",
             {
@@ -57,6 +67,7 @@ def prepare_model(model: Model, load_format: str, out: Path, *, weights: bool = 
                 "model": model.name,
                 "load_format": load_format,
                 "dtype": model.dtype,
+                **({"trust_remote_code": True} if trust_remote_code else {}),
                 "config_sha256": sha256_of(folder / "config.json"),
                 **source,
             },
@@ -69,9 +80,9 @@ def _from_config(model: Model, folder: Path) -> dict[str, Any]:
     return {"source": f"config/models/{model.name}/config.json", "tokenizer": "byte-level, without merges"}
 
 
-def _from_hub(model: Model, folder: Path, weights: bool) -> dict[str, Any]:
+def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) -> dict[str, Any]:
     repo, revision = model.pinned()
-    for path in fetch(repo, revision, CONFIG_FILES + TOKENIZER_FILES):
+    for path in fetch(repo, revision, CONFIG_FILES + TOKENIZER_FILES + code):
         shutil.copyfile(path, folder / path.name)
     _check_same_config(model, folder / "config.json")
     if weights:
@@ -139,7 +150,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         models = resolved_models(load_study(args.study))
         if args.model not in models:
             raise StudyError(f"{args.study}: no sweep has the model {args.model!r}; allowed: {', '.join(models)}")
-        prepare_model(get_model(args.model), models[args.model]["load_format"], args.out, weights=args.weights)
+        asked = models[args.model]
+        prepare_model(
+            get_model(args.model),
+            asked["load_format"],
+            args.out,
+            weights=args.weights,
+            trust_remote_code=asked.get("trust_remote_code", False),
+        )
     except (StudyError, CatalogError, HubError, ModelError, TokenizerError) as e:
         print(f"prepare.model: {e}", file=sys.stderr)
         return 2

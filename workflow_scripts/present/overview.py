@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog import load_gpus
+from workflow_scripts.definition import resolved_models
 from workflow_scripts.files import read_json
 from workflow_scripts.present.blocks import (
     Absent,
@@ -209,6 +210,19 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
         rows.append([cell["knobs"], outcome, rate, shown(cell["reason"]), log or "no log"])
     headings = ["Settings", "Outcome", "Output tokens per s (median)", "Reason", "Engine log"]
     return Table("Cells", headings, rows, [False, False, True, False, False])
+
+
+def remote_code(report: Report) -> Iterator[Block]:
+    """Which models ran Python code of their repositories, where the study lets any."""
+    models = resolved_models(report.study)
+    trusted = {name: model for name, model in models.items() if model.get("trust_remote_code")}
+    if trusted:
+        named = ", ".join(f"{name} ({m['hub_repo']} at {m['revision']})" for name, m in trusted.items())
+        sentence = (
+            f"The study sets trust_remote_code: engines ran Python code that comes with the model, of {named}. "
+            "Nobody of this pipeline has checked that code, and it may do anything that the measuring account may."
+        )
+        yield Findings([Finding("remote code", sentence, "bad")])
 
 
 def load_warning(report: Report) -> Iterator[Block]:

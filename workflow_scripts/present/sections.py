@@ -79,6 +79,7 @@ SECTIONS: Sequence[Section] = (
         "Headline findings",
         "What the tables say, in their words; each is taken up below.",
         [
+            overview.remote_code,
             overview.load_warning,
             findings.knobs,
             findings.engines,

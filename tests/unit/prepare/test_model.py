@@ -13,7 +13,7 @@ import pytest
 
 from workflow_scripts.catalog import CatalogError, get_model
 from workflow_scripts.files import read_json, sha256_of
-from workflow_scripts.prepare.model import main, prepare_model
+from workflow_scripts.prepare.model import ModelError, main, prepare_model
 
 WORKLOAD = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
 OPT = get_model("opt-125m")
@@ -100,8 +100,10 @@ def serve():
 def prepare(tmp_path, write_study):
     """Runs the command on opt-125m as a process, since the hub's client reads its settings when it is imported."""
 
-    def run(hub: FakeHub | None, *flags: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
-        study = write_study(WORKLOAD, model="opt-125m")
+    def run(
+        hub: FakeHub | None, *flags: str, token: str | None = None, **changes: object
+    ) -> subprocess.CompletedProcess[str]:
+        study = write_study(WORKLOAD, model="opt-125m", **changes)
         env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
         env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
         env |= {"HF_TOKEN": token} if token else {}
@@ -194,6 +196,22 @@ def test_weights_are_linked_to_the_cache_and_safetensors_preferred(serve, prepar
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"model.safetensors", "model.safetensors.index.json"} <= names
     assert "pytorch_model.bin" not in names | hub.downloaded
+
+
+def test_code_of_a_repository_is_fetched_only_where_the_study_trusts_it(serve, prepare, tmp_path):
+    hub = serve({**OPT_FILES, "modeling_opt.py": b"raise SystemExit"})
+    assert prepare(hub).returncode == 0
+    assert not (tmp_path / "out" / "modeling_opt.py").exists()
+    assert "modeling_opt.py" not in hub.downloaded
+    done = prepare(hub, models={"opt-125m": {"trust_remote_code": True}})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "modeling_opt.py").read_bytes() == b"raise SystemExit"
+    assert read_json(tmp_path / "out" / "model_manifest.json")["trust_remote_code"] is True
+
+
+def test_code_of_a_repository_needs_the_repository(tmp_path):
+    with pytest.raises(ModelError, match="trust_remote_code needs load_format: hub"):
+        prepare_model(OPT, "dummy", tmp_path / "out", trust_remote_code=True)
 
 
 def test_what_the_cache_holds_needs_no_network(serve, prepare, tmp_path):
