@@ -203,6 +203,28 @@ rule capacity:
         " > {log} 2>&1"
 
 
+rule predictions:
+    """What every cell was predicted to do, beside what it did."""
+    input:
+        cells=table("cells"),
+        plan=PATHS.plan / "plan.parquet",
+        calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),
+        code=sources("analyse"),
+    output:
+        **written("predictions"),
+    log:
+        PATHS.root / "logs/predictions.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts.analyse.predictions"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --plan {input.plan}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
 rule claims:
     """What others published, held against limits, arithmetic and this study."""
     input:

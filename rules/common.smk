@@ -33,6 +33,7 @@ TABLES = [
     "serving_summary",
     "recommendations",
     "capacity",
+    "predictions",
     "claims",
 ]
 PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")

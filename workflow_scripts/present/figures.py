@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.files import write_json
-from workflow_scripts.present import intervals, memory, outcomes, serving, throughput, timelines, workloads
+from workflow_scripts.present import intervals, memory, outcomes, predicted, serving, throughput, timelines, workloads
 from workflow_scripts.present.plot import Plot, use_style, write_plot
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import StudyError, load_study
@@ -33,6 +33,8 @@ FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
     "serving_throughput": serving.serving_throughput,
     "mbu_by_max_num_seqs": throughput.mbu_by_max_num_seqs,
     "mfu_by_max_num_seqs": throughput.mfu_by_max_num_seqs,
+    "predicted_beside_measured": predicted.predicted_beside_measured,
+    "predicted_by_max_num_seqs": predicted.predicted_by_max_num_seqs,
     "kv_capacity": memory.kv_capacity,
     "waste_by_block_size": memory.waste_by_block_size,
     "memory_over_time": timelines.memory_over_time,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from workflow_scripts.present import findings, overview, serving
+from workflow_scripts.present import findings, overview, predicted, serving
 from workflow_scripts.present.glossary import glossary
 from workflow_scripts.present.report import Part, figure, table
 
@@ -199,6 +199,38 @@ SECTIONS: Sequence[Section] = (
                     "observed_kv_cache_bytes": "KV cache (GiB)",
                 },
                 "Capacity of the KV cache, what the engine had beside what was predicted",
+            ),
+        ],
+    ),
+    Section(
+        "predictions",
+        "Predicted beside measured",
+        "What every cell should do by its schedule and its device, before it ran, and what it did.",
+        [
+            predicted.prediction_findings,
+            figure("predicted_beside_measured"),
+            figure("predicted_by_max_num_seqs"),
+            table(
+                "predictions",
+                {
+                    "gpu": "Device",
+                    "engine": "Engine",
+                    "model": "Model",
+                    "workload": "Workload",
+                    "knobs": "Settings",
+                    "predicted": "Predicted output tokens per s",
+                    "low": "at least",
+                    "high": "at most",
+                    "measured": "Measured",
+                    "error_pct": "Error (%)",
+                    "fitted": "Fitted to",
+                    "flagged": "Worth a look",
+                    "running_peak_predicted": "Sequences at once, predicted",
+                    "running_peak_measured": "measured",
+                    "speed_source": "Speed of the device from",
+                },
+                "Output tokens per s of every cell, predicted beside measured",
+                lambda predictions: predictions[predictions["quantity"] == "output_tokens_per_s"],
             ),
         ],
     ),

@@ -17,6 +17,7 @@ import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engines import engine_tables
+from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
 from workflow_scripts.analyse.ratios import device_ratios
 from workflow_scripts.analyse.recommend import recommendations
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
@@ -294,6 +295,31 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=columns_of("capacity"))
 
 
+def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
+    """A plan that is 5 % too fast on vLLM and half as fast as HuggingFace really is, with a band of 20 %."""
+    rows = cells.groupby("cell_id", sort=False).first().reset_index()
+    plan = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs", "running_peak"]].assign(
+        max_num_seqs=rows["knob_max_num_seqs"].astype(float),
+        error_pct=20.0,
+        speed_source="default",
+        bound_by="sequences",
+        infeasible=np.where(rows["outcome"] == "infeasible", "blocks of that size", None),
+        full_share=0.9,
+        prompts_to_fill=np.nan,
+    )
+    factor = np.where(rows["engine"] == "vllm", 1.05, 0.5)
+    for name in QUANTITIES:
+        plan[name] = rows[name].astype(float) * factor
+        plan[f"{name}_low"], plan[f"{name}_high"] = plan[name] / 1.2, plan[name] * 1.2
+    return plan
+
+
+def published_rates(cells: pd.DataFrame) -> dict[tuple[str, str, str, float], float]:
+    """A flat line that someone published for the first device."""
+    model, gpu = cells["model"].iloc[0], next(iter(SPEED))
+    return {("vllm", model, gpu, seqs): 1e5 for seqs in (1.0, 4.0, 16.0, 64.0, 256.0)}
+
+
 def claims_table() -> pd.DataFrame:
     """The table `claims`: one of each verdict."""
     verdicts = ["supported", "contradicted", "not testable here"]
@@ -344,6 +370,8 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(limits_table(cells), tables / "limits.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")
     write_table(capacity_table(cells), tables / "capacity.parquet")
+    predicted = predictions_table(cells, plan_table(cells), [cells["cell_id"].iloc[0]], published_rates(cells))
+    write_table(predicted, tables / "predictions.parquet")
     write_table(claims_table(), tables / "claims.parquet")
 
 

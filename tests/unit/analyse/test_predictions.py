@@ -1,0 +1,143 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.predictions import main, predictions_table, published_sweep
+from workflow_scripts.analyse.tables import read_table, write_table
+
+
+def plan_of(cells, **columns):
+    """A plan that predicts 100 output tokens/s for every cell, 80 to 125."""
+    rows = cells.drop_duplicates("cell_id")[["cell_id", "gpu", "engine", "model", "workload", "knobs"]]
+    plan = rows.assign(
+        max_num_seqs=rows["knobs"].str.extract(r"seqs(\d+)", expand=False).astype(float),
+        error_pct=25.0,
+        speed_source="default",
+        bound_by="sequences",
+        running_peak=16.0,
+        full_share=0.5,
+        prompts_to_fill=np.nan,
+        infeasible=None,
+    )
+    for name, value in {
+        "output_tokens_per_s": 100,
+        "total_tokens_per_s": 400,
+        "ttft_s_p50": 2,
+        "tpot_s_p50": 0.1,
+    }.items():
+        plan = plan.assign(**{name: value, f"{name}_low": 0.8 * value, f"{name}_high": 1.25 * value})
+    return plan.assign(**columns)
+
+
+def predictions(*cells, fitted=(), published=None, **columns):
+    measured = table(*cells)
+    rows = predictions_table(measured, plan_of(measured, **columns), fitted, published)
+    return rows[rows["quantity"] == "output_tokens_per_s"].set_index("knobs")
+
+
+def test_error_and_flag():
+    rows = predictions(
+        cell({"max_num_seqs": 1}, [79, 80, 90], running_peak=1),
+        cell({"max_num_seqs": 4}, [126, 127, 125.5]),
+        cell({"max_num_seqs": 16}, [70]),
+    )
+    assert rows["measured"].tolist() == [80, 126, 70]
+    assert rows["error_pct"].tolist() == pytest.approx([25, 100 * (100 / 126 - 1), 100 * (100 / 70 - 1)])
+    assert rows["flagged"].tolist() == [False, True, True]
+    assert rows["why"].tolist()[1:] == ["1.26 times what was predicted", "0.70 times what was predicted"]
+    assert (rows["running_peak_predicted"].iloc[0], rows["running_peak_measured"].iloc[0]) == (16, 1)
+
+
+def test_only_output_rates_are_flagged():
+    measured = table(cell({"max_num_seqs": 1}, [100], ttft_s_p50=20.0))
+    rows = predictions_table(measured, plan_of(measured), []).set_index("quantity")
+    assert rows.loc["ttft_s_p50", "error_pct"] == pytest.approx(-90)
+    assert not rows["flagged"].any()
+    assert rows.loc["total_tokens_per_s", "measured"] == 400
+
+
+def test_a_cell_that_did_not_run_or_is_of_another_definition_was_not_measured():
+    rows = predictions(
+        cell({"max_num_seqs": 1}, [100], outcome="invalid"),
+        cell({"max_num_seqs": 4}, [100], comparable=False),
+        cell({"max_num_seqs": 16}, [np.nan], outcome="missing"),
+    )
+    assert rows["measured"].isna().all()
+    assert not rows["flagged"].any()
+
+
+def test_one_says_infeasible_and_the_other_not():
+    ran = predictions(cell({"max_num_seqs": 1}, [100]), infeasible="too many", output_tokens_per_s=np.nan)
+    assert ran["why"].tolist() == ["ran, and was predicted to be infeasible: too many"]
+    refused = predictions(cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room"))
+    assert refused["why"].tolist() == ["infeasible, which was not predicted: no room"]
+    both = predictions(cell({"max_num_seqs": 1}, [np.nan], outcome="infeasible", reason="no room"), infeasible="no")
+    assert not both["flagged"].any()
+
+
+def test_cells_that_constants_were_fitted_to_are_marked():
+    rows = predictions(
+        cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}), fitted=["h200/vllm/llama-3.1-8b-instruct/chat/seqs4"]
+    )
+    assert rows["fitted"].tolist() == [False, True]
+
+
+def test_what_was_published_stands_beside_its_cells(tmp_path):
+    path = tmp_path / "sweep.csv"
+    path.write_text("gpu,max_num_seqs,throughput_tok_s\nH200,4,11977\nA100 PCIe,1,5241\n")
+    found = published_sweep(path)
+    assert found["vllm", "llama-3.1-8b-instruct", "a100-pcie-40gb", 1] == 5241
+    rows = predictions(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}), published=found)
+    assert np.isnan(rows["published"].iloc[0])
+    assert rows["published"].iloc[1] == 11977
+
+
+def test_the_command_writes_the_table(tmp_path):
+    from tests.unit.prepare.planned import write_study
+
+    study = write_study(tmp_path, name="try")
+    measured = table(cell({"max_num_seqs": 4}, [99, 100, 101]), cell({"max_num_seqs": 4}, [5], study="another"))
+    write_table(measured, tmp_path / "cells.parquet", "cells")
+    plan_of(measured).to_parquet(tmp_path / "plan.parquet")
+    out = tmp_path / "predictions.parquet"
+    options = [
+        "--study",
+        study,
+        "--cells",
+        tmp_path / "cells.parquet",
+        "--plan",
+        tmp_path / "plan.parquet",
+        "--out",
+        out,
+    ]
+    assert main([str(option) for option in options]) == 0
+    rows = read_table(out)
+    assert len(rows) == 4
+    assert rows["measured"].iloc[0] == 100
+
+
+def test_what_is_no_plan_is_one_message(tmp_path, capsys):
+    from tests.unit.prepare.planned import write_study
+
+    write_table(table(cell({"max_num_seqs": 4})), tmp_path / "cells.parquet", "cells")
+    options = [
+        "--study",
+        write_study(tmp_path),
+        "--cells",
+        tmp_path / "cells.parquet",
+        "--plan",
+        tmp_path / "absent",
+        "--out",
+        "x",
+    ]
+    assert main([str(option) for option in options]) == 2
+    assert "absent: not a plan" in capsys.readouterr().err
+
+
+def test_a_published_sweep_that_is_none(tmp_path, capsys):
+    path = tmp_path / "sweep.csv"
+    path.write_text("gpu\nnothing\n")
+    with pytest.raises(Exception, match="no published sweep over max-num-seqs"):
+        published_sweep(path)
+    assert pd.read_csv(path).columns.tolist() == ["gpu"]

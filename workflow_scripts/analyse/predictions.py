@@ -1,0 +1,171 @@
+"""What every cell was predicted to do, beside what it did: the error, and whether it is worth a look.
+
+    python -m workflow_scripts.analyse.predictions --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --plan results/demo/plan/plan.parquet \\
+        --out results/demo/tables/predictions.parquet
+
+One row a cell and quantity. docs/plan.md says how predictions are made, docs/tables.md documents every column.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.repeats import counted
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.calibration import CALIBRATIONS, CalibrationError, read_calibration
+from workflow_scripts.catalog import CONFIG, resolve
+from workflow_scripts.study import Study
+
+# Quantity -> whether a cell that misses its band in it is flagged. Latencies of single requests depend on the order
+# within a step, which no band covers.
+QUANTITIES = {"output_tokens_per_s": True, "total_tokens_per_s": False, "ttft_s_p50": False, "tpot_s_p50": False}
+
+PUBLISHED = CONFIG / "published" / "paged_attention_lab_max_num_seqs.csv"
+PUBLISHED_MODEL = "llama-3.1-8b-instruct"
+# (engine, model, device, max-num-seqs) -> tokens per s.
+Published = Mapping[tuple[str, str, str, float], float]
+
+SCHEMA = table_schema(
+    "predictions",
+    {
+        **dict.fromkeys(("cell_id", "gpu", "engine", "model", "workload", "knobs", "quantity"), TEXT),
+        **dict.fromkeys(("predicted", "low", "high", "measured", "error_pct", "band_pct"), NUMBER),
+        "flagged": FLAG,
+        "why": TEXT,
+        "fitted": FLAG,
+        "speed_source": TEXT,
+        "bound_by": TEXT,
+        "running_peak_predicted": NUMBER,
+        "running_peak_measured": NUMBER,
+        "full_share": NUMBER,
+        "prompts_to_fill": NUMBER,
+        "published": NUMBER,
+        "source": TEXT,
+    },
+)
+
+
+def predictions_table(
+    cells: pd.DataFrame, plan: pd.DataFrame, fitted: Sequence[str], published: Published | None = None
+) -> pd.DataFrame:
+    """The table for all cells of the plan.
+
+    Args:
+        cells: the cells table.
+        plan: rows of `prepare.plan`.
+        fitted: ids of cells that constants were fitted to; their errors say nothing of other cells.
+        published: what others published for a model, device and max-num-seqs.
+    """
+    found = published or {}
+    points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
+    plan = plan.assign(published=[found.get(point, np.nan) for point in points])
+    measured = counted(cells).groupby("cell_id")[[*QUANTITIES, "running_peak"]].median()
+    became = cells.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
+    table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
+    parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
+    whole = pd.concat(parts).assign(fitted=lambda rows: rows["cell_id"].isin(fitted), source="predicted")
+    order = {cell: number for number, cell in enumerate(plan["cell_id"])}
+    return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
+
+
+def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    predicted, low, high = (table[name].astype(float) for name in (quantity, f"{quantity}_low", f"{quantity}_high"))
+    measured = table[f"measured_{quantity}"].astype(float)
+    surprise = _surprise(table) if QUANTITIES[quantity] else pd.Series(None, index=table.index, dtype="string")
+    if QUANTITIES[quantity]:
+        times = (measured / predicted).map(lambda ratio: f"{ratio:.2f} times what was predicted")
+        outside = (measured < low) | (measured > high)
+        surprise = surprise.fillna(times.where(outside).astype("string"))
+    return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
+        quantity=quantity,
+        predicted=predicted,
+        low=low,
+        high=high,
+        measured=measured,
+        error_pct=100 * (predicted / measured.where(measured > 0) - 1),
+        band_pct=table["error_pct"].astype(float),
+        flagged=surprise.notna(),
+        why=surprise,
+        running_peak_predicted=table["running_peak"].astype(float),
+        running_peak_measured=table["measured_running_peak"].astype(float),
+        full_share=table["full_share"].astype(float),
+        prompts_to_fill=table["prompts_to_fill"].astype(float),
+        published=table["published"].astype(float),
+    )
+
+
+def _surprise(table: pd.DataFrame) -> pd.Series:
+    """Cells of which one side said that they cannot be run, and the other that they can."""
+    ran = table["outcome"].isin(["ok", "invalid"]).to_numpy(dtype=bool)
+    refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
+    foreseen = table["infeasible"].notna().to_numpy()
+    why = np.select(
+        [ran & foreseen, refused & ~foreseen],
+        [
+            "ran, and was predicted to be infeasible: " + table["infeasible"].fillna("").astype(str),
+            "infeasible, which was not predicted: " + table["reason"].fillna("").astype(str),
+        ],
+        "",
+    )
+    return pd.Series(why, index=table.index, dtype="string").replace("", pd.NA)
+
+
+def fitted_cells(folder: Path) -> list[str]:
+    """Ids of the cells that the calibrations in a folder were fitted to.
+
+    Raises:
+        TableError: one of them cannot be read.
+    """
+    try:
+        found = [read_calibration(path) for path in sorted(folder.glob("*.yaml"))]
+    except CalibrationError as e:
+        raise TableError(str(e)) from None
+    return [cell for one in found for engine in one.engines.values() for cell in engine.quality.fitted]
+
+
+def published_sweep(path: Path) -> Published:
+    """Tokens per s that were published for vLLM by model, device and max-num-seqs.
+
+    The source does not say whether it counts prompt tokens. A name that may be several devices counts for each.
+
+    Raises:
+        TableError: the file cannot be read, or names a device that no catalogue entry has.
+    """
+    try:
+        rows = pd.read_csv(path)
+        return {
+            ("vllm", PUBLISHED_MODEL, gpu.name, float(seqs)): float(rate)
+            for name, seqs, rate in zip(rows["gpu"], rows["max_num_seqs"], rows["throughput_tok_s"], strict=True)
+            for gpu in resolve(name)
+        }
+    except (OSError, ValueError, KeyError) as e:
+        raise TableError(f"{path}: no published sweep over max-num-seqs: {' '.join(str(e).split())}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the predictions table of a study."""
+    parser = table_parser("predictions", "What every cell was predicted to do, beside what it did.")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.parquet of prepare.plan")
+    parser.add_argument("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="CSV of a published sweep (%(default)s)")
+    parser.epilog = f"{parser.epilog} --plan results/demo/plan/plan.parquet"
+
+    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterator[Output]:
+        try:
+            plan = pd.read_parquet(args.plan)
+        except (OSError, ValueError) as e:
+            raise TableError(f"{args.plan}: not a plan: {' '.join(str(e).split())}") from None
+        own = cells[cells["study"].eq(study.name)]
+        fitted, published = fitted_cells(args.calibrations), published_sweep(args.published)
+        yield args.out, "predictions", predictions_table(own, plan, fitted, published)
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

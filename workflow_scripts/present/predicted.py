@@ -1,0 +1,218 @@
+"""What was predicted before anything ran, beside what was measured and what others published."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.plot import Panel, Plot, mark_handles, plain_log_ticks, some_panels
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
+from workflow_scripts.present.tables import MissingError, Tables, records
+from workflow_scripts.present.throughput import log2_axis
+
+QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"
+PREDICTED: Mapping[str, Any] = {
+    "color": COLOURS[1],
+    "marker": "D",
+    "markerfacecolor": "none",
+    "linestyle": (0, (5, 1.5)),
+    "linewidth": 1.3,
+}
+MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
+PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
+FLAGGED: Mapping[str, Any] = {
+    "color": INK,
+    "marker": "o",
+    "markersize": 11,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+}
+
+
+def predicted_beside_measured(tables: Tables) -> Plot:
+    """Measured output tokens per second against the predicted, with the band that was promised."""
+    table = tables.need("predictions", "quantity", "predicted", "low", "high", "measured", "flagged", "fitted")
+    rows = table[(table["quantity"] == QUANTITY) & table[["predicted", "measured"]].notna().all(axis=1)]
+    if rows.empty:
+        raise MissingError("no cell was both predicted and measured")
+    drawn_as = marks(tables.devices)
+    held_out = rows[~rows["fitted"].astype(bool)]
+    size = held_out["error_pct"].abs()
+    flagged = rows[rows["flagged"].astype(bool)]
+    handles: list[Artist] = mark_handles({gpu: drawn_as[gpu] for gpu in dict.fromkeys(rows["gpu"])})
+    for handle in handles:
+        handle.set(linestyle="none")
+    handles += [
+        Line2D([], [], color=MUTED, linewidth=1.2, label="as predicted"),
+        Line2D([], [], color=MUTED, marker="|", label="band of the prediction"),
+    ]
+    if rows["fitted"].any():
+        handles.append(
+            Line2D([], [], color=MUTED, marker="o", markerfacecolor="none", linestyle="none", label="fitted to")
+        )
+    if len(flagged):
+        handles.append(
+            Line2D(
+                [], [], color=INK, marker="o", markersize=11, markerfacecolor="none", linestyle="none", label="flagged"
+            )
+        )
+    return Plot(
+        title="Output tokens per second, measured against predicted",
+        alt=f"{len(rows)} cells; of the {len(held_out)} that nothing was fitted to, predictions miss by "
+        f"{size.median():.3g} % in the median; {len(flagged)} lie outside of their band."
+        if len(held_out)
+        else f"{len(rows)} cells, all of which constants were fitted to; {len(flagged)} lie outside of their band.",
+        sources=["measured", "predicted"],
+        panels=[Panel("", partial(_draw_scatter, rows=rows, drawn_as=drawn_as))],
+        x_label="Predicted output tokens per s",
+        y_label="Measured output tokens per s",
+        handles=handles,
+        repeats="the median of each cell's repeats",
+        panel_height_in=4.2,
+    )
+
+
+def _draw_scatter(ax: Axes, rows: pd.DataFrame, drawn_as: Mapping[str, Mark]) -> None:
+    ends = rows[["predicted", "low", "high", "measured"]].to_numpy()
+    low, high = ends.min() / 1.3, ends.max() * 1.3
+    ax.plot([low, high], [low, high], color=MUTED, linewidth=1.2, zorder=1)
+    for gpu, part in rows.groupby("gpu", sort=False):
+        mark = drawn_as[str(gpu)]
+        ax.hlines(part["measured"], part["low"], part["high"], color=mark.color, alpha=0.35, linewidth=1.2)
+        for fitted, some in part.groupby(part["fitted"].astype(bool)):
+            face = "none" if fitted else mark.color
+            how: dict[str, Any] = {
+                "marker": mark.marker,
+                "color": mark.color,
+                "markerfacecolor": face,
+                "linestyle": "none",
+            }
+            ax.plot(some["predicted"], some["measured"], **how)
+    flagged = rows[rows["flagged"].astype(bool)]
+    ax.plot(flagged["predicted"], flagged["measured"], **FLAGGED)
+    for axis, set_scale, set_limits in ((ax.xaxis, ax.set_xscale, ax.set_xlim), (ax.yaxis, ax.set_yscale, ax.set_ylim)):
+        set_scale("log")
+        set_limits(low, high)
+        plain_log_ticks(axis, low, high, most=7)
+
+
+def predicted_by_max_num_seqs(tables: Tables) -> Plot:
+    """Total tokens per second against max-num-seqs as predicted, a panel a device, beside what was published."""
+    table = tables.need("predictions", "cell_id", "quantity", "predicted", "low", "high", "measured", "published")
+    cells = tables.cells.drop_duplicates("cell_id")
+    if "knob_max_num_seqs" not in cells:
+        raise MissingError("no cell sets max-num-seqs")
+    rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == "vllm")]
+    rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
+    keys = ["gpu", *(key for key in ("model", "workload") if rows[key].nunique() > 1)]
+    groups = [
+        (names, part) for names, part in rows.groupby(keys, sort=False) if part["knob_max_num_seqs"].nunique() > 1
+    ]
+    if not groups:
+        raise MissingError("no prediction over several values of max-num-seqs")
+    panels, notes = some_panels(
+        [Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part)) for names, part in groups],
+        "devices, models and workloads",
+    )
+    drawn = pd.concat([part for _, part in groups])
+    handles = [
+        Line2D([], [], label="predicted, with its band", **PREDICTED),
+        *([Line2D([], [], label="measured", **MEASURED)] if drawn["measured"].notna().any() else []),
+        *([Line2D([], [], label="published", **PUBLISHED)] if drawn["published"].notna().any() else []),
+    ]
+    sources = ["predicted", *(name for name in ("measured", "published") if drawn[name].notna().any())]
+    return Plot(
+        title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
+        alt="; ".join(_ends_in_words(names, part) for names, part in groups[:8]) + ".",
+        sources=sources,
+        panels=panels,
+        x_label="max-num-seqs (sequences)",
+        y_label="Total tokens per s",
+        handles=handles,
+        notes=[
+            *notes,
+            "where several cells have one max-num-seqs, a mark is their median",
+            *(
+                ["the published source does not say whether its rates count prompt tokens"]
+                if "published" in sources
+                else []
+            ),
+        ],
+        panel_height_in=2.5,
+    )
+
+
+def _draw_sweep(ax: Axes, part: pd.DataFrame) -> None:
+    by = part.groupby("knob_max_num_seqs")[["predicted", "low", "high", "measured", "published"]].median()
+    ax.fill_between(by.index, by["low"], by["high"], color=COLOURS[1], alpha=0.13, linewidth=0)
+    ax.plot(by.index, by["predicted"], **PREDICTED)
+    for name, style in (("measured", MEASURED), ("published", PUBLISHED)):
+        known = by[name].dropna()
+        if len(known):
+            ax.plot(known.index, known, **style)
+    log2_axis(ax, by.index)
+    ax.set_yscale("log")
+    low, high = by.min().min() / 1.3, by.max().max() * 1.3
+    ax.set_ylim(low, high)
+    plain_log_ticks(ax.yaxis, low, high, most=6)
+
+
+def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
+    by = part.groupby("knob_max_num_seqs")["predicted"].median()
+    what = ", ".join(map(str, names))
+    return f"{what}: {by.iloc[0]:,.0f} at {by.index[0]:g} and {by.iloc[-1]:,.0f} at {by.index[-1]:g} predicted"
+
+
+def prediction_findings(report: Report) -> Iterator[Block]:
+    """How well predictions held, which cells are worth a look, and what published flat lines would have to be."""
+    table = report.tables.need("predictions", "quantity", "predicted", "measured", "flagged", "fitted", "published")
+    rows = table[table["quantity"] == QUANTITY]
+    found = [*_accuracy(rows), *_flags(rows), *_flat(table[table["quantity"] == TOTAL])]
+    if found:
+        yield Findings(found)
+
+
+def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
+    held_out = rows[rows["measured"].notna() & rows["predicted"].notna() & ~rows["fitted"].astype(bool)]
+    for (gpu, engine), part in held_out.groupby(["gpu", "engine"], sort=False):
+        size = part["error_pct"].abs()
+        kind = "good" if size.median() <= 10 else "neutral"
+        sentence = (
+            f"On {gpu} the output tokens per s of {len(part)} {engine} cells that nothing was fitted to were predicted "
+            f"within {size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."
+        )
+        yield Finding("prediction", sentence, kind)
+
+
+def _flags(rows: pd.DataFrame) -> Iterator[Finding]:
+    flagged = rows[rows["flagged"].astype(bool)]
+    if len(flagged):
+        first = records(flagged)[0]
+        sentence = (
+            f"{len(flagged)} cells are far from their prediction and worth a look; {first['cell_id']}: {first['why']}."
+        )
+        yield Finding("flagged", sentence, "bad")
+
+
+def _flat(rows: pd.DataFrame) -> Iterator[Finding]:
+    """Where a published rate at the fewest sequences is beyond the band of the prediction."""
+    known = rows[rows["published"].notna() & rows["predicted"].notna()].sort_values("predicted")
+    for gpu, part in known.groupby("gpu", sort=False):
+        slowest, fastest = records(part)[0], records(part)[-1]
+        if slowest["published"] > slowest["high"]:
+            sentence = (
+                f"{gpu}: published {slowest['published']:,.0f} and {fastest['published']:,.0f} tokens per s with the "
+                f"fewest and the most sequences, flat; predicted {_with_band(slowest)} and {_with_band(fastest)} total "
+                "tokens per s."
+            )
+            yield Finding("not flat", sentence, "bad")
+
+
+def _with_band(row: Mapping[str, Any]) -> str:
+    return f"{row['predicted']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
