@@ -3,7 +3,6 @@
 import os
 import secrets
 import subprocess
-import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from workflow_scripts.measure.engines import SCRATCH, EngineSetup, Request
 from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.server_http import Address, ServerError
-from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
+from workflow_scripts.measure.serving import Serving, address_on, check_port_is_free, free_port, new_api_key
 
 STOP_LIMIT_S = 60
 
@@ -44,7 +43,7 @@ class OpenAiEndpoint(Serving):
                 "name": f"kvsweep-{secrets.token_hex(4)}",
             }
             address = address_on(port, self._values["api_key"])
-            _check_nobody_answers(address, endpoint.health_path)
+            check_port_is_free(port)
             server = ServerProcess.command(self._filled(endpoint.command), self._environment(), Path.cwd())
         model = endpoint.served_model.replace("{model_dir}", model_dir)
         target = Target(address, model, endpoint.completions_path, endpoint.ignores_eos, endpoint.extra_body)
@@ -82,20 +81,3 @@ class OpenAiEndpoint(Serving):
                 self._filled(self._endpoint.stop_command), env=self._environment(), timeout=STOP_LIMIT_S, check=False
             )
         super().stop()
-
-
-def _check_nobody_answers(address: Address, path: str) -> None:
-    """Make sure that no other server is measured in place of the one to be started.
-
-    Raises:
-        ServerError: the port is taken.
-    """
-    try:
-        address.call(path)
-    except urllib.error.HTTPError:
-        pass
-    except OSError:
-        return
-    raise ServerError(
-        f"port {address.base_url.rpartition(':')[2]} of {LOOPBACK} is taken: another server answers there"
-    )

@@ -126,6 +126,21 @@ def free_port() -> int:
         return port
 
 
+def check_port_is_free(port: int) -> None:
+    """Make sure that no other server is measured in place of the one to be started.
+
+    Raises:
+        ServerError: something listens there.
+    """
+    with contextlib.closing(socket.socket()) as probe:
+        # As servers do: what an earlier one left in TIME_WAIT does not take the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as e:
+            raise ServerError(f"port {port} of {LOOPBACK} cannot be had: {e.strerror}") from None
+
+
 def address_on(port: int, api_key: str | None) -> Address:
     """A server of this machine, reachable from this machine alone."""
     return Address(f"http://{LOOPBACK}:{port}", api_key)

@@ -1,0 +1,185 @@
+"""Latency, goodput, limits and the steady state of servers, from requests made up for the purpose."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.unit.analyse.parsed_tables import REQUEST_COLUMNS, write_parsed
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.serving import load_kind, of_pass, queue_growth_per_s, serving_tables
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+
+OPEN = {"request_rate_per_s": 2.0, "ramp_to_per_s": np.nan, "users": np.nan}
+CLOSED = {"request_rate_per_s": np.nan, "ramp_to_per_s": np.nan, "users": 2}
+ARRIVALS = np.arange(40) / 2
+
+
+def served(queued, first, last, sent=None, outputs=11, cell_id="c", repeat=0, gaps=None):
+    count = len(queued)
+    return pd.DataFrame(
+        {
+            "cell_id": cell_id,
+            "repeat": repeat,
+            "request_id": [str(i) for i in range(count)],
+            "prompt_tokens": 10,
+            "output_tokens": outputs,
+            "queued_s": queued,
+            "first_token_s": first,
+            "last_token_s": last,
+            "sent_s": queued if sent is None else sent,
+            "itl_s": [gaps or [0.05] * 10 for _ in range(count)],
+        },
+        columns=list(REQUEST_COLUMNS),
+    ).astype(REQUEST_COLUMNS)
+
+
+def prompt_server(**options):
+    """Answers each request within 0.6 s: a first token after 0.1 s and ten more, 0.05 s each."""
+    return served(ARRIVALS, ARRIVALS + 0.1, ARRIVALS + 0.6, **options)
+
+
+def test_latencies_count_from_the_scheduled_arrival_also_where_a_request_was_sent_late():
+    found = of_pass(prompt_server(sent=ARRIVALS + 0.04), OPEN, {})
+    assert found["ttft_s_p50"] == pytest.approx(0.1)
+    assert found["tpot_s_p99"] == pytest.approx(0.05)
+    assert found["itl_s_p90"] == pytest.approx(0.05)
+    assert found["e2e_s_p99"] == pytest.approx(0.6)
+    assert found["client_lag_s_p99"] == pytest.approx(0.04)
+    assert found["arrivals_per_s"] == pytest.approx(2.0)
+    assert found["load"] == "open loop"
+
+
+def test_gaps_between_tokens_are_pooled_over_requests():
+    slow = prompt_server()
+    slow.at[0, "itl_s"] = [1.0] * 390
+    found = of_pass(slow, OPEN, {})
+    assert found["itl_s_p50"] == pytest.approx(0.525)  # 390 gaps of 0.05 s and as many of 1 s
+
+
+@pytest.mark.parametrize(
+    ("slo", "kept"),
+    [({"ttft_s": 0.11}, 1.0), ({"ttft_s": 0.09}, 0.0), ({"ttft_s": 0.11, "tpot_s": 0.04}, 0.0), ({"e2e_s": 0.7}, 1.0)],
+)
+def test_a_request_counts_for_goodput_if_it_keeps_every_bound(slo, kept):
+    assert of_pass(prompt_server(), OPEN, slo)["slo_attainment"] == kept
+
+
+def test_half_of_the_requests_keep_a_bound():
+    first = ARRIVALS + np.where(np.arange(40) % 2, 0.1, 0.3)
+    assert of_pass(served(ARRIVALS, first, first + 0.5), OPEN, {"ttft_s": 0.2})["slo_attainment"] == 0.5
+    assert np.isnan(of_pass(prompt_server(), OPEN, {})["slo_attainment"])
+
+
+def test_a_request_of_one_token_keeps_a_bound_on_further_ones():
+    one = served(ARRIVALS, ARRIVALS + 0.1, ARRIVALS + 0.1, outputs=1)
+    assert of_pass(one, OPEN, {"tpot_s": 0.01})["slo_attainment"] == 1.0
+
+
+def test_the_steady_state_is_apart_from_ramp_and_tail():
+    found = of_pass(prompt_server(), OPEN, {})
+    # From the first end, at 0.6 s, to the last arrival, at 19.5 s; those that arrive at 0 and 0.5 s are the ramp.
+    assert found["steady_s"] == pytest.approx(18.9)
+    assert found["steady_requests"] == 38
+    assert found["steady_requests_per_s"] == pytest.approx(38 / 18.9, abs=1 / 18)
+    assert found["steady_output_tokens_per_s"] == pytest.approx(22, rel=0.03)
+    few = of_pass(prompt_server().head(5), OPEN, {})
+    assert "steady_s" not in few
+    assert few["steady_requests"] == 3
+
+
+def test_a_queue_that_grows_is_told_from_one_that_does_not():
+    # One after the other, 1 s each, of those that come every 0.5 s.
+    last = 1 + np.arange(40, dtype=float)
+    assert queue_growth_per_s(ARRIVALS, last) == pytest.approx(1.0, abs=0.1)
+    assert queue_growth_per_s(ARRIVALS, ARRIVALS + 3) == pytest.approx(0.0, abs=0.01)
+    assert np.isnan(queue_growth_per_s(np.zeros(9), np.ones(9)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "queued", "kind"),
+    [
+        (OPEN, [0.0, 1.0], "open loop"),
+        ({**OPEN, "ramp_to_per_s": 9.0}, [0.0, 1.0], "ramp"),
+        (CLOSED, [0.0, 1.0], "closed loop"),
+        ({**CLOSED, "users": np.nan}, [0.0, 1.0], "replay"),
+        ({**CLOSED, "users": np.nan}, [0.0, 0.0], "all at once"),
+    ],
+)
+def test_kinds_of_load(asked, queued, kind):
+    assert load_kind(asked, np.array(queued)) == kind
+
+
+def tables(tmp_path, knobs, requests, facts=(), slo=None, **columns):
+    """The two tables of one cell with these requests in each of its repeats."""
+    repeats = len(requests)
+    columns = {"num_requests": 40, "wall_s": 20.0, "requests_per_s": 2.0, "memory_used_bytes_max": 5e9, **columns}
+    cells = cell({"max_num_seqs": 4, **knobs}, [22.0] * repeats, engine="vllm-serve", gpu="cpu-all", **columns)
+    name = cells[0]["cell_id"]
+    write_parsed(tmp_path / "cpu-all", "requests", *(r.assign(cell_id=name, repeat=i) for i, r in enumerate(requests)))
+    rows = [{"repeat": None, "name": "device.memory_total_bytes", "value": 20e9}, *facts]
+    columns_of_facts = {"cell_id": "string", "repeat": "Int64", "name": "string", "value": "Float64", "text": "string"}
+    frame = pd.DataFrame([{"cell_id": name, **row} for row in rows], columns=list(columns_of_facts))
+    write_parsed(tmp_path / "cpu-all", "facts", frame.astype(columns_of_facts))
+    found, summary = serving_tables(table(cells), tmp_path, slo or {})
+    checked = TABLE_SCHEMAS["serving"].validate(found), TABLE_SCHEMAS["serving_summary"].validate(summary)
+    assert list(checked[0].columns) == list(TABLE_SCHEMAS["serving"].columns)
+    return checked
+
+
+def test_a_server_that_keeps_up_is_limited_by_its_load(tmp_path):
+    rows, summary = tables(tmp_path, {"request_rate_per_s": 2.0}, [prompt_server()] * 2, slo={"ttft_s": 0.2})
+    row = rows.iloc[0]
+    assert (row["limited_by"], row["saturated"]) == ("load", False)
+    assert row["goodput_requests_per_s"] == 2.0
+    assert row["slo"] == "ttft_s <= 0.2"
+    assert row["memory_utilization"] == 0.25
+    assert row["explanation"] == "The server kept up: 2 requests/s arrived, 2 requests/s were answered."
+    assert len(summary) == 1
+    assert summary.iloc[0]["repeats"] == 2
+    assert summary.iloc[0]["ttft_s_p50"] == pytest.approx(0.1)
+
+
+def test_more_load_than_a_server_sustains_is_said(tmp_path):
+    last = 1 + np.arange(40, dtype=float)
+    rows, summary = tables(
+        tmp_path, {"request_rate_per_s": 2.0}, [served(ARRIVALS, last - 0.5, last)], requests_per_s=1.0
+    )
+    assert (rows.iloc[0]["limited_by"], rows.iloc[0]["saturated"]) == ("server", True)
+    assert rows.iloc[0]["explanation"].startswith(
+        "More load than the server sustains: 2 requests/s arrived, 1 requests/s were answered, and 1"
+    )
+    assert summary["saturated"].tolist() == [True]
+
+
+def test_a_late_or_busy_client_is_the_limit(tmp_path):
+    late = prompt_server(sent=ARRIVALS + 0.05)
+    rows, _ = tables(tmp_path / "late", {"request_rate_per_s": 2.0}, [late])
+    assert rows.iloc[0]["limited_by"] == "client"
+    assert "The client was the limit: 1 % of the requests left it 0.05 s late" in rows.iloc[0]["explanation"]
+    cpu = [{"repeat": 0, "name": "metric.client_cpu_s", "value": 19.0}]
+    rows, _ = tables(tmp_path / "busy", {"request_rate_per_s": 2.0}, [prompt_server()], facts=cpu)
+    assert rows.iloc[0]["client_cpu_cores"] == pytest.approx(0.95)
+    assert rows.iloc[0]["limited_by"] == "client"
+
+
+def test_users_wait_for_the_server_and_a_cap_on_them_holds_requests_back(tmp_path):
+    starts = np.repeat(np.arange(20.0), 2)
+    rows, _ = tables(tmp_path / "closed", {"users": 2}, [served(starts, starts + 0.1, starts + 1)])
+    row = rows.iloc[0]
+    assert (row["load"], row["limited_by"], row["in_flight_peak"]) == ("closed loop", "server", 2)
+    assert pd.isna(row["saturated"])
+    assert pd.isna(row["arrivals_per_s"])
+    sent = np.maximum(ARRIVALS, np.arange(40) * 0.6)
+    capped = served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)
+    rows, _ = tables(tmp_path / "capped", {"request_rate_per_s": 2.0, "users": 1}, [capped])
+    assert rows.iloc[0]["limited_by"] == "users"
+    assert "No more than 1 requests were sent at once" in rows.iloc[0]["explanation"]
+
+
+def test_only_cells_of_servers_that_ended_ok_have_rows(tmp_path):
+    offline = cell({"max_num_seqs": 4}, (1.0,), gpu="cpu-all")
+    broken = cell({"request_rate_per_s": 2.0}, (1.0,), engine="vllm-serve", gpu="cpu-all", outcome="engine_error")
+    rows, summary = serving_tables(table(offline, broken), tmp_path, {})
+    assert rows.empty
+    assert summary.empty
+    assert list(TABLE_SCHEMAS["serving_summary"].validate(summary).columns) == list(summary.columns)

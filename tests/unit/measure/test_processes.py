@@ -1,0 +1,83 @@
+"""A server's whole process group ends, whatever it does, and how its leader ended is told."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workflow_scripts.measure import processes
+from workflow_scripts.measure.processes import ServerProcess
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN) if "stubborn" in sys.argv else None
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
+time.sleep(600)
+"""
+
+
+def wait_for(done: Callable[[], bool], limit_s: float = 10) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def family(folder: Path, *words: str) -> tuple[ServerProcess, list[int]]:
+    pids = folder / "pids"
+    server = ServerProcess.command([sys.executable, "-c", FAMILY, str(pids), *words], dict(os.environ), folder)
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    return server, [int(word) for word in pids.read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_stopped_server_takes_what_it_started_with_it(tmp_path: Path) -> None:
+    server, pids = family(tmp_path)
+    assert server.pid == pids[0]
+    assert server.ended() is None
+    server.stop()
+    assert all(is_gone(pid) for pid in pids)
+    assert server.ended() == "the server was killed by signal 15 (SIGTERM)"
+
+
+def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "TERM_GRACE_S", 0.3)
+    server, pids = family(tmp_path, "stubborn")
+    server.stop()
+    assert all(is_gone(pid) for pid in pids)
+    assert server.ended() == "the server was killed by signal 9 (SIGKILL)"
+
+
+def test_children_of_a_killed_leader_are_ended_too(tmp_path: Path) -> None:
+    server, pids = family(tmp_path)
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for(lambda: server.ended() is not None)
+    assert not is_gone(pids[1])
+    server.stop()
+    assert is_gone(pids[1])
+
+
+def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("it broke")
+
+    for server in (ServerProcess.forked(fail), ServerProcess.command(["no-such-server"], {}, tmp_path)):
+        wait_for(lambda server=server: server.ended() is not None)  # type: ignore[misc]
+        assert server.ended() == "the server ended with status 1"
+        server.stop()
+
+
+def test_a_forked_server_is_a_group_of_its_own_in_the_same_session() -> None:
+    server = ServerProcess.forked(lambda: time.sleep(600))
+    assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
+    assert os.getsid(server.pid) == os.getsid(0)
+    server.stop()

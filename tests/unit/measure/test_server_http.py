@@ -1,0 +1,122 @@
+"""Waiting for a server and reading its metrics, from small servers of the test's own."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.measure.failures import request_failures, start_failure
+from workflow_scripts.measure.scrape import Scraper, read_metrics
+from workflow_scripts.measure.server_http import Address, ServerError, ServerTimeoutError, wait_until_healthy
+from workflow_scripts.measure.serving import check_port_is_free, free_port
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 7.0
+# TYPE vllm:prefix_cache_hits_created gauge
+vllm:prefix_cache_hits_created{engine="0",model_name="m"} 1.7e9
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 2.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 4.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 4.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.9
+# TYPE process_cpu_seconds_total counter
+process_cpu_seconds_total 12.0
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    statuses: list[int]
+
+    def do_GET(self) -> None:
+        status = self.statuses.pop(0) if self.statuses and self.path == "/health" else 200
+        self.send_response(status)
+        self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(METRICS.encode())
+        elif self.path == "/key":
+            self.wfile.write(str(self.headers.get("Authorization")).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Address]]:
+    servers = []
+
+    def start(*statuses: int, key: str | None = None) -> Address:
+        server = HTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"statuses": list(statuses)}))
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return Address(f"http://127.0.0.1:{server.server_port}", key)
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_server_is_waited_for_until_it_is_healthy(serve: Callable[..., Address]) -> None:
+    wait_until_healthy(serve(503, 503, 503), "/health", lambda: None, limit_s=10)
+
+
+def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve: Callable[..., Address]) -> None:
+    with pytest.raises(ServerTimeoutError, match=r"not healthy after 0.3 s; /health last said: HTTP 503") as raised:
+        wait_until_healthy(serve(*[503] * 100), "/health", lambda: None, limit_s=0.3)
+    nothing = Address(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ServerTimeoutError, match="Connection refused"):
+        wait_until_healthy(nothing, "/health", lambda: None, limit_s=0.1)
+    assert start_failure(raised.value, Path("no log"))[0] == "timeout"
+
+
+def test_one_that_ended_is_not_waited_for(serve: Callable[..., Address]) -> None:
+    with pytest.raises(ServerError, match="ended with status 1 before it was healthy"):
+        wait_until_healthy(serve(), "/health", lambda: "the server ended with status 1", limit_s=60)
+
+
+def test_a_taken_port_is_told(serve: Callable[..., Address]) -> None:
+    port = int(serve().base_url.rpartition(":")[2])
+    with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 cannot be had: Address already in use"):
+        check_port_is_free(port)
+    check_port_is_free(free_port())
+
+
+def test_the_key_is_sent_and_in_no_text(serve: Callable[..., Address]) -> None:
+    address = serve(key="secret-key")
+    assert address.call("/key") == "Bearer secret-key"
+    assert "secret-key" not in repr(address)
+
+
+def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve: Callable[..., Address]) -> None:
+    assert read_metrics(serve()) == {
+        "vllm:num_requests_running": 3.0,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:prefix_cache_hits": 7.0,
+        "vllm:time_to_first_token_seconds": {"count": 4.0, "sum": 0.9, "buckets": {"0.1": 2.0, "+Inf": 4.0}},
+    }
+    assert read_metrics(Address(f"http://127.0.0.1:{free_port()}")) == {}
+
+
+def test_queues_are_asked_for_again_and_again(serve: Callable[..., Address]) -> None:
+    with Scraper(serve(), interval_s=0.05) as scraper:
+        time.sleep(0.4)
+    assert len(scraper.steps) >= 3
+    times = [step.pop("time_s") for step in scraper.steps]
+    assert times == sorted(times)
+    assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in scraper.steps)
+
+
+def test_failed_requests_are_an_engine_error_that_says_how_many(tmp_path: Path) -> None:
+    errors = [None, "Internal Server Error", "Internal Server Error"]
+    verdict = request_failures(errors, tmp_path / "none")
+    assert verdict == ("engine_error", "2 of 3 requests failed; the first: Internal Server Error")
+    log = tmp_path / "engine.log"
+    log.write_text('Traceback (most recent call last):\n  File "x"\ntorch.OutOfMemoryError: CUDA out of memory.\n')
+    assert request_failures(errors, log)[1].endswith("; the log says: torch.OutOfMemoryError: CUDA out of memory.")
