@@ -40,6 +40,7 @@ class VllmServe(Serving):
             "load_format": "dummy" if self._setup.load_format == "dummy" else "auto",
             "dtype": self._setup.dtype,
             "seed": self._setup.seed,
+            **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),
             "host": LOOPBACK,
             "port": port,
             **knobs.engine_arguments(None if self._setup.draft_model_dir is None else str(self._setup.draft_model_dir)),
