@@ -456,7 +456,11 @@ def test_published_blocks_of_an_l4_are_half_of_what_fits_and_imply_a_device_of_h
     assert found["implied_memory"].value / GIB == pytest.approx(11.60, abs=0.005)
     # The overhead, which comes out of the same two numbers, is what is predicted for this model: so is the block.
     assert found["implied_overhead"].value == pytest.approx(found["predicted_overhead"].value, rel=0.11)
-    assert "Only blocks 1.90 times as large would fill it" in found["explanation"]
+    assert found["explanation"] == (
+        "Blocks of 589,824 bytes fit a device of 11.60 GiB with 0.97 GiB of weights and overhead (predicted: 0.88 GiB);"
+        " this GPU has 22.03 GiB. Only blocks 1.90 times as large would fill it, and no width of an element makes them"
+        " so."
+    )
 
 
 def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart():
