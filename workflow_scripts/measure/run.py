@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +79,12 @@ def measure(job: Job) -> None:
     definition = job.definition
     gpu = load_gpus()[definition["gpu"]]
     try:
-        device = found_device(gpu)
+        elsewhere = (definition.get("endpoint") or {}).get("base_url")
+        device = {"server": elsewhere} if elsewhere else found_device(gpu)
         measured.record["device"] = device
-        with sampled(gpu.kind, job.evidence / "device_trace.jsonl"):
+        with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl"):
             host_cores = sorted(os.sched_getaffinity(0))
-            if gpu.kind == "cpu":
+            if gpu.kind == "cpu" and not elsewhere:
                 use_cores(device["cores"])
             engine = make_engine(
                 definition["engine"],
