@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from workflow_scripts.present import findings, overview, predicted, serving
+from workflow_scripts.present import findings, overview, predicted, reserved, serving
 from workflow_scripts.present.glossary import glossary
 from workflow_scripts.present.report import Part, figure, table
 
@@ -239,6 +239,12 @@ SECTIONS: Sequence[Section] = (
         "Memory over time",
         "What happens inside a repeat.",
         [figure("memory_over_time"), figure("sequences_over_time"), figure("kv_cache_over_time")],
+    ),
+    Section(
+        "kv-memory",
+        "KV memory reserved and used",
+        "What engines set aside for keys and values at equal work, and how much of it the work needed.",
+        [reserved.reserved_and_used],
     ),
     Section(
         "waste",
