@@ -182,3 +182,9 @@ def test_a_decode_rate_by_hand():
     assert ceiling(3, 100, 10, kv_tokens_per_sequence=5, bytes_per_token=2) == pytest.approx(3 / 13)
     assert ceiling(3, 100, 10) == ceiling(3, 100, 10, kv_tokens_per_sequence=5) == pytest.approx(3 / 10)
     assert ceiling(3, 100, 10, flops_per_token=7, flop_per_s=1) == pytest.approx(3 / 21)
+
+
+def test_a_single_step_lasts_the_whole_decode():
+    # 11 tokens for 2 s in one block of 11, then 12 tokens for 1 s in two.
+    assert f.block_seconds(11.0, 2.0, 2.0, 1.0, 11) == 1 * 2 + 2 * 1
+    assert f.token_seconds(11.0, 2.0, 2.0, 1.0) == 11 * 2 + 12 * 1
