@@ -22,7 +22,7 @@ from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.study import Study
-from workflow_scripts.workloads import SharedPrefixWorkload
+from workflow_scripts.workloads import SharedText, SharedTextWorkload
 
 PREDICTED = "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
@@ -45,23 +45,23 @@ COLUMNS = {
 table_schema("waste", COLUMNS)
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
-OF_REQUEST = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
+OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
 
 
-def waste_table(cells: pd.DataFrame, parsed: Path, prefix_tokens: Mapping[str, int]) -> pd.DataFrame:
+def waste_table(cells: pd.DataFrame, parsed: Path, texts: Mapping[str, SharedTextWorkload]) -> pd.DataFrame:
     """The table for the cells that ended ok.
 
     Args:
         cells: rows of the cells table.
         parsed: folder with a folder of parsed tables for each GPU.
-        prefix_tokens: length of the prompts' shared beginning, by workload; those without one are absent.
+        texts: workloads that say which prompts share text, by name.
     """
     ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
     parts = [caches_as_measured(ok)]
     for gpu, rows in ok.groupby("gpu"):
         if (parsed / str(gpu) / "requests.parquet").exists():
             requests = read_parsed(parsed, str(gpu), "requests", OF_REQUEST)
-            parts += layouts(timeline(rows, requests, prefix_tokens))
+            parts += layouts(timeline(rows, requests, texts))
     table = pd.concat([part for part in parts if len(part)] or parts)
     return table.reindex(columns=list(COLUMNS)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
 
@@ -69,7 +69,7 @@ def waste_table(cells: pd.DataFrame, parsed: Path, prefix_tokens: Mapping[str, i
 # --- the life of every request -----------------------------------------------------------------------------------
 
 
-def timeline(cells: pd.DataFrame, requests: pd.DataFrame, prefix_tokens: Mapping[str, int]) -> pd.DataFrame:
+def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> pd.DataFrame:
     """One row a request, in the order of the workload; repeats in which a time is missing are left out.
 
     Returns:
@@ -77,7 +77,8 @@ def timeline(cells: pd.DataFrame, requests: pd.DataFrame, prefix_tokens: Mapping
         `row`: number of the request's repeat;
         `prompt_tokens`, `output_tokens`, `scheduled_s`, `last_token_s`;
         `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
-        `shared_tokens`: those at the beginning of its prompt that lie in blocks of other requests too.
+        `shared_tokens`: those at the beginning of its prompt that lie in blocks of other requests too;
+        `text`: which text those are of, -1 for none.
     """
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
@@ -86,26 +87,35 @@ def timeline(cells: pd.DataFrame, requests: pd.DataFrame, prefix_tokens: Mapping
     t = requests.merge(of_repeat, on=REPEAT)
     t["row"] = t.groupby(REPEAT, sort=False).ngroup()
     t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
+    t["text"], t["shared_tokens"] = _shared(t, texts)
     return t.assign(
         prefill_s=t["first_token_s"] - t["scheduled_s"],
         decode_s=t["last_token_s"] - t["first_token_s"],
         live_s=t["last_token_s"] - t["scheduled_s"],
-        shared_tokens=_shared_tokens(t, prefix_tokens),
     )
 
 
-def _shared_tokens(t: pd.DataFrame, prefix_tokens: Mapping[str, int]) -> pd.Series:
-    """Tokens that each request shares: what it found in the prefix cache, or all of its workload's prefix.
+def _shared(t: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> tuple[pd.Series, pd.Series]:
+    """For each request the text that it begins with, and how much of it lies in blocks of others: all that the prompt
+    has of it, or what was found in the prefix cache where the workload does not say or the whole prompt is of the text.
 
-    Whose entries were found is not recorded. It is taken to be the first request that found none itself and is long
-    enough; it shares as much as the others.
+    Whose entries were found is not recorded. It is taken to be the first request of the text that found none itself
+    and is long enough; it shares as much as the others.
     """
-    hits = t["cached_prompt_tokens"].fillna(0)
-    shared = t["workload"].map(prefix_tokens).fillna(hits).where(hits > 0, 0)
-    longest = shared.groupby(t["row"]).transform("max")
-    may_own = t[(longest > 0) & (shared == 0) & (t["prompt_tokens"] >= longest)]
-    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates("row").index
-    return shared.mask(shared.index.isin(owners), longest)
+    found = numbers(t["cached_prompt_tokens"].fillna(0))
+    unknown = SharedText(0, 0)
+    begins = [
+        texts[workload].shared_text(int(request_id)) if workload in texts else unknown
+        for workload, request_id in zip(t["workload"], t["request_id"], strict=True)
+    ]
+    text = pd.Series([-1 if b is None else b.id for b in begins], index=t.index)
+    of_text = np.array([0 if b is None else b.tokens for b in begins], dtype=float)
+    says = (of_text > 0) & (of_text < numbers(t["prompt_tokens"]))
+    shared = pd.Series(np.where(says, of_text, found), index=t.index).where(found > 0, 0.0)
+    longest = shared.groupby([t["row"], text]).transform("max")
+    may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)].assign(text=text)
+    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["row", "text"]).index
+    return text, shared.mask(shared.index.isin(owners), longest)
 
 
 # --- layouts: tokens held and slots set aside, integrated over time, by repeat --------------------------------------
@@ -116,18 +126,20 @@ def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
     shared = numbers(t["shared_tokens"]) // block_size * block_size
     held_once = shared * numbers(t["live_s"])
     slot_s = formulas.block_seconds(*_lengths(t), block_size) * block_size
-    prefix_s = pd.Series(shared, index=t.index).groupby(t["row"]).max() * _sharing_s(t)
+    of_text = pd.Series(shared, index=t.index).groupby([t["row"], t["text"]]).max()
+    prefix_s = (of_text * _sharing_s(t)).groupby("row").sum()
     own = _by_repeat(t, formulas.token_seconds(*_lengths(t)) - held_once, slot_s - held_once)
     return own.add(prefix_s.fillna(0.0), axis="index")
 
 
 def _sharing_s(t: pd.DataFrame) -> pd.Series:
-    """Time in which at least one of the requests that share a prefix is live; null where none shares."""
-    sharing = t[t["shared_tokens"] > 0].sort_values(["row", "scheduled_s"], kind="stable")
-    row = sharing["row"]
-    earlier_s = sharing["last_token_s"].groupby(row).cummax().groupby(row).shift().fillna(-np.inf)
+    """Time in which at least one of the requests that share a text is live, by repeat and text; absent for none."""
+    sharing = t[t["shared_tokens"] > 0].sort_values(["row", "text", "scheduled_s"], kind="stable")
+    place = [sharing["row"], sharing["text"]]
+    latest_s = sharing["last_token_s"].groupby(place).cummax()
+    earlier_s = latest_s.groupby(place).shift().fillna(-np.inf)
     alone_s = (sharing["last_token_s"] - np.maximum(sharing["scheduled_s"], earlier_s)).clip(lower=0)
-    shared_s: pd.Series = alone_s.groupby(row).sum().reindex(t["row"].unique())
+    shared_s: pd.Series = alone_s.groupby(place).sum()
     return shared_s
 
 
@@ -239,8 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
         own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-        prefix_tokens = {n: w.prefix_tokens for n, w in study.workloads.items() if isinstance(w, SharedPrefixWorkload)}
-        yield args.out, "waste", waste_table(own, args.parsed, prefix_tokens)
+        texts = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
+        yield args.out, "waste", waste_table(own, args.parsed, texts)
 
     return run(parser, argv, make)
 

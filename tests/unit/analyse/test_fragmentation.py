@@ -20,6 +20,7 @@ from workflow_scripts.analyse.fragmentation import (
     waste_table,
 )
 from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.workloads import SharedPrefixWorkload
 
 
 def one_cell(knobs=None, **columns):
@@ -30,10 +31,23 @@ PLAIN = table(one_cell())
 PLAIN_ID = PLAIN["cell_id"][0]
 
 
-def waste(*rows, prefix_tokens=None, knobs=None, **columns):
+def prefix_of(tokens, users=1, share=1.0):
+    """A workload whose requests begin with a prefix of so many tokens."""
+    return SharedPrefixWorkload(
+        kind="shared_prefix",
+        num_prompts=2,
+        prefix_tokens=tokens,
+        prompt_tokens=4,
+        output_tokens=1,
+        users=users,
+        share=share,
+    )
+
+
+def waste(*rows, texts=None, knobs=None, **columns):
     """Rows of the table for one repeat with these requests, by layout and block size."""
     made = one_cell(knobs, **columns)
-    lives = timeline(table(made), requests(made[0]["cell_id"], *rows), prefix_tokens or {})
+    lives = timeline(table(made), requests(made[0]["cell_id"], *rows), texts or {})
     found = pd.concat(list(layouts(lives))).reindex(columns=list(COLUMNS))
     assert (found["cell_id"] == made[0]["cell_id"]).all()
     assert (found["repeat"] == 0).all()
@@ -243,7 +257,7 @@ def test_only_whole_blocks_of_a_prefix_are_shared():
     assert at(found, "block_size_whatif", 16)["tokens_held_mean"] == 80 - 32
     assert at(found, "block_size_whatif", 64)["tokens_held_mean"] == 80
     # The workload says that 36 tokens are common, of which blocks of 8 hold 32 and single tokens all.
-    found = waste(*rows, prefix_tokens={"chat": 36})
+    found = waste(*rows, texts={"chat": prefix_of(36)})
     assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 80 - 32
     assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 36
 
@@ -255,13 +269,29 @@ def test_a_prefix_of_one_token_is_shared_too():
 
 def test_the_prefix_of_another_workload_is_none_of_this_one():
     rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0)]
-    found = waste(*rows, prefix_tokens={"another": 40})
+    found = waste(*rows, texts={"another": prefix_of(40)})
     assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80 - 32
+
+
+def test_each_users_prefix_is_held_for_itself():
+    # Two users' requests in turn, all at once: two prefixes of 32 tokens, and 8 tokens of each request's own.
+    rows = [(40, 1, found, 0.0, 1.0, 1.0) for found in (0, 0, 32, 32)]
+    found = waste(*rows, texts={"chat": prefix_of(32, users=2)})
+    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == 2 * 32 + 4 * 8
+    # Taken for one prefix, the second would be held for nothing.
+    assert at(waste(*rows), "block_size_whatif", 8)["tokens_held_mean"] == 32 + 40 + 3 * 8
+
+
+def test_a_request_that_does_not_begin_with_the_prefix_owns_none():
+    # Of two requests in a row one begins with the prefix: the second, which is long enough, does not.
+    rows = [(40, 1, found, at_s, at_s + 1, at_s + 1) for found, at_s in ((0, 1.0), (0, 0.0), (32, 1.0))]
+    found = waste(*rows, texts={"chat": prefix_of(32, share=0.5)})
+    assert at(found, "block_size_whatif", 8)["tokens_held_mean"] == (40 + 32 + 2 * 8) / 2
 
 
 def test_without_hits_nothing_is_shared_whatever_the_workload():
     rows = [(40, 1, 0, 0.0, 1.0, 1.0), (40, 1, None, 0.0, 1.0, 1.0)]
-    found = waste(*rows, prefix_tokens={"chat": 36})
+    found = waste(*rows, texts={"chat": prefix_of(36)})
     assert at(found, "block_size_whatif", 1)["tokens_held_mean"] == 80
 
 

@@ -1,0 +1,138 @@
+"""Studies cut to a CPU, run for real from the study file to the report."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.integration.conftest import CHECKOUT
+from workflow_scripts.grid import expand
+from workflow_scripts.study import load_study
+
+pytestmark = pytest.mark.timeout(1200)
+Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
+Results = Callable[[str], pd.DataFrame]
+
+PREFIX = "cpu-all/vllm/tiny-llama-57m/{}/bs{}-seqs8-len512-pc1-eager1-cpukv1"
+
+
+def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
+    """Run a study's cut; gives its tables by name. Every cell must be there and ok."""
+    study = CHECKOUT / "config" / "studies" / "tiny" / f"{name}.yaml"
+    done = snakemake(study, folder)
+    assert done.returncode == 0, done.stderr
+    root = folder / f"tiny_{name}"
+    assert (root / "report.html").stat().st_size > 100_000
+
+    def table(table_name: str) -> pd.DataFrame:
+        return pd.read_parquet(root / "tables" / f"{table_name}.parquet")
+
+    cells = table("cells").drop_duplicates("cell_id")
+    assert set(cells["cell_id"]) == {cell.id for cell in expand(load_study(study))}
+    assert cells["outcome"].tolist() == ["ok"] * len(cells), cells[["cell_id", "outcome", "reason"]].to_string()
+    return table
+
+
+# --- prefix caching ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prefix_caching(tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake) -> Results:
+    return run_cut("prefix_caching", tmp_path_factory.mktemp("prefix_caching"), snakemake)
+
+
+def test_tokens_found_are_those_that_the_workload_implies(prefix_caching: Results) -> None:
+    cells = prefix_caching("cells")
+    on = cells[cells["knob_enable_prefix_caching"].eq(True)]
+    assert len(on) == 3 * 6
+    measured, predicted = (on[f"prefix_cache_hit_rate{of}"].astype(float) for of in ("", "_predicted"))
+    assert measured.tolist() == pytest.approx(predicted.tolist(), abs=1e-9)
+    assert (on.loc[on["workload"] != "nothing-shared", "prefix_cache_hit_rate"] > 0.5).all()
+    assert (on.loc[on["workload"] == "nothing-shared", "prefix_cache_hits"] == 0).all()
+    off = cells[cells["knob_enable_prefix_caching"].eq(False)]
+    assert (off["requests_with_prefix_hits"] == 0).all()
+
+
+def test_seven_of_eight_identical_prompts_are_found(prefix_caching: Results) -> None:
+    cells = prefix_caching("cells").set_index("cell_id").loc[[PREFIX.format("identical", 32)]]
+    assert (cells["num_requests"] == 8).all()
+    assert (100 * cells["requests_with_prefix_hits"] / cells["num_requests"] == 87.5).all()
+    # Of 257 tokens eight blocks of 32 are found; the last token is never looked up, and each counts as asked for.
+    assert (cells["prefix_cache_queries"] == 8 * 257).all()
+    assert (cells["prefix_cache_hits"] == 7 * 256).all()
+
+
+def test_the_first_request_of_each_user_finds_nothing(prefix_caching: Results) -> None:
+    cells = prefix_caching("cells").set_index("cell_id")
+    found = {
+        name: set(cells.loc[PREFIX.format(name, 32), "requests_with_prefix_hits"]) for name in ("prefix-256", "users-4")
+    }
+    assert found == {"prefix-256": {11}, "users-4": {8}}
+
+
+def test_the_gain_of_a_long_prefix_is_beyond_doubt_and_that_of_none_is_none(prefix_caching: Results) -> None:
+    effects = prefix_caching("effects")
+    gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
+    by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
+    assert by_workload.loc["prefix-256", "ratio_low"] > 1
+    assert by_workload.loc["identical", "ratio_low"] > 1
+    assert by_workload.loc["prefix-256", "took_effect"]
+    assert not by_workload.loc["nothing-shared", "took_effect"]
+
+
+def test_the_claims_on_prefix_caching_are_held_against_it(prefix_caching: Results) -> None:
+    claims = prefix_caching("claims").set_index("claim_id")
+    hit_rate = claims.loc["prefix-hit-rate-of-identical-prompts"]
+    assert hit_rate["verdict"] == "supported"
+    measured = (
+        "[measured here] cpu-all, tiny-llama-57m, prefix-256: 86.3 % for 12 prompts of 272 tokens, in blocks of 32"
+    )
+    assert f"{measured}; 86.3 % by the formula." in hit_rate["evidence"]
+    # What a CPU does decides nothing; it stands beside.
+    for claim in ("speedup-of-a-shared-system-prompt", "computation-saved-by-prefix-caching"):
+        assert claims.loc[claim, "verdict"] == "not testable here"
+        assert "[measured here] cpu-all, tiny-llama-57m, prefix-256: " in claims.loc[claim, "seen_here"]
+        assert "config/studies/prefix_caching.yaml" in claims.loc[claim, "would_test"]
+
+
+# --- servers -----------------------------------------------------------------------------------------------------
+
+
+def check_latencies(summary: pd.DataFrame) -> None:
+    """Every server answered, and no time is missing or out of order."""
+    times = summary[["ttft_s_p50", "ttft_s_p99", "itl_s_p50", "e2e_s_p50", "e2e_s_p99"]].astype(float)
+    assert times.notna().all().all(), summary.to_string()
+    assert (times > 0).all().all()
+    assert (times["ttft_s_p50"] <= times["ttft_s_p99"]).all()
+    assert (times["ttft_s_p50"] <= times["e2e_s_p50"]).all()
+    assert (summary["requests_per_s"] > 0).all()
+
+
+def test_serving_compares_servers_over_rates_bursts_and_a_ramp(tmp_path: Path, snakemake: Snakemake) -> None:
+    table = run_cut("serving", tmp_path, snakemake)
+    summary = table("serving_summary")
+    assert len(summary) == table("cells")["cell_id"].nunique() == 9
+    check_latencies(summary)
+    assert set(summary["endpoint"].dropna()) == {"transformers-serve", "transformers-serve-continuous"}
+    rates = table("serving").set_index("cell_id")
+    steady = rates[rates["burstiness"].isna() & rates["ramp_to_per_s"].isna()]
+    assert steady["arrivals_per_s"].tolist() == pytest.approx(steady["request_rate_per_s"].tolist(), rel=0.1)
+    # Sixteen requests within half a second pile up before a server that answers one after the other.
+    one_by_one = rates[(rates["endpoint"] == "transformers-serve") & (rates["request_rate_per_s"] == 32)]
+    assert (one_by_one["in_flight_peak"] >= 8).all()
+
+
+def test_concurrency_has_as_many_requests_under_way_as_users(tmp_path: Path, snakemake: Snakemake) -> None:
+    table = run_cut("concurrency", tmp_path, snakemake)
+    summary = table("serving_summary")
+    assert len(summary) == 8
+    check_latencies(summary)
+    assert summary["in_flight_peak"].tolist() == summary["users"].tolist()
+    vllm = table("cells")
+    vllm = vllm[vllm["engine"] == "vllm-serve"]
+    assert set(vllm["max_model_len_effective"]) == {64, 512}
+    # Of ten users eight are served at once.
+    assert vllm["running_peak"].tolist() == [min(users, 8) for users in vllm["knob_users"]]
+    assert vllm[["prompt_tokens", "output_tokens"]].drop_duplicates().shape == (1, 2)
