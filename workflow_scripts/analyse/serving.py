@@ -80,7 +80,7 @@ COLUMNS = {
     "limited_by": TEXT,
     "explanation": TEXT,
 }
-table_schema("serving", COLUMNS)
+SCHEMA = table_schema("serving", COLUMNS)
 
 # Of each, the geometric mean over the repeats with its interval.
 MEANS = (

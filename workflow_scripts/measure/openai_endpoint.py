@@ -2,8 +2,10 @@
 
 import os
 import secrets
+import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,10 @@ class OpenAiEndpoint(Serving):
             }
             address = address_on(port, self._values["api_key"])
             check_port_is_free(port)
-            server = ServerProcess.command(self._filled(endpoint.command), self._environment(), Path.cwd())
+            words, environment = self._filled(endpoint.command), self._environment()
+            if shutil.which(words[0], path=environment.get("PATH")) is None:
+                raise ServerError(f"there is no command {words[0]!r} in PATH")
+            server = ServerProcess.command(words, environment, Path.cwd())
         model = endpoint.served_model.replace("{model_dir}", model_dir)
         target = Target(address, model, endpoint.completions_path, endpoint.ignores_eos, endpoint.extra_body)
         return server, target, endpoint.health_path
@@ -69,10 +74,13 @@ class OpenAiEndpoint(Serving):
     def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
         if self._endpoint.prompts == "token_ids":
             return super()._prompts(requests)
+        return [str(self._tokenizer.decode(request.prompt_token_ids)) for request in requests]
+
+    @cached_property
+    def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(self._setup.model_dir)
-        return [str(tokenizer.decode(request.prompt_token_ids)) for request in requests]
+        return AutoTokenizer.from_pretrained(self._setup.model_dir)
 
     def stop(self) -> None:
         """End the server: by its own command, where the catalogue has one, then its processes."""

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse import effects, engines, ratios, recommend, tables
+from workflow_scripts.analyse import effects, engines, ratios, recommend, serving, tables
 from workflow_scripts.analyse.tables import (
     FLAG,
     INTEGER,
@@ -122,7 +122,7 @@ def test_the_cells_table_is_documented_column_by_column():
 
 @pytest.mark.parametrize(
     "schema",
-    [ratios.SCHEMA, effects.SCHEMA, engines.SCHEMA, engines.DECOMPOSITION_SCHEMA, recommend.SCHEMA],
+    [ratios.SCHEMA, effects.SCHEMA, engines.SCHEMA, engines.DECOMPOSITION_SCHEMA, recommend.SCHEMA, serving.SCHEMA],
     ids=lambda schema: schema.name,
 )
 def test_every_table_is_documented_column_by_column(schema):

@@ -1,0 +1,424 @@
+"""Servers measured under load: vLLM's and `transformers serve`, and what is left when something goes wrong.
+
+One call of snakemake measures all cells that the checks share, up to the report.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+
+from tests.integration.conftest import CHECKOUT
+from workflow_scripts.files import read_jsonl
+from workflow_scripts.grid import expand
+from workflow_scripts.outcome import Outcome, read_outcome
+from workflow_scripts.study import load_study
+
+SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
+OPENAI = "cpu-all/openai/tiny-llama-57m/short/at-{}-users4"
+# Secrets of a user's environment; none of them may be in any file that is written.
+SECRETS = {
+    "HF_TOKEN": "hf_plantedTokenOfAUser0123456789",
+    "HUGGING_FACE_HUB_TOKEN": "hf_anotherPlantedToken0123456789",
+    "OPENAI_API_KEY": "sk-plantedKeyOfAUser0123456789",
+    "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
+}
+BROKEN_SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(500)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def study(**changes: object) -> dict[str, object]:
+    of_server = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
+    vllm = {**of_server, "engine": "vllm-serve"}
+    return {
+        "schema_version": 1,
+        "name": "served",
+        "question": "do servers run?",
+        "repeats": 2,
+        "cell_time_limit_s": 150,
+        "server_start_limit_s": 100,
+        "slo": {"ttft_s": 1.0, "tpot_s": 0.5},
+        "workloads": {
+            "short": {
+                "kind": "synthetic",
+                "num_prompts": 16,
+                "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
+                "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
+            },
+            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400},
+        },
+        "engine_defaults": {
+            "vllm-serve": {
+                "max_model_len": 512,
+                "enforce_eager": True,
+                "cpu_kv_cache_gib": 1,
+                "block_size": 32,
+                "max_num_seqs": 4,
+            }
+        },
+        "sweeps": [
+            {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 100]}},
+            {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
+            {"name": "refused", **vllm, "workload": "short", "knobs": {"users": 4, "block_size": 16}},
+            {
+                "name": "hf",
+                **of_server,
+                "engine": "openai",
+                "workload": "short",
+                "knobs": {"endpoint": ["transformers-serve"], "users": 4},
+            },
+        ],
+        **changes,
+    }
+
+
+def write(folder: Path, content: dict[str, object]) -> Path:
+    path = folder / "served.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def planted(environment: dict[str, str]) -> dict[str, str]:
+    return {**environment, **SECRETS}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) -> Path:
+    """The study's folder, with every cell measured and the report written."""
+    return made(tmp_path_factory.mktemp("served"), study(), planted, "all")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) -> Path:
+    """The study's folder, with nothing measured."""
+    content = faulty({"any": command_of("pass")})
+    return made(tmp_path_factory.mktemp("inputs"), content, planted, "prepare") / "prepared"
+
+
+def made(folder: Path, content: dict[str, object], environment: dict[str, str], target: str) -> Path:
+    command = [*(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock", "--keep-going"), target, "--config"]
+    command += [f"study={write(folder, content)}", f"results={folder / 'results'}"]
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr
+    return folder / "results" / "served"
+
+
+def outcome(results: Path, cell: str) -> Outcome:
+    return read_outcome(results / "cells" / cell / "outcome.json")
+
+
+def raw(results: Path, cell: str, name: str) -> list[dict[str, object]]:
+    return list(read_jsonl(results / "cells" / cell / "raw" / f"{name}.jsonl"))
+
+
+@pytest.mark.parametrize("load", ["rate4", "rate100", "users4"])
+def test_vllms_server_answers_every_request_with_the_tokens_it_asked_for(results: Path, load: str) -> None:
+    found = outcome(results, f"{SERVE}-{load}")
+    assert found.outcome == "ok", found.reason
+    assert found.effective["block_size"] == 32
+    assert found.effective["max_num_seqs"] == 4
+    assert found.effective["num_gpu_blocks"] > 0
+    assert found.effective["client_shares_cores"] == (len(os.sched_getaffinity(0)) <= len(found.device["cores"]))
+    requests = raw(results, f"{SERVE}-{load}", "requests")
+    assert len(requests) == 32
+    asked = prepared(results)
+    for r in requests:
+        assert r["error"] is None
+        assert (r["prompt_tokens"], r["output_tokens"]) == asked[str(r["request_id"])]
+        span = found.repeats[int(str(r["repeat"]))]
+        times = [r["queued_s"], r["sent_s"], r["first_token_s"], r["last_token_s"]]
+        assert times == sorted(times)  # type: ignore[type-var]
+        assert span.start_monotonic_s <= float(str(times[0]))
+        assert float(str(times[-1])) <= span.end_monotonic_s
+        assert 1 <= len(list(r["itl_s"])) + 1 <= int(str(r["output_tokens"]))  # type: ignore[call-overload]
+
+
+def prepared(results: Path) -> dict[str, tuple[int, int]]:
+    (path,) = (results / "prepared" / "workloads").glob("*/short/16-*/workload.jsonl")
+    return {r["request_id"]: (len(r["prompt_token_ids"]), r["output_tokens"]) for r in read_jsonl(path)}
+
+
+def test_requests_arrive_when_they_should(results: Path) -> None:
+    requests = [r for r in raw(results, f"{SERVE}-rate4", "requests") if r["repeat"] == 1]
+    queued = sorted(float(str(r["queued_s"])) for r in requests)
+    assert (len(queued) - 1) / (queued[-1] - queued[0]) == pytest.approx(4, rel=1e-3)
+    lags = [float(str(r["sent_s"])) - float(str(r["queued_s"])) for r in requests]
+    assert min(lags) >= 0
+    assert sorted(lags)[len(lags) // 2] < 0.05
+
+
+def test_no_more_users_send_than_there_are(results: Path) -> None:
+    for cell in (f"{SERVE}-users4", OPENAI.format("transformers-serve")):
+        serving = pd.read_parquet(results / "tables" / "serving.parquet").set_index("cell_id").loc[cell]
+        assert (serving["in_flight_peak"] <= 4).all()
+        assert (serving["load"] == "closed loop").all()
+
+
+def test_the_cache_is_emptied_between_repeats(results: Path) -> None:
+    for record in raw(results, f"{SERVE}-users4", "metrics"):
+        before, after = record["before"], record["after"]
+        hits = [m["vllm:prefix_cache_hits"] for m in (before, after)]  # type: ignore[index]
+        assert hits[1] - hits[0] == 0
+        assert after["client_cpu_s"] > before["client_cpu_s"]  # type: ignore[index]
+
+
+def test_a_server_that_refuses_its_settings_is_infeasible_in_its_own_words(results: Path) -> None:
+    found = outcome(results, SERVE.replace("bs32", "bs16") + "-users4")
+    assert found.outcome == "infeasible"
+    assert "No common block size for 16" in str(found.reason)
+    assert found.repeats == []
+
+
+def test_plain_transformers_is_measured_by_the_same_client(results: Path) -> None:
+    cell = OPENAI.format("transformers-serve")
+    found = outcome(results, cell)
+    assert found.outcome == "ok", found.reason
+    assert found.effective["prompts"] == "text"
+    requests = raw(results, cell, "requests")
+    asked = prepared(results)
+    for r in requests:
+        # It may stop at an end token: what it really generated is what counts.
+        assert 0 < int(str(r["output_tokens"])) <= asked[str(r["request_id"])][1]
+        assert int(str(r["prompt_tokens"])) > 0
+    assert not (results / "cells" / cell / "raw" / "scratch").exists()
+
+
+def test_the_tables_put_servers_side_by_side(results: Path) -> None:
+    summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id")
+    assert set(summary.index) == {
+        *(f"{SERVE}-{load}" for load in ("rate4", "rate100", "users4")),
+        OPENAI.format("transformers-serve"),
+    }
+    for name in ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "itl_s_p50", "e2e_s_p99"):
+        assert (summary[name] > 0).all(), name
+    assert (summary["ttft_s_p50"] <= summary["ttft_s_p99"]).all()
+    assert (summary["memory_utilization"].between(0, 1)).all()
+    assert bool(summary.loc[f"{SERVE}-rate100", "saturated"])
+    # A hundred requests a second arrive, and no more than four run at once.
+    assert summary.loc[f"{SERVE}-rate100", "requests_per_s"] < 50
+    assert summary.loc[f"{SERVE}-rate100", "ttft_s_p99"] > summary.loc[f"{SERVE}-rate4", "ttft_s_p99"]
+    page = (results / "report.html").read_text(encoding="utf-8")
+    assert "Servers side by side" in page
+    assert "More load than the server sustains" in page
+    assert (results / "figures" / "serving_latency.svg").exists()
+
+
+def test_paced_loads_take_part_in_no_comparison_of_throughput(results: Path) -> None:
+    effects = pd.read_parquet(results / "tables" / "effects.parquet")
+    assert not effects["knob"].isin(["request_rate_per_s"]).any()
+
+
+def test_no_secret_is_in_any_file(results: Path, own_tmpdir: Path) -> None:
+    searched = 0
+    for folder in (results, own_tmpdir):
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_socket():
+                content = path.read_bytes()
+                searched += 1
+                for name, secret in SECRETS.items():
+                    assert secret.encode() not in content, f"{name} in {path}"
+                assert b"Authorization" not in content or path.suffix in (".so", ".pyc"), path
+    assert searched > 50
+
+
+# --- faults ------------------------------------------------------------------------------------------------------
+
+LONG = "cpu-all/vllm-serve/tiny-llama-57m/long/bs32-seqs4-len512-eager1-cpukv1-rate4"
+
+
+def faulty(endpoints: dict[str, object], **changes: object) -> dict[str, object]:
+    """A study of servers that fail, by the names of their entries, and of one that is under load for long."""
+    of_server = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
+    sweeps: list[dict[str, object]] = [
+        {"name": "killed", **of_server, "engine": "vllm-serve", "workload": "long", "knobs": {"request_rate_per_s": 4}}
+    ]
+    if endpoints:
+        knobs = {"endpoint": sorted(endpoints)}
+        sweeps.append({"name": "broken", **of_server, "engine": "openai", "workload": "short", "knobs": knobs})
+    return study(sweeps=sweeps, endpoints=endpoints, cell_time_limit_s=100, **changes)
+
+
+@pytest.fixture
+def measure(tmp_path: Path, inputs: Path, planted: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start the command that measures a cell, with what the shared study has prepared."""
+    started = []
+
+    def start(study_file: Path, cell: str) -> "subprocess.Popen[str]":
+        link = tmp_path / "results" / "served" / "prepared"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(inputs)
+        command = [*(sys.executable, "-m", "workflow_scripts.measure.cell"), "--study", str(study_file)]
+        command += ["--cell", cell, "--results", str(tmp_path / "results")]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=CHECKOUT, env=planted, **pipes))  # type: ignore[call-overload]
+        return started[-1]  # type: ignore[no-any-return]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def ended(command: "subprocess.Popen[str]", folder: Path, cell: str) -> Outcome:
+    output, _ = command.communicate(timeout=150)
+    assert command.returncode == 0, output
+    assert "Traceback" not in output
+    return outcome(folder / "results" / "served", cell)
+
+
+def at(endpoint: str) -> str:
+    return f"cpu-all/openai/tiny-llama-57m/short/at-{endpoint}"
+
+
+def sleepers() -> list[int]:
+    """Servers of the fault tests that still run, by a word of their command lines."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if "a-server-of-the-fault-tests" in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
+
+
+def command_of(code: str) -> dict[str, object]:
+    return {"command": [sys.executable, "-c", code, "{port}", "a-server-of-the-fault-tests"], "served_model": "m"}
+
+
+def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path: Path, measure: Callable[..., object]) -> None:
+    file = write(tmp_path, faulty({"deaf": command_of("import time; time.sleep(600)")}, server_start_limit_s=2))
+    found = ended(measure(file, at("deaf")), tmp_path, at("deaf"))  # type: ignore[arg-type]
+    assert found.outcome == "timeout"
+    assert "not healthy after 2 s; /health last said: [Errno 111] Connection refused" in str(found.reason)
+    assert found.repeats == []
+    assert sleepers() == []
+
+
+def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_reasons(
+    tmp_path: Path, measure: Callable[..., object]
+) -> None:
+    endpoints = {
+        "quits": command_of("import sys; sys.exit('the model is too large for this machine')"),
+        "absent": {"command": ["no-such-server"], "served_model": "m"},
+    }
+    file = write(tmp_path, faulty(endpoints))
+    quits = ended(measure(file, at("quits")), tmp_path, at("quits"))  # type: ignore[arg-type]
+    assert quits.outcome == "engine_error"
+    assert "the server ended with status 1 before it was healthy" in str(quits.reason)
+    absent = ended(measure(file, at("absent")), tmp_path, at("absent"))  # type: ignore[arg-type]
+    assert absent.outcome == "engine_error"
+    assert "there is no command 'no-such-server' in PATH" in str(absent.reason)
+
+
+def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
+    tmp_path: Path, measure: Callable[..., object]
+) -> None:
+    probe = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            BROKEN_SERVER.replace("int(sys.argv[1])", "0")
+            .replace("HTTPServer((", "server = HTTPServer((")
+            .replace(").serve_forever()", "); print(server.server_port, flush=True); server.serve_forever()"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert probe.stdout is not None
+        port = int(probe.stdout.readline())
+        file = write(tmp_path, faulty({"taken": {**command_of(BROKEN_SERVER), "port": port}}))
+        found = ended(measure(file, at("taken")), tmp_path, at("taken"))  # type: ignore[arg-type]
+    finally:
+        probe.kill()
+        probe.wait()
+    assert found.outcome == "engine_error"
+    assert f"port {port} of 127.0.0.1 cannot be had: Address already in use" in str(found.reason)
+    assert sleepers() == []
+
+
+def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
+    tmp_path: Path, measure: Callable[..., object]
+) -> None:
+    file = write(tmp_path, faulty({"broken": command_of(BROKEN_SERVER)}))
+    found = ended(measure(file, at("broken")), tmp_path, at("broken"))  # type: ignore[arg-type]
+    assert found.outcome == "engine_error"
+    assert "8 of 8 requests to warm up with failed: Internal Server Error" in str(found.reason)
+    assert found.repeats == []
+    assert sleepers() == []
+
+
+def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
+    tmp_path: Path, measure: Callable[..., object]
+) -> None:
+    file = write(tmp_path, faulty({}))
+    command = measure(file, LONG)
+    leader = server_under_load(tmp_path / "results" / "served" / "cells" / LONG / "raw.partial")
+    session = os.getsid(leader)
+    os.kill(leader, signal.SIGKILL)
+    found = ended(command, tmp_path, LONG)  # type: ignore[arg-type]
+    assert found.outcome == "engine_error"
+    assert "requests failed; the first: the server was killed by signal 9 (SIGKILL)" in str(found.reason)
+    requests = raw(tmp_path / "results" / "served", LONG, "requests")
+    assert any("killed by signal 9" in str(r["error"]) for r in requests)
+    assert members(session) == []
+    json.dumps(requests, allow_nan=False)
+
+
+def server_under_load(evidence: Path, limit_s: float = 100) -> int:
+    """The leader of the server's process group, once the load that counts is on it."""
+    deadline = time.monotonic() + limit_s
+    log = evidence / "client.log"
+    while time.monotonic() < deadline:
+        if log.exists() and log.read_text(encoding="utf-8").count("Starting main benchmark run") == 2:
+            time.sleep(1)
+            for process in psutil.process_iter(["cmdline"]):
+                if "workflow_scripts.measure.trace" in (process.info["cmdline"] or []) and str(evidence) in " ".join(
+                    process.info["cmdline"]
+                ):
+                    measuring = process.parent()
+                    assert measuring is not None
+                    (leader,) = (c.pid for c in measuring.children() if os.getpgid(c.pid) == c.pid)
+                    return leader
+        time.sleep(0.1)
+    raise AssertionError("no server came under load")
+
+
+def members(session: int) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+def test_the_cells_of_the_study_are_those_that_are_checked(tmp_path: Path) -> None:
+    ids = {cell.id for cell in expand(load_study(write(tmp_path, study())))}
+    assert {f"{SERVE}-rate4", f"{SERVE}-rate100", f"{SERVE}-users4", OPENAI.format("transformers-serve")} < ids
