@@ -7,7 +7,7 @@ second call makes batches of the others. workflow_scripts/batches.py says what a
 
 from workflow_scripts.attempt import Attempt
 from workflow_scripts.batches import batches, read_batch, write_batch
-from workflow_scripts.cluster import SiteError, job_resources, load_site, queue_resources
+from workflow_scripts.cluster import SiteError, job_resources, load_site, predicted_limits_s, queue_resources
 
 try:
     SITE = load_site(Path(config["site"]))
@@ -79,13 +79,20 @@ def batch_resource(name):
 
 
 @cache
+def planned_limits_s():
+    """Time limits of cells from the study's plan; none if `snakemake plan` was not called before."""
+    return predicted_limits_s(PATHS.plan / "plan.csv")
+
+
+@cache
 def batch_resources(gpu, key, attempt):
     """Resources of a batch's attempt; of the cells that are still to be measured, if there are any."""
     cells = read_batch(PATHS.batch(gpu, key))
     left = [cell for cell in cells if not is_current(cell)]
     avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("*")]
     tries = Attempt(attempt, SITE.attempts)
-    return job_resources([CELLS[cell] for cell in left or cells], SITE, STUDY.cell_time_limit_s, tries, avoid)
+    wanted = [CELLS[cell] for cell in left or cells]
+    return job_resources(wanted, SITE, STUDY.cell_time_limit_s, tries, avoid, planned_limits_s())
 
 
 rule measure_batch:

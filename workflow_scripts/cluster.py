@@ -8,6 +8,7 @@ in one file, `config/site.yaml`. docs/cluster.md explains both.
 """
 
 import argparse
+import csv
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,23 +159,40 @@ def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
     return Needs(count, _CORES_BASE + _CORES_PER_GPU * count, memory_mb)
 
 
+def predicted_limits_s(plan: Path) -> dict[str, float]:
+    """The time limit that a plan (`plan.csv`) gives each cell that it predicts; none without a plan."""
+    if not plan.exists():
+        return {}
+    with plan.open(encoding="utf-8", newline="") as lines:
+        return {row["cell_id"]: float(row["limit_s"]) for row in csv.DictReader(lines) if row.get("limit_s")}
+
+
+def _time_limit_s(cell: Cell, cap_s: float, attempt: Attempt, limits_s: Mapping[str, float]) -> float:
+    """A cell's share of a job's run time: what was predicted, doubled with each attempt; in the last one the cap."""
+    limit_s = attempt.time_limit_s(cap_s)
+    if attempt.last or cell.id not in limits_s:
+        return limit_s
+    return min(limit_s, limits_s[cell.id] * 2.0 ** (attempt.number - 1))
+
+
 def job_resources(
     cells: Sequence[Cell],
     site: Site,
     cap_s: float,
     attempt: Attempt,
     avoid_nodes: Iterable[str] = (),
+    limits_s: Mapping[str, float] | None = None,
 ) -> Resources:
     """Resources, in the names of Snakemake's Slurm executor, of a job that measures `cells` one after another.
 
-    All cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware.
-    The run time is in minutes, memory in MB.
+    All cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware;
+    `limits_s` are predicted ones, by the cells' ids. The run time is in minutes, memory in MB.
     """
     queue = site.queue_of(cells[0].gpu)
     needs = [needs_of(cell) for cell in cells]
     gpus = max(max(n.gpus for n in needs), 1)
     cores = queue.cores_per_gpu * gpus if queue.cores_per_gpu else max(n.cores for n in needs)
-    limit_s = attempt.time_limit_s(cap_s) * len(cells)
+    limit_s = sum(_time_limit_s(cell, cap_s, attempt, limits_s or {}) for cell in cells)
     resources: Resources = {
         "runtime": site.startup_minutes + math.ceil(limit_s / 60),
         "mem_mb": queue.memory_mb or max(n.memory_mb for n in needs),
@@ -241,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--site", type=Path, default=SITE, help="the site file (default: %(default)s)")
     parser.add_argument("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job")
     parser.add_argument("--cells-per-job", type=int, default=1, help="cells that share an allocation (%(default)s)")
+    parser.add_argument("--plan", type=Path, help="plan.csv of the study, for shorter time limits")
     parser.add_argument("--attempt", type=int, default=1, help="the try of the job, counted from 1 (%(default)s)")
     args = parser.parse_args(argv)
     try:
@@ -248,21 +267,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
         if not cells:
             raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
-        print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt)))
+        limits_s = predicted_limits_s(args.plan) if args.plan else {}
+        print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))
     except (StudyError, SiteError) as e:
         print(e, file=sys.stderr)
         return 2
     return 0
 
 
-def _lines(study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int) -> Iterable[str]:
+def _lines(
+    study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int, limits_s: Mapping[str, float]
+) -> Iterable[str]:
     """Options, with the cells that they are for; cells with the same options are counted in one line."""
     kinds: dict[str, list[str]] = {}
     for cell in cells:
         if cell.gpu in site.gpus:
-            resources = job_resources(
-                [cell] * cells_per_job, site, study.cell_time_limit_s, Attempt(attempt, site.attempts)
-            )
+            tries = Attempt(attempt, site.attempts)
+            resources = job_resources([cell] * cells_per_job, site, study.cell_time_limit_s, tries, limits_s=limits_s)
             kinds.setdefault(f"sbatch {sbatch_options(resources)}", []).append(cell.id)
         else:
             kinds.setdefault(f"not at {site.name}: {cell.gpu}", []).append(cell.id)

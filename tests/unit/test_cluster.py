@@ -11,7 +11,16 @@ import yaml
 
 from workflow_scripts.attempt import Attempt
 from workflow_scripts.batches import batches, ended_cells, write_ended
-from workflow_scripts.cluster import Site, SiteError, job_resources, load_site, main, needs_of, sbatch_options
+from workflow_scripts.cluster import (
+    Site,
+    SiteError,
+    job_resources,
+    load_site,
+    main,
+    needs_of,
+    predicted_limits_s,
+    sbatch_options,
+)
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.paths import StudyPaths
@@ -71,6 +80,23 @@ def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise() -> None:
 def test_the_run_time_grows_by_attempt_to_the_cells_limit_and_counts_every_cell() -> None:
     minutes = [job_resources([cell()] * 2, site(), 7200, Attempt(n, 3))["runtime"] for n in (1, 2, 3)]
     assert minutes == [15 + 2 * 30, 15 + 2 * 60, 15 + 2 * 120]
+
+
+def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
+    one = cell()
+    plan = tmp_path / "plan.csv"
+    assert predicted_limits_s(plan) == {}
+    plan.write_text(f"cell_id,limit_s\n{one.id},240\nanother,\n")
+    limits_s = predicted_limits_s(plan)
+    assert limits_s == {one.id: 240}
+
+    def minutes(number, cap_s=7200, cells=(one,)):
+        return job_resources(cells, site(), cap_s, Attempt(number, 3), limits_s=limits_s)["runtime"] - 15
+
+    assert [minutes(number) for number in (1, 2, 3)] == [4, 8, 120]
+    assert minutes(1, cap_s=600) == 3  # never longer than without a plan: 600 s, halved twice
+    unplanned = cell(max_num_seqs=7)
+    assert minutes(1, cells=(one, unplanned)) == 4 + 30
 
 
 def test_nodes_with_the_wrong_device_are_avoided() -> None:

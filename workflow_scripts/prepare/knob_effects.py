@@ -87,7 +87,7 @@ def _up_to(known: pd.DataFrame, knob: str) -> str:
     if idle.empty:
         highest = numbers["max_num_seqs"].max()
         share = numbers.loc[numbers["max_num_seqs"] == highest, "full_share"].max()
-        hardly = f"; {highest:.0f} for {share:.0%} of the time, more prompts would make it more"
+        hardly = f"; {highest:.0f} for less than half of the time, more prompts would show more of it"
         return "every value is reached" + (hardly if share < HARDLY_TRIED else "")
     peak, lowest, highest_idle = (
         int(value) for value in (idle["running_peak"].max(), idle["max_num_seqs"].min(), idle["max_num_seqs"].max())

@@ -153,6 +153,12 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
             f"{whole:.2f}",
         )
     console.print(shown)
+    late = table[table["cell_s"] > study.cell_time_limit_s]
+    if len(late):
+        console.print(
+            f"{len(late)} cells would take longer than the study's cell_time_limit_s of {study.cell_time_limit_s:g} s, "
+            f"such as {late['cell_id'].iloc[0]}."
+        )
     margin = study.equivalence_margin_pct
     console.print(f"`for the margin`: repeats after which a cell's mean is known within {margin:g} % (95 %).")
 

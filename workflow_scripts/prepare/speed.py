@@ -37,6 +37,9 @@ WEIGHTS_BYTES_PER_S = 1.5e9
 DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.01, "rocm": 0.01}
 MOST_REPEATS = 100
 
+# A time limit is so many times what a cell takes at the slow end of its band.
+LIMIT_MARGIN = 2.0
+
 WARMUP_REQUESTS = 8
 # What keeps more sequences from running at once, in the words of the measured cells' analysis.
 PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
@@ -63,7 +66,7 @@ COUNTS = (
     "prompts_to_fill",
 )
 SHARES = ("memory_share", "arithmetic_share", "overhead_share")
-COSTS = ("start_s", "warmup_s", "stop_s", "cell_s", "gpus", "repeats_needed")
+COSTS = ("start_s", "warmup_s", "stop_s", "cell_s", "limit_s", "gpus", "repeats_needed")
 FIELDS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
     *COUNTS,
@@ -184,7 +187,7 @@ def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) ->
         "running_peak": peak,
         "running_mean": float(active @ segment_s / segment_s.sum()),
         "waiting_peak": int(segments.waiting_seqs.max()),
-        "full_share": float(segment_s[active >= settings.max_num_seqs].sum() / segment_s.sum()),
+        "full_share": float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
         "blocks_peak": found.peak_blocks_held,
         "preemptions": int(found.preemptions.sum()),
         "cached_tokens": int(found.cached_tokens.sum()),
@@ -253,12 +256,14 @@ def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
     if cell.kind != "cpu":
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     stop_s = STOP_S[cell.kind]
+    cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
     return {
         "start_s": start_s,
         "warmup_s": warmup_s,
         "stop_s": stop_s,
         "gpus": cell.ranks,
-        "cell_s": start_s + warmup_s + cell.repeats * timed.wall_s + stop_s,
+        "cell_s": cell_s,
+        "limit_s": LIMIT_MARGIN * (1 + speed.error_pct / 100) * cell_s,
         "repeats_needed": repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
     }
 
