@@ -122,7 +122,7 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
     table["source"] = MEASURED
     if measured:
-        table = kv_memory(table)
+        table = kv_memory(_without_drafts(table))
     if measured:
         table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, study)
     return table.drop(columns=["definition_sha256", "definition_asked"])
@@ -166,6 +166,14 @@ def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:
         )
     ]
     return (pd.Series(found, index=known.index, dtype=float) / known["prompt_tokens"]).reindex(table.index)
+
+
+def _without_drafts(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with 0 drafted tokens where the study asks for none: then the engine has no counter of them."""
+    if "knob_num_speculative_tokens" not in table:
+        return table
+    none = table["knob_num_speculative_tokens"].eq(0).fillna(False) & table["wall_s"].notna()
+    return table.assign(draft_tokens=table["draft_tokens"].mask(none, 0.0))
 
 
 def _of_cells(table: pd.DataFrame, cells: pd.Index) -> pd.DataFrame:

@@ -91,6 +91,7 @@ _SEEN_IN = {
     "kv_cache_dtype": "kv_cache_tokens",
     "num_blocks": "num_gpu_blocks",
     "enable_prefix_caching": "prefix_cache_hits",
+    "num_speculative_tokens": "draft_tokens",
     "attention_backend": "attention_backend",
 }
 # Of those, what should be the very value that was asked for.
@@ -110,6 +111,7 @@ _OBSERVED = BOUND_BY_NEEDS | {
     "num_gpu_blocks": "first",
     "attention_backend": "first",
     "prefix_cache_hits": "sum",
+    "draft_tokens": "sum",
 }
 
 

@@ -276,6 +276,7 @@ def test_groups_come_one_after_the_other_pairs_first():
         ("vllm", "cpu_kv_cache_gib", (1, 2), "kv_cache_tokens"),
         ("vllm", "kv_cache_dtype", ("auto", "fp8"), "kv_cache_tokens"),
         ("vllm", "enable_prefix_caching", (False, True), "prefix_cache_hits"),
+        ("vllm", "num_speculative_tokens", (0, 4), "draft_tokens"),
         ("vllm", "attention_backend", ("FLASHINFER", "FLASH_ATTN"), "attention_backend"),
         ("hf-static", "batch_size", (1, 8), "running_peak"),
         ("hf-continuous", "page_size", (16, 32), "block_size_effective"),
@@ -285,6 +286,7 @@ def test_groups_come_one_after_the_other_pairs_first():
 )
 def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knob, values, column):
     others = {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64} if engine == "hf-continuous" else {}
+    others |= {"speculative_method": "ngram"} if knob == "num_speculative_tokens" else {}
     text = column == "attention_backend"
 
     def found(seen):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.parsed_tables import requests
-from workflow_scripts.analyse.cells import cells_table
+from workflow_scripts.analyse.cells import _without_drafts, cells_table
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.timeline import tokens_held
 from workflow_scripts.grid import expand
@@ -121,6 +121,17 @@ def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed: Path
     assert table["process_memory_growth_bytes_max"].to_list() == [3e8] * 3
     assert table.loc["hf-continuous", "torch_memory_bytes_max"] == 7e8
     assert {"kv_pool_bytes", "process_memory_bytes_before", "drafts"}.isdisjoint(table)
+
+
+def test_a_cell_that_asks_for_no_drafts_has_none(parsed: Path) -> None:
+    study = Study.model_validate(STUDY)
+    asked = expand(study)
+    table = cells_table(study, asked, parsed).set_index("engine")
+    assert table["draft_tokens"].isna().to_dict() == {"vllm": False, "hf-static": True, "hf-continuous": True}
+    none = _without_drafts(table.assign(knob_num_speculative_tokens=0, draft_tokens=None))
+    assert none["draft_tokens"].to_list() == [0, 0, 0]
+    failed = table.assign(knob_num_speculative_tokens=0, draft_tokens=None, wall_s=None)
+    assert _without_drafts(failed)["draft_tokens"].isna().all()
 
 
 def test_what_was_drafted_and_accepted_is_told(parsed: Path) -> None:
