@@ -1,6 +1,6 @@
 """What was predicted before anything ran, beside what was measured and what others published."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,13 +17,11 @@ from workflow_scripts.present.tables import MissingError, Tables, records
 from workflow_scripts.present.throughput import log2_axis
 
 QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"
-PREDICTED: Mapping[str, Any] = {
-    "color": COLOURS[1],
-    "marker": "D",
-    "markerfacecolor": "none",
-    "linestyle": (0, (5, 1.5)),
-    "linewidth": 1.3,
-}
+# What was only predicted is hollow, on a broken line: one for each workload of a panel.
+LINES: Sequence[Mapping[str, Any]] = [
+    {"color": COLOURS[i], "marker": marker, "markerfacecolor": "none", "linestyle": (0, dashes), "linewidth": 1.3}
+    for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
+]
 MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
 PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
 FLAGGED: Mapping[str, Any] = {
@@ -110,55 +108,59 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
         raise MissingError("no cell sets max-num-seqs")
     rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == "vllm")]
     rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
-    keys = ["gpu", *(key for key in ("model", "workload") if rows[key].nunique() > 1)]
-    groups = [
-        (names, part) for names, part in rows.groupby(keys, sort=False) if part["knob_max_num_seqs"].nunique() > 1
-    ]
-    if not groups:
+    lines = ["gpu", "model", "workload"]
+    rows = rows[rows.groupby(lines)["knob_max_num_seqs"].transform("nunique") > 1]
+    if rows.empty:
         raise MissingError("no prediction over several values of max-num-seqs")
+    in_a_panel = rows["workload"].nunique() <= len(LINES)
+    keys = [key for key in lines if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
+    styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
+    groups = list(rows.groupby(keys, sort=False))
     panels, notes = some_panels(
-        [Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part)) for names, part in groups],
+        [Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles)) for names, part in groups],
         "devices, models and workloads",
     )
-    drawn = pd.concat([part for _, part in groups])
+    named = styles if in_a_panel else {"": LINES[0]}
+    known = [name for name in ("measured", "published") if rows[name].notna().any()]
     handles = [
-        Line2D([], [], label="predicted, with its band", **PREDICTED),
-        *([Line2D([], [], label="measured", **MEASURED)] if drawn["measured"].notna().any() else []),
-        *([Line2D([], [], label="published", **PUBLISHED)] if drawn["published"].notna().any() else []),
+        *(
+            Line2D([], [], label="predicted" + (f": {name}" if len(named) > 1 else "") + ", with its band", **style)
+            for name, style in named.items()
+        ),
+        *(Line2D([], [], label=name, **(MEASURED if name == "measured" else PUBLISHED)) for name in known),
     ]
-    sources = ["predicted", *(name for name in ("measured", "published") if drawn[name].notna().any())]
     return Plot(
         title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
-        alt="; ".join(_ends_in_words(names, part) for names, part in groups[:8]) + ".",
-        sources=sources,
+        alt="; ".join(_ends_in_words(names, part) for names, part in list(rows.groupby(lines, sort=False))[:8]) + ".",
+        sources=["predicted", *known],
         panels=panels,
         x_label="max-num-seqs (sequences)",
         y_label="Total tokens per s",
         handles=handles,
         notes=[
             *notes,
-            "where several cells have one max-num-seqs, a mark is their median",
-            *(
-                ["the published source does not say whether its rates count prompt tokens"]
-                if "published" in sources
-                else []
-            ),
+            "where several cells of a line have one max-num-seqs, a mark is their median",
+            *(["published rates are not said to count prompt tokens or not"] if "published" in known else []),
         ],
-        panel_height_in=2.5,
+        panel_height_in=2.7,
     )
 
 
-def _draw_sweep(ax: Axes, part: pd.DataFrame) -> None:
-    by = part.groupby("knob_max_num_seqs")[["predicted", "low", "high", "measured", "published"]].median()
-    ax.fill_between(by.index, by["low"], by["high"], color=COLOURS[1], alpha=0.13, linewidth=0)
-    ax.plot(by.index, by["predicted"], **PREDICTED)
-    for name, style in (("measured", MEASURED), ("published", PUBLISHED)):
-        known = by[name].dropna()
-        if len(known):
-            ax.plot(known.index, known, **style)
-    log2_axis(ax, by.index)
+def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]]) -> None:
+    columns = ["predicted", "low", "high", "measured", "published"]
+    for workload, line in part.groupby("workload", sort=False):
+        style = styles[str(workload)]
+        by = line.groupby("knob_max_num_seqs")[columns].median()
+        ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
+        ax.plot(by.index, by["predicted"], **style)
+        ax.plot(by.index, by["measured"], **MEASURED)
+    published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
+    if len(published):
+        ax.plot(published.index, published, **PUBLISHED)
+    log2_axis(ax, part["knob_max_num_seqs"].unique())
     ax.set_yscale("log")
-    low, high = by.min().min() / 1.3, by.max().max() * 1.3
+    ends = part[columns]
+    low, high = ends.min().min() / 1.3, ends.max().max() * 1.3
     ax.set_ylim(low, high)
     plain_log_ticks(ax.yaxis, low, high, most=6)
 

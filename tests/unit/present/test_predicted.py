@@ -1,7 +1,7 @@
 import pytest
 
 from workflow_scripts.present.predicted import (
-    PREDICTED,
+    LINES,
     predicted_beside_measured,
     predicted_by_max_num_seqs,
     prediction_findings,
@@ -30,7 +30,7 @@ def test_what_was_only_predicted_is_drawn_apart(tables):
     assert set(labels) == {"predicted, with its band", "measured", "published"}
     assert labels["predicted, with its band"].get_markerfacecolor() == "none"
     assert labels["measured"].get_markerfacecolor() != "none"
-    assert PREDICTED["linestyle"] != "-"
+    assert all(line["linestyle"] != "-" and line["markerfacecolor"] == "none" for line in LINES)
     assert plot.sources == ["predicted", "measured", "published"]
 
 
