@@ -14,6 +14,7 @@ from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.grid import Cell
 from workflow_scripts.knobs import HfStaticKnobs, VllmKnobs
+from workflow_scripts.load import Load
 from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.prepare.lengths import lengths_of
 from workflow_scripts.prepare.memory import batch_of
@@ -126,6 +127,8 @@ class _Known:
         gpu, knobs = self.gpus[cell.gpu], cell.knobs
         count = record["num_requests"] = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
         facts = self._facts_of(cell)
+        if isinstance(knobs, Load):
+            raise UnpredictableError(f"{cell.engine}: the load on a server is not modelled")
         if isinstance(knobs, VllmKnobs):
             settings, num_blocks = _scheduler(knobs, gpu, facts, record)
             batch_size, limit = None, settings.max_model_len

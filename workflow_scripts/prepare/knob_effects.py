@@ -53,6 +53,8 @@ def _shown(values: list[Any]) -> str:
 
 def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float | None, str, str]:
     known = part[part["output_tokens_per_s"].notna()]
+    if known.empty:
+        return None, OPEN, "no cell of these is predicted"
     key = known[list(others)].astype(str).agg("|".join, axis=1) if len(others) else pd.Series("", index=known.index)
     rates = known["output_tokens_per_s"].astype(float).groupby(key)
     several = known[knob].groupby(key).nunique() > 1

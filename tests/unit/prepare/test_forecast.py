@@ -105,6 +105,8 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
             {"engine": "hf-continuous", "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64}},
             "hf-continuous: there is no schedule",
         ),
+        ({"engine": "vllm-serve", "knobs": {"request_rate_per_s": 2.0}}, "the load on a server is not modelled"),
+        ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "the load on a server is not modelled"),
     ],
 )
 def test_what_is_not_predicted_says_why(tmp_path, changes, unknown):

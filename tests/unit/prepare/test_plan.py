@@ -44,6 +44,11 @@ def test_a_knob_that_changes_no_step_cannot_matter_and_one_that_runs_out_of_prom
     assert seqs.spread_pct > 500
 
 
+def test_of_cells_without_a_prediction_no_knob_is_judged(tmp_path):
+    rows = effects(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs={"request_rate_per_s": [1, 2], "users": 4})])
+    assert rows["h200", "request_rate_per_s"].verdict == "not predicted"
+
+
 def test_what_cannot_matter_says_why(tmp_path):
     rows = effects(
         tmp_path,
