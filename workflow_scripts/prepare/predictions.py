@@ -105,6 +105,9 @@ def predict_vllm(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
     if on_cpu and knobs.cpu_kv_cache_gib is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
         return _of_settings(settings, {}, infeasible=refused, unknown=unknown)
+    if knobs.draft_model:
+        unknown = "a draft model has weights and a KV cache of its own, which are not predicted"
+        return _of_settings(settings, {}, infeasible=refused, unknown=unknown)
     try:
         terms = predict_capacity(facts, gpu, settings)
     except CapacityError as e:

@@ -190,6 +190,16 @@ def test_a_model_in_the_dtype_of_the_catalogue_and_not_of_its_config():
     assert record["bytes_per_token"] == 16384
 
 
+def test_a_draft_model_leaves_the_capacity_unknown_and_n_grams_or_no_drafts_do_not():
+    by = {"speculative_method": "draft_model", "speculative_model": "opt-125m"}
+    drafted = predict(**by, num_speculative_tokens=4)
+    assert "a draft model has weights and a KV cache of its own" in drafted["unknown"]
+    assert drafted["num_blocks"] is None
+    assert predict(**by, num_speculative_tokens=4, block_size=8)["infeasible"] is not None
+    for knobs in (by | {"num_speculative_tokens": 0}, {"speculative_method": "ngram", "num_speculative_tokens": 4}):
+        assert predict(**knobs)["num_blocks"] == predict()["num_blocks"]
+
+
 def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
     (record,) = predict_study(
         cells(
