@@ -1,0 +1,57 @@
+"""What comes back from the host: cells, device rates and a description of the host, in a few small archives."""
+
+import importlib.metadata
+import subprocess
+import tarfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from workflow_scripts.files import write_json
+from workflow_scripts.paths import StudyPaths
+
+# A host that takes files of 16 MiB gets archives that are closed before that.
+FULL_BYTES = 12 * 2**20
+
+
+def describe_host(path: Path) -> None:
+    """Write every installed package with its version, and all that nvidia-smi says of the GPU."""
+    try:
+        smi = subprocess.run(["nvidia-smi", "-q"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired) as e:
+        smi = str(e)
+    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
+    write_json(path, {"packages": dict(sorted(packages.items())), "nvidia_smi": smi})
+
+
+def _contents(paths: StudyPaths) -> Iterator[Path]:
+    """The host, the devices, then each cell that has ended or at least said something."""
+    host = paths.root / "host.json"
+    describe_host(host)
+    yield host
+    yield from sorted(paths.device("any").parent.glob("*.json"))
+    yield from sorted((log.parent for log in (paths.root / "cells").glob("**/measure.log")), key=_ended)
+
+
+def _ended(cell: Path) -> tuple[bool, str]:
+    """Cells that have ended come first: where archives are left behind, it is the others that are missed."""
+    return not (cell / "outcome.json").exists(), str(cell)
+
+
+def pack(paths: StudyPaths, folder: Path, full_bytes: int = FULL_BYTES) -> list[Path]:
+    """Pack a study's evidence, but for what was prepared elsewhere; to be unpacked in the folder of all studies.
+
+    An archive is closed when it has `full_bytes`; no cell is cut in two.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = deque(_contents(paths))
+    archives: list[Path] = []
+    while contents:
+        archives.append(folder / f"evidence-{len(archives):02}.tar.gz")
+        with archives[-1].open("wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
+            while True:
+                content = contents.popleft()
+                archive.add(content, arcname=content.relative_to(paths.results))
+                if not contents or raw.tell() >= full_bytes:
+                    break
+    return archives

@@ -1,0 +1,122 @@
+"""Measure a study unattended within a time budget; call it again to go on.
+
+    python3 -m benchmarks.h200.run --budget-s 540 --evidence OUT
+
+The device's own rates come first, then the cells in the study's order; each is a `measure.cell` of its own, and counts
+from the moment that it is done. No cell is started that is not expected to end in time, one that runs into the budget
+is killed and repeated by the next call, and what there is gets packed at the end. README.md says how to get a host
+ready for it.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.h200.evidence import pack
+from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.measure.batch import measure_device
+from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.outcome import is_outcome_of
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import Study, StudyError, load_study
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+STUDY = Path("config/studies/h200_reference.yaml")
+PACKING_S = 20.0
+RETRY_S = 5.0
+FAILURES_IN_A_ROW = 3
+# What the trimmed installation leaves out, and what looks for a network.
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
+}
+
+
+def cells_without_outcome(study: Study, paths: StudyPaths) -> list[Cell]:
+    """Cells whose outcome is not there, or is that of another definition, in the study's order."""
+    models = resolved_models(study)
+
+    def is_done(cell: Cell) -> bool:
+        return is_outcome_of(paths.outcome(cell), definition_sha256(cell_definition(study, cell, models)))
+
+    return [cell for cell in expand(study) if not is_done(cell)]
+
+
+def measure_until(deadline_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
+    """Measure cells one after another, until `deadline_s` on the monotonic clock.
+
+    A cell is started if `cell_s` are left for it. One without an outcome is passed over; where several in a row have
+    none, the host is at fault and the rest is left alone.
+    """
+    failures = 0
+    waiting = cells_without_outcome(study, paths)
+    for number, cell in enumerate(waiting, start=1):
+        left_s = deadline_s - time.monotonic()
+        if left_s < cell_s:
+            print(f"{left_s:.0f} s are left, too few for a cell; {len(waiting) - number + 1} cells remain", flush=True)
+            return
+        began = time.monotonic()
+        status = _measure(study_file, paths, cell, left_s)
+        if status == WRONG_DEVICE and left_s > RETRY_S:  # the cell before may still be leaving it
+            time.sleep(RETRY_S)
+            status = _measure(study_file, paths, cell, deadline_s - time.monotonic())
+        print(f"[{number}/{len(waiting)}] {time.monotonic() - began:5.1f} s  exit {status}  {cell.id}", flush=True)
+        failures = 0 if status == 0 else failures + 1
+        if failures == FAILURES_IN_A_ROW:
+            print(f"{failures} cells in a row have no outcome; the last one's log is {paths.log(cell)}", flush=True)
+            return
+
+
+def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> int | None:
+    """Exit status of a cell's measurement; None if its time was up."""
+    command = [sys.executable, "-m", "workflow_scripts.measure.cell", "--study", str(study_file), "--cell", cell.id]
+    # As a first attempt of two: a device that is not free yet, or too little time, is then no outcome.
+    command += ["--results", str(paths.results), "--attempt", "1", "--attempts", "2"]
+    paths.log(cell).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with paths.log(cell).open("wb") as log:
+            return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=left_s).returncode
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure a study within a time budget and pack the evidence."""
+    parser = argparse.ArgumentParser(
+        description="Measure a study unattended within a time budget; call it again to go on.",
+        epilog="exit 0: every cell has an outcome; 1: some have none yet; 2: bad input",
+    )
+    parser.add_argument("--study", type=Path, default=STUDY, help="the study's YAML file (%(default)s)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--evidence", type=Path, required=True, help="folder for the packed evidence")
+    parser.add_argument("--budget-s", type=float, default=540, help="end within this (%(default)s)")
+    parser.add_argument("--cell-s", type=float, default=60, help="time that a cell needs to be started (%(default)s)")
+    args = parser.parse_args(argv)
+    deadline_s = time.monotonic() + args.budget_s - PACKING_S
+    try:
+        study = load_study(args.study)
+        gpus = {cell.gpu for cell in expand(study)}
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    paths = StudyPaths(args.results, study.name)
+    os.environ |= ENVIRONMENT | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+    }
+    for gpu in gpus:
+        measure_device(gpu, paths.device(gpu))
+    measure_until(deadline_s, args.study, study, paths, args.cell_s)
+    for archive in pack(paths, args.evidence):
+        print(f"{archive.stat().st_size / 2**20:6.2f} MiB  {archive}")
+    return 1 if cells_without_outcome(study, paths) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

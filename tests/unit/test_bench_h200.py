@@ -1,0 +1,143 @@
+"""The unattended run on a lent host, with a measuring command that writes outcomes at once."""
+
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.h200 import run
+from benchmarks.h200.evidence import pack
+from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.grid import Cell, expand
+from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.outcome import Outcome
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import load_study
+
+CELLS = [cell.id for cell in expand(load_study(run.STUDY))]
+
+
+class Host:
+    """Stands in for `subprocess.run`: notes each measuring command and does what `answers` says, else measures."""
+
+    def __init__(self, paths: StudyPaths) -> None:
+        self.paths = paths
+        self.study = load_study(run.STUDY)
+        self.asked: list[str] = []
+        self.answers: dict[str, list[int | Exception]] = {}
+
+    def __call__(self, command: list[str], **options: Any) -> SimpleNamespace:
+        if command == ["nvidia-smi", "-q"]:
+            return SimpleNamespace(stdout="NVIDIA H200")
+        assert command[:3] == [sys.executable, "-m", "workflow_scripts.measure.cell"]
+        assert command[-4:] == ["--attempt", "1", "--attempts", "2"]
+        cell_id = command[command.index("--cell") + 1]
+        self.asked.append(cell_id)
+        answer = self.answers[cell_id].pop(0) if self.answers.get(cell_id) else 0
+        if isinstance(answer, Exception):
+            raise answer
+        if answer == 0:
+            self.measure(next(cell for cell in expand(self.study) if cell.id == cell_id))
+        return SimpleNamespace(returncode=answer)
+
+    def measure(self, cell: Cell) -> None:
+        definition = cell_definition(self.study, cell, resolved_models(self.study))
+        Outcome(
+            cell_id=cell.id,
+            outcome="ok",
+            definition=definition,
+            definition_sha256=definition_sha256(definition),
+            provenance={},
+        ).write(self.paths.outcome(cell))
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    host = Host(StudyPaths(tmp_path / "results", "h200_reference"))
+    monkeypatch.setattr(run.subprocess, "run", host)
+    monkeypatch.setattr(run, "RETRY_S", 0.0)
+    return host
+
+
+def measure(host: Host, seconds: float = 1000, cell_s: float = 60) -> None:
+    run.measure_until(time.monotonic() + seconds, run.STUDY, host.study, host.paths, cell_s)
+
+
+def test_the_study_fits_the_lease_and_begins_with_what_is_worth_most() -> None:
+    assert len(CELLS) <= 24  # a minute each, and 25 minutes
+    assert CELLS[0] == "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs256-len4096-util0.9"
+    content = yaml.safe_load(run.STUDY.read_text(encoding="utf-8"))
+    assert {model["load_format"] for model in content["models"].values()} == {"dummy"}
+
+
+def test_cells_are_measured_in_the_order_of_the_study_and_once(host: Host) -> None:
+    host.measure(next(cell for cell in expand(host.study) if cell.id == CELLS[1]))
+    measure(host)
+    assert host.asked == [CELLS[0], *CELLS[2:]]
+    measure(host)
+    assert len(host.asked) == len(CELLS) - 1
+
+
+def test_no_cell_is_started_without_time_for_it(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(host, seconds=59)
+    assert host.asked == []
+    assert f"too few for a cell; {len(CELLS)} cells remain" in capsys.readouterr().out
+
+
+def test_a_cell_that_runs_out_of_time_is_measured_by_the_next_call(host: Host) -> None:
+    host.answers[CELLS[0]] = [subprocess.TimeoutExpired("measure", 1)]
+    measure(host)
+    assert not host.paths.outcome(CELLS[0]).exists()
+    assert host.asked == CELLS
+    measure(host)
+    assert host.asked == [*CELLS, CELLS[0]]
+
+
+def test_a_device_that_is_not_free_yet_is_asked_for_once_more(host: Host) -> None:
+    host.answers[CELLS[0]] = [WRONG_DEVICE]
+    measure(host)
+    assert host.asked == [CELLS[0], *CELLS]
+
+
+def test_it_ends_when_nothing_succeeds(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.answers = {cell: [1] for cell in CELLS}
+    measure(host)
+    assert host.asked == CELLS[:3]
+    assert "3 cells in a row have no outcome" in capsys.readouterr().out
+
+
+def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host: Host, tmp_path: Path) -> None:
+    measure(host)
+    host.paths.outcome(CELLS[0]).unlink()
+    for cell in CELLS:
+        host.paths.log(cell).write_text("measured\n", encoding="utf-8")
+    archives = pack(host.paths, tmp_path / "out", full_bytes=1)
+    names: list[list[str]] = []
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            names.append([name for name in tar.getnames() if "prepared" not in name])
+    assert names[0] == ["h200_reference/host.json"]
+    assert "NVIDIA H200" in (host.paths.root / "host.json").read_text(encoding="utf-8")
+    assert f"h200_reference/cells/{CELLS[0]}/measure.log" in names[-1]  # it has no outcome, so it comes last
+    packed = [name for of_archive in names for name in of_archive]
+    assert sum(name.endswith("/outcome.json") for name in packed) == len(CELLS) - 1
+    assert len(pack(host.paths, tmp_path / "one")) == 1
+
+
+def test_the_host_needs_few_packages() -> None:
+    modules = ["benchmarks.h200.run", "workflow_scripts.prepare.device"]
+    modules += [f"workflow_scripts.measure.{name}" for name in ("run", "trace", "vllm_offline", "hf_static")]
+    loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
+    carried = {"pydantic", "yaml", "filelock", "psutil"}  # benchmarks/h200/README.md names them
+    with_them = {"cython_runtime", "pydantic_core", "typing_extensions", "typing_inspection", "annotated_types"}
+    ours = {"benchmarks", "workflow_scripts"}
+    foreign = {name for name in names if not name.startswith("_")} - set(sys.stdlib_module_names)
+    assert carried <= foreign
+    assert foreign - ours - carried - with_them == set()
