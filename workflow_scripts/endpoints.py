@@ -43,10 +43,12 @@ class Endpoint(BaseModel):
     prompts: Annotated[Literal["token_ids", "text"], Field(description="what the server takes as a prompt")] = (
         "token_ids"
     )
-    ignores_eos: Annotated[bool, Field(description="false: it stops at an end token, and what it generated counts")] = (
-        True
-    )
-    extra_body: Annotated[dict[str, Any], Field(description="further fields of each request")] = {}
+    ignores_eos: Annotated[
+        bool, Field(description="it generates as many tokens as it is asked for; false: what it generated counts")
+    ] = True
+    extra_body: Annotated[
+        dict[str, Any], Field(description="further fields of each request, such as the one that ignores end tokens")
+    ] = {}
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:

@@ -14,26 +14,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.measure.completions import stream_completion
 from workflow_scripts.measure.engines import Request, RequestRecord
 from workflow_scripts.measure.server_http import Address
 
 BACKEND = "kvsweep"
-# The last line of a traceback says what went wrong; the rest is the client's own code.
-MOST_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
 class Target:
     """A server as a client sees it.
 
-    `text_prompts`: prompts are sent as text and not as token ids; `ignore_eos`: it is asked to generate on past an end
-    token, `extra_body`: further fields of each request.
+    `extra_body`: further fields of each request, such as what makes it generate on past an end token.
     """
 
     address: Address
     model: str
     completions_path: str = "/v1/completions"
-    ignore_eos: bool = True
     extra_body: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +51,8 @@ def send(
         log: what the benchmark prints is added here.
     """
     # The session of the benchmark would ask a proxy of the environment for an address on this machine, too.
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
     with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
         outputs, began_s = asyncio.run(_benchmark(target, requests, prompts, arrivals_s, users))
     # With users alone a request is there when one of them is free; its place in the file is no arrival.
@@ -76,12 +74,12 @@ async def _benchmark(
     """What became of each request, by its id, and the moment from which arrivals count."""
     from vllm.benchmarks import serve
     from vllm.benchmarks.datasets import SampleRequest
-    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS, async_request_openai_completions
+    from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
 
     outputs: dict[str, Any] = {}
 
     async def send_one(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
-        output = await async_request_openai_completions(request_func_input, session, pbar)
+        output = await stream_completion(request_func_input, session, pbar)
         outputs[request_func_input.request_id] = output
         return output
 
@@ -113,7 +111,7 @@ async def _benchmark(
         profile=False,
         selected_percentile_metrics=["ttft", "tpot", "itl", "e2el"],
         selected_percentiles=[50.0, 90.0, 99.0],
-        ignore_eos=target.ignore_eos,
+        ignore_eos=False,  # that is among the fields of the body, where the server knows it
         goodput_config_dict={},
         max_concurrency=users,
         lora_modules=None,
@@ -141,10 +139,5 @@ def _record(request: Request, output: Any, arrival_s: float) -> RequestRecord:
         last_token_s=None if first_s is None else first_s + sum(output.itl),
         sent_s=output.start_time + offset_s,
         itl_s=[round(gap, 7) for gap in output.itl],
-        error=None if output.success else _last_line(output.error),
+        error=None if output.success else output.error,
     )
-
-
-def _last_line(error: str) -> str:
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return lines[-1][:MOST_ERROR_CHARACTERS] if lines else "no answer, and no word why"

@@ -51,7 +51,7 @@ class OpenAiEndpoint(Serving):
                 raise ServerError(f"there is no command {words[0]!r} in PATH")
             server = ServerProcess.command(words, environment, Path.cwd())
         model = endpoint.served_model.replace("{model_dir}", model_dir)
-        target = Target(address, model, endpoint.completions_path, endpoint.ignores_eos, endpoint.extra_body)
+        target = Target(address, model, endpoint.completions_path, endpoint.extra_body)
         return server, target, endpoint.health_path
 
     def _model_dir(self) -> Path:

@@ -25,12 +25,13 @@ class VllmServe(Serving):
         words = self._arguments(port)
         environment = self._environment(api_key, on_cpu)
         effective = self._setup.evidence / EFFECTIVE
+        target = Target(address_on(port, api_key), SERVED_MODEL_NAME, extra_body={"ignore_eos": True})
 
         def serve() -> None:
             os.environ.update(environment)
             _serve(words, effective, on_cpu)
 
-        return ServerProcess.forked(serve), Target(address_on(port, api_key), SERVED_MODEL_NAME), "/health"
+        return ServerProcess.forked(serve), target, "/health"
 
     def _arguments(self, port: int) -> list[str]:
         knobs = VllmServeKnobs.model_validate(dict(self._setup.knobs))

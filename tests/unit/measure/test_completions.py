@@ -1,0 +1,121 @@
+"""Streamed answers of a small server of the test's own, in the ways in which servers end them."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from workflow_scripts.measure.completions import stream_completion
+
+COUNTS = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+
+
+def piece(text: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"text": text}], **more}
+
+
+class Handler(BaseHTTPRequestHandler):
+    events: list[Any]
+    status = 200
+    seen: dict[str, Any]
+
+    def do_POST(self) -> None:
+        self.seen["body"] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen["headers"] = dict(self.headers)
+        self.send_response(self.status)
+        self.end_headers()
+        for event in self.events:
+            text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+            self.wfile.write(text.encode())
+            self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answer() -> Iterator[Callable[..., tuple[Any, dict[str, Any]]]]:
+    """What the client makes of an answer, and what it had sent."""
+    servers = []
+
+    def ask(*events: Any, status: int = 200) -> tuple[Any, dict[str, Any]]:
+        seen: dict[str, Any] = {}
+        server = HTTPServer(
+            ("127.0.0.1", 0), type("Own", (Handler,), {"events": events, "status": status, "seen": seen})
+        )
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked = SimpleNamespace(
+            model="m",
+            prompt=[1, 2, 3],
+            output_len=3,
+            api_url=f"http://127.0.0.1:{server.server_port}/v1/completions",
+            extra_body={"ignore_eos": True},
+            extra_headers={"Authorization": "Bearer key"},
+            request_id="r1",
+        )
+
+        async def send() -> Any:
+            async with aiohttp.ClientSession() as session:
+                return await stream_completion(asked, session)
+
+        return asyncio.run(send()), seen
+
+    yield ask
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # vLLM: a piece a token, which may be empty, then the counts alone.
+        [piece("a"), piece(""), piece("c"), {"choices": [], "usage": COUNTS}, "data: [DONE]\n\n"],
+        # transformers: the counts come with an empty piece that is no token.
+        [piece("a"), piece("b"), piece("c"), piece("", usage=COUNTS)],
+        # Others: the counts come with the last piece.
+        [": ping\n\n", piece("a"), piece("b"), piece("c", usage=COUNTS), "data: [DONE]\n\n"],
+    ],
+    ids=["vllm", "transformers", "others"],
+)
+def test_pieces_are_timed_and_counts_are_the_servers(answer: Callable[..., Any], events: list[Any]) -> None:
+    output, seen = answer(*events)
+    assert output.success, output.error
+    assert (output.prompt_len, output.output_tokens) == (7, 3)
+    assert len(output.itl) == 2
+    assert all(gap >= 0 for gap in output.itl)
+    assert output.latency == pytest.approx(output.ttft + sum(output.itl))
+    assert seen["body"] == {
+        "model": "m",
+        "prompt": [1, 2, 3],
+        "max_tokens": 3,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    assert seen["headers"]["Authorization"] == "Bearer key"
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "error"),
+    [
+        ([{"error": "no such field"}], 500, 'HTTP 500 Internal Server Error: data: {"error": "no such field"}'),
+        ([piece("a"), {"error": {"message": "out of memory"}}], 200, '{"message": "out of memory"}'),
+        ([piece("a"), piece("b")], 200, "the answer does not say how many tokens it has"),
+        ([{"choices": [], "usage": COUNTS}], 200, "the answer has no text"),
+        (["data: {not json}\n\n"], 200, "JSONDecodeError: "),
+    ],
+)
+def test_a_failure_is_said_in_a_line(answer: Callable[..., Any], events: list[Any], status: int, error: str) -> None:
+    output, _ = answer(*events, status=status)
+    assert not output.success
+    assert output.error.startswith(error)
+    assert "\n" not in output.error
+    assert "key" not in output.error

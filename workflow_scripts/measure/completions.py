@@ -1,0 +1,96 @@
+"""One streamed completion, as the client sees it: when each piece of the answer came, and what the server counted.
+
+vLLM's benchmark has a function for this, and calls this one in its place: that one sends fields that servers other
+than vLLM refuse, and passes over counts that come with the last piece of an answer.
+"""
+
+import json
+import time
+from itertools import pairwise
+from typing import Any
+
+from workflow_scripts.measure.server_http import ServerError
+
+MOST_WORDS_OF_AN_ERROR = 300
+
+
+async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
+    """Send one request and read the answer; `vllm.benchmarks` says what goes in and out.
+
+    Args:
+        asked: a `RequestFuncInput`.
+        session: an `aiohttp.ClientSession`.
+        pbar: not used.
+
+    Returns:
+        A `RequestFuncOutput`. The times are of the performance counter, from the moment of sending; `itl` has the times
+        between pieces. Counts are those of the server's usage report.
+    """
+    from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+
+    payload = {
+        "model": asked.model,
+        "prompt": asked.prompt,
+        "max_tokens": asked.output_len,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **asked.extra_body,
+    }
+    headers = {**asked.extra_headers, "x-request-id": asked.request_id}
+    output = RequestFuncOutput(start_time=time.perf_counter())
+    pieces_s: list[float] = []
+    try:
+        async with session.post(url=asked.api_url, json=payload, headers=headers) as response:
+            if response.status != 200:
+                raise ServerError(f"HTTP {response.status} {response.reason}: {_words(await response.text())}")
+            async for line in response.content:
+                event = _event(line)
+                if event is None:
+                    continue
+                if _is_piece(event):
+                    pieces_s.append(time.perf_counter())
+                if usage := event.get("usage"):
+                    output.prompt_len, output.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        if not pieces_s:
+            raise ServerError("the answer has no text")
+        if not output.output_tokens:
+            raise ServerError("the answer does not say how many tokens it has")
+        output.success = True
+        output.ttft = pieces_s[0] - output.start_time
+        output.itl = [later - earlier for earlier, later in pairwise(pieces_s)]
+        output.latency = pieces_s[-1] - output.start_time
+    except Exception as e:
+        output.error = str(e) if isinstance(e, ServerError) else f"{type(e).__name__}: {e}"
+    return output
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """What a line of the stream of server-sent events says; None where it says nothing.
+
+    >>> _event(b'data: {"choices": []}'), _event(b'data: [DONE]'), _event(b': ping')
+    ({'choices': []}, None, None)
+    """
+    text = line.decode("utf-8", errors="replace").strip()
+    if not text.startswith("data:") or text.endswith("[DONE]"):
+        return None
+    event: dict[str, Any] = json.loads(text.removeprefix("data:"))
+    if error := event.get("error"):
+        raise ServerError(_words(error if isinstance(error, str) else json.dumps(error)))
+    return event
+
+
+def _is_piece(event: dict[str, Any]) -> bool:
+    """Whether an event brings a token: its text may be empty, but not where it only ends the answer with the counts.
+
+    >>> counts = {"completion_tokens": 3}
+    >>> [_is_piece({"choices": [{"text": text}], "usage": counts}) for text in ("a", "")]
+    [True, False]
+    >>> _is_piece({"choices": [{"text": ""}]}), _is_piece({"choices": [], "usage": counts})
+    (True, False)
+    """
+    choices = event.get("choices") or []
+    return len(choices) > 0 and bool(choices[0].get("text") or not event.get("usage"))
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())[:MOST_WORDS_OF_AN_ERROR]
