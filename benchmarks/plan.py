@@ -1,9 +1,10 @@
-"""What planning costs, and how it grows: an engine's schedule, and a dry run of studies of 100 to 10,000 cells.
+"""What planning costs, and how it grows: an engine's schedule; plans and dry runs of studies of 100 to 10,000 cells.
 
     make bench-plan          (or: python -m benchmarks.plan [--cells 100 1000 10000] [--requests 10000 100000 1000000])
 
-Schedules are of synthetic ShareGPT-like lengths and made in this process, on one core. A dry run is a `snakemake -n`
-of a study of which nothing is measured yet, with a job a cell and with the batches of `--profile slurm`.
+Schedules are of synthetic ShareGPT-like lengths and made in this process, on one core. A plan is
+`prepare.plan` on all cores, of 300 such requests a cell. A dry run is a `snakemake -n` of a study of which nothing is
+measured yet, with a job a cell and with the batches of `--profile slurm`.
 """
 
 import argparse
@@ -25,8 +26,14 @@ from workflow_scripts.prepare.scheduler import make_schedule
 SETTINGS = SchedulerSettings(
     max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, max_model_len=2048, num_blocks=60_000
 )
+CHAT = {
+    "kind": "synthetic",
+    "num_prompts": 300,
+    "prompt_tokens": {"median": 120, "sigma": 1.2, "minimum": 4, "maximum": 1024},
+    "output_tokens": {"median": 200, "sigma": 0.9, "minimum": 4, "maximum": 1024},
+}
 GOAL_SCHEDULE = "1,000,000 requests in at most 120 s of one core"
-GOAL_DRY_RUN = "10,000 cells in at most 60 s and 2 GB"
+GOALS = {"plan": "10,000 cells in at most 300 s on 2 cores", "dry run": "10,000 cells in at most 60 s and 2 GB"}
 console = Console(width=100)
 
 
@@ -48,12 +55,16 @@ def schedule_s(requests: int) -> float:
     return time.process_time() - began
 
 
-def dry_runs(cells: int) -> dict[str, Cost]:
-    """What `snakemake -n` costs for a study of so many cells, by the way in which they would be measured."""
+def costs_of_study(cells: int) -> dict[str, Cost]:
+    """What a plan of so many cells costs, and a `snakemake -n` by the way in which they would be measured."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        study = write_study_file(Path(scratch), cells)
-        command = ["snakemake", "--dry-run", "--quiet", "--configfile", str(study), "--config", f"results={scratch}"]
-        return {"a job a cell": run(command), "in batches": run([*command, "--profile", "slurm"])}
+        study = str(write_study_file(Path(scratch), cells, CHAT))
+        dry_run = ["snakemake", "--dry-run", "--quiet", "--configfile", study, "--config", f"results={scratch}"]
+        return {
+            "plan": run(["workflow_scripts.prepare.plan", "--study", study, "--results", scratch, "--quiet"]),
+            "dry run, a job a cell": run(dry_run),
+            "dry run, in batches": run([*dry_run, "--profile", "slurm"]),
+        }
 
 
 def _growth(costs: Mapping[int, float]) -> str:
@@ -70,15 +81,15 @@ def _print_schedules(sizes: Sequence[int]) -> None:
     console.print(f"goal: {GOAL_SCHEDULE}; {_growth(costs)}\n")
 
 
-def _print_dry_runs(sizes: Sequence[int]) -> None:
-    costs = {size: dry_runs(size) for size in sizes}
-    table = Table("snakemake -n", *(f"{size:,} cells" for size in sizes), title="seconds, peak GB", box=None)
-    for way in costs[sizes[0]]:
-        table.add_row(way, *(f"{c[way].seconds:.1f} s {c[way].peak_bytes / 1e9:.2f}" for c in costs.values()))
+def _print_studies(sizes: Sequence[int]) -> None:
+    costs = {size: costs_of_study(size) for size in sizes}
+    table = Table("", *(f"{size:,} cells" for size in sizes), title="seconds, peak GB of a process", box=None)
+    for what in costs[sizes[0]]:
+        table.add_row(what, *(f"{c[what].seconds:.1f} s {c[what].peak_bytes / 1e9:.2f}" for c in costs.values()))
     console.print(table)
-    for way in costs[sizes[0]]:
-        console.print(f"{way}: {_growth({size: c[way].seconds for size, c in costs.items()})}")
-    console.print(f"goal: {GOAL_DRY_RUN}")
+    for what in costs[sizes[0]]:
+        growth = _growth({size: c[what].seconds for size, c in costs.items()})
+        console.print(f"{what}: {growth}; goal: {GOALS[what.partition(',')[0]]}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cells", type=int, nargs="+", default=[100, 1000, 10_000], metavar="N")
     args = parser.parse_args(argv)
     _print_schedules(args.requests)
-    _print_dry_runs(args.cells)
+    _print_studies(args.cells)
     return 0
 
 

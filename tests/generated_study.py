@@ -3,7 +3,9 @@
 Nothing in it was measured: the rates follow a simple law with seeded noise, and the study's name and question say so.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,20 +20,21 @@ REPEATS = 3
 REQUESTS = 24
 STEPS = 40
 SAMPLES = 20
+MADE_UP = {"kind": "fixed", "num_prompts": REQUESTS, "prompt_tokens": 64, "output_tokens": 32}
 GPUS = ("h200", "h100-sxm", "a100-pcie-80gb", "l40s")
 SPEED = {"h200": 4.8, "h100-sxm": 3.35, "a100-pcie-80gb": 1.94, "l40s": 0.864}
 CELLS_A_POINT = len(GPUS) * 5 * 5  # GPUs x block sizes x max-num-seqs, for each memory utilization
 
 
-def write_study_file(folder: Path, cells: int) -> Path:
-    """Write a study file of about `cells` cells (a multiple of 100); return its path."""
+def write_study_file(folder: Path, cells: int, workload: Mapping[str, Any] = MADE_UP) -> Path:
+    """Write a study file of about `cells` cells (a multiple of 100) on one workload; return its path."""
     steps = max(1, cells // CELLS_A_POINT)
     content = {
         "schema_version": 1,
         "name": f"generated-{cells}",
         "question": "None: every number here is made up by a generator, to try analysis at scale.",
         "repeats": REPEATS,
-        "workloads": {"made-up": {"kind": "fixed", "num_prompts": REQUESTS, "prompt_tokens": 64, "output_tokens": 32}},
+        "workloads": {"made-up": dict(workload)},
         "engine_defaults": {"vllm": {"max_model_len": 4096}},
         "sweeps": [
             {
