@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -357,6 +358,7 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
         for gpu in (lost, requeued):  # Slurm would let them wait for two minutes, which is time to end what ran
             wait_for(lambda gpu=gpu: job(gpu)["JobState"] == "PENDING", 30, "its place in the queue")
             wait_for(lambda gpu=gpu: not lab.has_steps(job(gpu)["JobId"]), 30, "the end of its steps")
+            time.sleep(5)  # a node knows a job for a moment longer, and is drained if it is given it again
             lab.client("scontrol", "update", f"JobId={job(gpu)['JobId']}", "StartTime=now")
         snakemake.wait(timeout=600)
     finally:
