@@ -32,9 +32,12 @@ SECRETS = {
     "OPENAI_API_KEY": "sk-plantedKeyOfAUser0123456789",
     "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
 }
-BROKEN_SERVER = """
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+# Answers as a server does, token by token, as often as it is told; every request after that gets a 500.
+SMALL_SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+answers = int(sys.argv[2])
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -42,11 +45,20 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(500)
+        global answers
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answers -= 1
+        self.send_response(200 if answers >= 0 else 500)
         self.end_headers()
+        if answers >= 0:
+            counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
+            events = [{"choices": [{"text": "a"}]}] * asked["max_tokens"] + [{"choices": [], "usage": counts}]
+            for event in events:
+                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
 
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("port", server.server_port, flush=True)
+server.serve_forever()
 """
 
 
@@ -304,8 +316,9 @@ def sleepers() -> list[int]:
     return found
 
 
-def command_of(code: str) -> dict[str, object]:
-    return {"command": [sys.executable, "-c", code, "{port}", "a-server-of-the-fault-tests"], "served_model": "m"}
+def command_of(code: str, *words: object) -> dict[str, object]:
+    command = [sys.executable, "-c", code, "{port}", *map(str, words), "a-server-of-the-fault-tests"]
+    return {"command": command, "served_model": "m"}
 
 
 def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path: Path, measure: Callable[..., object]) -> None:
@@ -336,38 +349,44 @@ def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_re
 def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
     tmp_path: Path, measure: Callable[..., object]
 ) -> None:
-    probe = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            BROKEN_SERVER.replace("int(sys.argv[1])", "0")
-            .replace("HTTPServer((", "server = HTTPServer((")
-            .replace(").serve_forever()", "); print(server.server_port, flush=True); server.serve_forever()"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert probe.stdout is not None
-        port = int(probe.stdout.readline())
-        file = write(tmp_path, faulty({"taken": {**command_of(BROKEN_SERVER), "port": port}}))
+    with subprocess.Popen(
+        [sys.executable, "-c", SMALL_SERVER, "0", "1000"], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline().removeprefix("port "))
+        file = write(tmp_path, faulty({"taken": {**command_of(SMALL_SERVER, 1000), "port": port}}))
         found = ended(measure(file, at("taken")), tmp_path, at("taken"))  # type: ignore[arg-type]
-    finally:
-        probe.kill()
-        probe.wait()
+        other.kill()
     assert found.outcome == "engine_error"
     assert f"port {port} of 127.0.0.1 cannot be had: Address already in use" in str(found.reason)
+    assert found.repeats == []
     assert sleepers() == []
 
 
 def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
     tmp_path: Path, measure: Callable[..., object]
 ) -> None:
-    file = write(tmp_path, faulty({"broken": command_of(BROKEN_SERVER)}))
-    found = ended(measure(file, at("broken")), tmp_path, at("broken"))  # type: ignore[arg-type]
-    assert found.outcome == "engine_error"
-    assert "8 of 8 requests to warm up with failed: HTTP 500 Internal Server Error" in str(found.reason)
-    assert found.repeats == []
+    """Eight requests are to warm up with; then one server breaks at once, and one in mid-load."""
+    file = write(tmp_path, faulty({"broken": command_of(SMALL_SERVER, 0), "breaks": command_of(SMALL_SERVER, 8 + 5)}))
+    broken = ended(measure(file, at("broken")), tmp_path, at("broken"))  # type: ignore[arg-type]
+    assert broken.outcome == "engine_error"
+    assert "8 of 8 requests to warm up with failed: HTTP 500 Internal Server Error" in str(broken.reason)
+    assert broken.repeats == []
+    breaks = ended(measure(file, at("breaks")), tmp_path, at("breaks"))  # type: ignore[arg-type]
+    assert breaks.outcome == "engine_error"
+    assert breaks.reason == "11 of 16 requests failed; the first: HTTP 500 Internal Server Error"
+    requests = raw(tmp_path / "results" / "served", at("breaks"), "requests")
+    assert [r["error"] is None for r in requests].count(True) == 5
+    assert {r["repeat"] for r in requests} == {0}
+    assert sleepers() == []
+
+
+def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, measure: Callable[..., object]) -> None:
+    file = write(tmp_path, faulty({"small": command_of(SMALL_SERVER, 1000)}))
+    found = ended(measure(file, at("small")), tmp_path, at("small"))  # type: ignore[arg-type]
+    assert found.outcome == "ok", found.reason
+    assert [r.repeat for r in found.repeats] == [0, 1]
+    assert found.effective["prompts"] == "token_ids"
     assert sleepers() == []
 
 

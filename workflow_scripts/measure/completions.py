@@ -42,7 +42,8 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
     try:
         async with session.post(url=asked.api_url, json=payload, headers=headers) as response:
             if response.status != 200:
-                raise ServerError(f"HTTP {response.status} {response.reason}: {_words(await response.text())}")
+                said = _words(await response.text())
+                raise ServerError(f"HTTP {response.status} {response.reason}" + (f": {said}" if said else ""))
             async for line in response.content:
                 event = _event(line)
                 if event is None:
