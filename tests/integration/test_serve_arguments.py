@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -50,3 +51,28 @@ def read_back(parse, folder: Path, settings: ServeSettings, way: str):
     file = folder / "serve.yaml"
     file.write_text(settings.config())
     return parse(["serve", "--config", str(file)])
+
+
+def test_every_value_of_a_knob_is_one_that_vllm_knows(parse):
+    from vllm.config.cache import CacheDType
+    from vllm.config.speculative import SpeculativeMethod
+    from vllm.model_executor.layers.quantization import QuantizationMethods
+
+    known = {
+        "kv_cache_dtype": CacheDType,
+        "quantization": QuantizationMethods,
+        "speculative_method": SpeculativeMethod,
+    }
+    for knob, theirs in known.items():
+        assert ours(knob) <= values_of(theirs), knob
+        assert len(ours(knob)) > 1, knob
+
+
+def ours(knob: str) -> set[str]:
+    return values_of(VllmKnobs.model_fields[knob].annotation) - {None}
+
+
+def values_of(annotation: object) -> set[str]:
+    """The values of a Literal, wherever it stands in a type."""
+    parts = get_args(annotation)
+    return set().union(*(values_of(part) if get_args(part) else {part} for part in parts)) - {type(None)}
