@@ -23,8 +23,10 @@ demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=a
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
 	@echo "The report: $(CURDIR)/results/demo/report.html"
 
+# Real engines and clusters need the machine for themselves, the other tests do not. 5: pytest found none to run.
 test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile tests/unit workflow_scripts $(ARGS) || test $$? = 5
+	$(BIN)/pytest tests/integration $(ARGS) || test $$? = 5
 
 test-slurm: $(VENV)/dev.installed ## run the tests on a real Slurm of four nodes, started in a scratch folder (long)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
