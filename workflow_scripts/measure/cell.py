@@ -202,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts))
             except OSError:  # such as a full disk
                 shutil.rmtree(paths.cell(cell) / PARTIAL, ignore_errors=True)
+                print(file=sys.stderr)  # the log may have had no room for the end of its last line
                 raise
     except StudyError as e:
         print(e, file=sys.stderr)
