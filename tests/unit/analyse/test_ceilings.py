@@ -66,6 +66,12 @@ def times(rows, facts=TINY, device=None, kv_cache_dtype="auto", **options):
     return phase_times(work(rows, **options), facts, device, kv_cache_dtype).iloc[0].to_dict()
 
 
+def test_steps_stay_with_their_repeats():
+    one, two = work([(10, 3, 0)]), work([(10, 3, 0), (10, 5, 0)])
+    both = pd.concat([one, two]).set_index(pd.Index([7, 3]))
+    assert least_steps(both)["steps_min"].to_dict() == {7: 3, 3: 5}
+
+
 # --- rates -------------------------------------------------------------------------------------------------------
 
 

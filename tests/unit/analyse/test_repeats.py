@@ -72,6 +72,13 @@ def test_a_cell_without_the_metric_has_no_row():
     assert summary["repeats"].tolist() == [1]
 
 
+def test_a_rate_of_arrivals_is_no_throughput_of_the_engine():
+    cells = table(cell({"max_num_seqs": 4}), cell({"max_num_seqs": 8})).assign(knob_request_rate_per_s=[None, 2.0])
+    assert cell_summary(cells, "output_tokens_per_s")["knob_max_num_seqs"].tolist() == [4]
+    assert cell_summary(cells, "total_tokens_per_s")["knob_max_num_seqs"].tolist() == [4]
+    assert cell_summary(cells.assign(ttft_s_p99=1.0), "ttft_s_p99")["knob_max_num_seqs"].tolist() == [4, 8]
+
+
 def test_other_columns_become_one_value_a_cell():
     cells = table(
         cell(

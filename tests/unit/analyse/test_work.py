@@ -123,7 +123,8 @@ def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
         requests(broken[0]["cell_id"], (5, 5, 0)),
     )
     write_parsed(folder, "steps", steps(name, 7))
-    work = read_work(table(good, elsewhere, broken, missing), tmp_path)
+    before = cell({"max_num_seqs": 4}, (1.0,), gpu="a100-pcie-80gb")
+    work = read_work(table(before, good, elsewhere, broken, missing), tmp_path)
     assert work["cell_id"].tolist() == [name, name]
     assert work["repeat"].tolist() == [0, 1]
     assert work["prompt_tokens"].tolist() == [40, 40]
