@@ -191,7 +191,7 @@ def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) ->
     record |= {"infeasible": capacity["infeasible"], "unknown": capacity["unknown"]}
     if capacity["infeasible"] or capacity["unknown"]:
         raise UnpredictableError("its KV cache is not known")
-    if knobs.speculative_method is not None:
+    if knobs.num_speculative_tokens:
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
     if (knobs.pipeline_parallel_size or 1) > 1:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")

@@ -43,6 +43,8 @@ def test_a_cell_by_hand(tmp_path):
     assert (record["speed_source"], record["error_pct"], record["source"]) == ("calibrated", 25, "predicted")
     assert record["cell_s"] == record["start_s"] + 4 + 3 * 4 + record["stop_s"]
     assert record["repeats_needed"] == 4
+    # A job asks for twice the slow end of the band.
+    assert record["limit_s"] == 2 * 1.25 * record["cell_s"]
 
 
 def test_nothing_is_predicted_beyond_what_the_data_sheet_allows(tmp_path):
