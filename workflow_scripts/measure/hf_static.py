@@ -55,6 +55,8 @@ class HfStatic:
         times_s: list[float] = []
 
         def note_step(*_: Any, **__: Any) -> Any:
+            if device.type == "cuda":
+                torch.cuda.synchronize()  # a token is there when the device has made it, not when it was told to
             times_s.append(time.monotonic())
             slots.append(cache.layers[0].keys.shape[-2])
             return torch.zeros(len(batch), dtype=torch.bool, device=device)

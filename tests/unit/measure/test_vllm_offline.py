@@ -1,0 +1,99 @@
+"""What the adapter reads of vLLM's objects, in the shapes of the versions that it is used with."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workflow_scripts.measure.engines import Request
+from workflow_scripts.measure.vllm_offline import request_record, step_record
+
+# Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
+REQUEST_STATS: dict[str, dict[str, Any]] = {
+    "0.25.1": {
+        "num_generation_tokens": 3,
+        "arrival_time": 1.8e9,
+        "queued_ts": 10.0,
+        "scheduled_ts": 10.5,
+        "first_token_ts": 11.0,
+        "last_token_ts": 12.0,
+        "first_token_latency": 1.0,
+        "is_corrupted": False,
+    }
+}
+REQUEST_STATS["0.32.0"] = REQUEST_STATS["0.25.1"] | {
+    "num_preemptions": 2,
+    "is_watermarked": False,
+    "is_watermark_skipped": False,
+}
+SCHEDULER_STATS: dict[str, dict[str, Any]] = {
+    "0.25.1": {
+        "num_running_reqs": 4,
+        "num_waiting_reqs": 7,
+        "num_skipped_waiting_reqs": 0,
+        "step_counter": 0,
+        "current_wave": 0,
+        "kv_cache_usage": 0.25,
+        "prefix_cache_stats": SimpleNamespace(reset=False, requests=1, queries=64, hits=48),
+        "connector_prefix_cache_stats": None,
+        "kv_cache_eviction_events": [],
+        "spec_decoding_stats": None,
+        "kv_connector_stats": None,
+        "waiting_lora_adapters": {},
+        "running_lora_adapters": {},
+        "cudagraph_stats": None,
+        "perf_stats": None,
+    }
+}
+SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | {
+    "num_kv_fetch_reqs_by_stage": {},
+    "iteration_details": None,
+    "ec_connector_stats": None,
+}
+VERSIONS = sorted(REQUEST_STATS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_request_has_its_times_and_tokens(version: str) -> None:
+    output = SimpleNamespace(
+        metrics=SimpleNamespace(**REQUEST_STATS[version]),
+        prompt_token_ids=[1, 2, 3, 4],
+        outputs=[SimpleNamespace(token_ids=[5, 6, 7])],
+        num_cached_tokens=2,
+    )
+    record = request_record(Request("r", [1, 2, 3, 4], 3), output)
+    assert (record.queued_s, record.scheduled_s, record.first_token_s, record.last_token_s) == (10.0, 10.5, 11.0, 12.0)
+    assert (record.prompt_tokens, record.output_tokens, record.cached_prompt_tokens) == (4, 3, 2)
+    assert record.preemptions == {"0.25.1": None, "0.32.0": 2}[version]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_step_has_what_the_scheduler_did(version: str) -> None:
+    iteration = SimpleNamespace(num_prompt_tokens=64, num_generation_tokens=4, num_preempted_reqs=1)
+    assert step_record(SimpleNamespace(**SCHEDULER_STATS[version]), iteration) == {
+        "running": 4,
+        "waiting": 7,
+        "kv_cache_usage": 0.25,
+        "prompt_tokens": 64,
+        "generation_tokens": 4,
+        "preempted": 1,
+        "prefix_queries": 64,
+        "prefix_hits": 48,
+    }
+
+
+def test_a_step_without_tokens_has_none() -> None:
+    record = step_record(SimpleNamespace(**SCHEDULER_STATS["0.25.1"]), None)
+    assert (record["prompt_tokens"], record["generation_tokens"], record["preempted"]) == (0, 0, 0)
+
+
+def test_the_shapes_are_those_of_the_installed_version() -> None:
+    vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+    stats = pytest.importorskip("vllm.v1.metrics.stats", reason="vLLM is not installed")
+    if vllm.__version__ not in VERSIONS:
+        pytest.skip(f"no shapes of vLLM {vllm.__version__} are recorded")
+    for kind, shapes in ((stats.RequestStateStats, REQUEST_STATS), (stats.SchedulerStats, SCHEDULER_STATS)):
+        assert {f.name for f in dataclasses.fields(kind)} == set(shapes[vllm.__version__])
+    iteration = stats.IterationStats()
+    assert all(hasattr(iteration, f"num_{name}") for name in ("prompt_tokens", "generation_tokens", "preempted_reqs"))
