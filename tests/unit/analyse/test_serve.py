@@ -97,7 +97,13 @@ def test_no_token_drafted_is_no_speculative_decoding():
 
 def test_remote_code_is_served_only_where_it_was_measured():
     assert "--trust-remote-code" not in serve_settings(HUB, FOLDER, VllmKnobs(), {}).command()
-    assert "--trust-remote-code" in serve_settings(HUB | {"trust_remote_code": True}, FOLDER, VllmKnobs(), {}).command()
+    trusted = serve_settings(HUB | {"trust_remote_code": True}, FOLDER, VllmKnobs(), {})
+    assert trusted.command() == (f"vllm serve org/model --revision {'0' * 40} --trust-remote-code --dtype bfloat16")
+
+
+def test_each_variable_of_the_environment_has_a_line_in_the_file():
+    config = ServeSettings("org/model", {}, {"A": "1", "B": "2"}).config()
+    assert config == "# environment: A=1\n# environment: B=2\nmodel: org/model\n"
 
 
 def test_a_model_with_random_weights_is_served_from_its_folder():
