@@ -26,9 +26,8 @@ def describe_host(path: Path) -> None:
 
 def _contents(paths: StudyPaths) -> Iterator[Path]:
     """The host, the devices, then each cell that has ended or at least said something."""
-    host = paths.root / "host.json"
-    describe_host(host)
-    yield host
+    describe_host(paths.root / "host.json")
+    yield from sorted(path for path in paths.root.glob("*.*") if path.suffix in (".json", ".log"))
     yield from sorted(paths.device("any").parent.glob("*.json"))
     yield from sorted((log.parent for log in (paths.root / "cells").glob("**/measure.log")), key=_ended)
 

@@ -2,10 +2,10 @@
 
     python3 -m benchmarks.h200.run --budget-s 540 --evidence OUT
 
-The device's own rates come first, then the cells in the study's order; each is a `measure.cell` of its own, and counts
-from the moment that it is done. No cell is started that is not expected to end in time, one that runs into the budget
-is killed and repeated by the next call, and what there is gets packed at the end. README.md says how to get a host
-ready for it.
+The device's own rates come first, then the cells in the study's order, last what the driver itself costs. A cell is
+measured by `measure.cell` and counts from the moment that it is done. None is started that is not expected to end in
+time, one that runs into the budget is killed and repeated by the next call, and what there is gets packed at the end.
+README.md says how to get a host ready for it.
 """
 
 import argparse
@@ -87,6 +87,21 @@ def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> 
         return None
 
 
+def compare_within(left_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
+    """Measure on the study's first cell what the driver itself costs, if there is time for two starts of an engine."""
+    out = paths.root / "compare.json"
+    if out.exists() or left_s < 2 * cell_s:
+        return
+    command = [sys.executable, "-m", "benchmarks.h200.compare", "--study", str(study_file), "--results"]
+    command += [str(paths.results), "--cell", expand(study)[0].id, "--out", str(out)]
+    try:
+        with (paths.root / "compare.log").open("wb") as log:
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=left_s).returncode
+        print(f"comparison with vLLM's own benchmark: exit {status}", flush=True)
+    except subprocess.TimeoutExpired:
+        print("no time was left for the comparison with vLLM's own benchmark", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a study within a time budget and pack the evidence."""
     parser = argparse.ArgumentParser(
@@ -113,9 +128,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for gpu in gpus:
         measure_device(gpu, paths.device(gpu))
     measure_until(deadline_s, args.study, study, paths, args.cell_s)
+    waiting = cells_without_outcome(study, paths)
+    if not waiting:
+        compare_within(deadline_s - time.monotonic(), args.study, study, paths, args.cell_s)
     for archive in pack(paths, args.evidence):
         print(f"{archive.stat().st_size / 2**20:6.2f} MiB  {archive}")
-    return 1 if cells_without_outcome(study, paths) else 0
+    return 1 if waiting else 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The unattended run on a lent host, with a measuring command that writes outcomes at once."""
 
+import contextlib
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.h200 import run
+from benchmarks.h200 import compare, run
 from benchmarks.h200.evidence import pack
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import Cell, expand
@@ -30,11 +32,15 @@ class Host:
         self.paths = paths
         self.study = load_study(run.STUDY)
         self.asked: list[str] = []
+        self.commands: list[list[str]] = []
         self.answers: dict[str, list[int | Exception]] = {}
 
     def __call__(self, command: list[str], **options: Any) -> SimpleNamespace:
         if command == ["nvidia-smi", "-q"]:
             return SimpleNamespace(stdout="NVIDIA H200")
+        self.commands.append(command)
+        if command[2] == "benchmarks.h200.compare":
+            return SimpleNamespace(returncode=0)
         assert command[:3] == [sys.executable, "-m", "workflow_scripts.measure.cell"]
         assert command[-4:] == ["--attempt", "1", "--attempts", "2"]
         cell_id = command[command.index("--cell") + 1]
@@ -112,6 +118,42 @@ def test_it_ends_when_nothing_succeeds(host: Host, capsys: pytest.CaptureFixture
     assert "3 cells in a row have no outcome" in capsys.readouterr().out
 
 
+def test_the_driver_is_compared_once_all_is_measured_and_time_is_left(host: Host) -> None:
+    host.paths.root.mkdir(parents=True)
+    run.compare_within(119, run.STUDY, host.study, host.paths, cell_s=60)
+    assert host.commands == []
+    run.compare_within(121, run.STUDY, host.study, host.paths, cell_s=60)
+    assert [command[2] for command in host.commands] == ["benchmarks.h200.compare"]
+    assert host.commands[0][host.commands[0].index("--cell") + 1] == CELLS[0]
+    (host.paths.root / "compare.json").write_text("{}", encoding="utf-8")
+    run.compare_within(121, run.STUDY, host.study, host.paths, cell_s=60)
+    assert len(host.commands) == 1
+
+
+def test_passes_take_turns_with_and_without_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def traced(kind: str, out: Path) -> Iterator[None]:
+        seen.append(f"{kind} trace")
+        yield
+        seen.append("trace ends")
+
+    class Served:
+        def reset(self) -> None:
+            seen.append("reset")
+
+        def run(self, requests: list[Any]) -> list[Any]:
+            seen.append("pass")
+            return []
+
+    monkeypatch.setattr(compare, "sampled", traced)
+    seconds = compare.passes_s(Served(), [], "cuda", pairs=2)  # type: ignore[arg-type]
+    with_trace = ["reset", "cuda trace", "pass", "trace ends"]
+    assert seen == [*with_trace, "reset", "pass", "reset", "pass", *with_trace]
+    assert {name: len(values) for name, values in seconds.items()} == {"traced": 2, "untraced": 2}
+
+
 def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host: Host, tmp_path: Path) -> None:
     measure(host)
     host.paths.outcome(CELLS[0]).unlink()
@@ -131,7 +173,7 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host: Host, tmp_p
 
 
 def test_the_host_needs_few_packages() -> None:
-    modules = ["benchmarks.h200.run", "workflow_scripts.prepare.device"]
+    modules = ["benchmarks.h200.run", "benchmarks.h200.compare", "workflow_scripts.prepare.device"]
     modules += [f"workflow_scripts.measure.{name}" for name in ("run", "trace", "vllm_offline", "hf_static")]
     loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()

@@ -1,0 +1,96 @@
+"""What the driver itself costs on one cell: the device trace, and the pipeline beside vLLM's own benchmark.
+
+    python3 -m benchmarks.h200.compare --study STUDY.yaml --cell CELL --out compare.json
+
+One engine serves the cell's requests again and again, in turns with and without the trace. Then vLLM's own throughput
+benchmark serves them in a process of its own, without any trace. Seconds of each pass are written, and total tokens/s.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from workflow_scripts.catalog import load_gpus
+from workflow_scripts.definition import cell_definition, model_key, resolved_models, workload_key
+from workflow_scripts.files import read_json, read_jsonl, write_json
+from workflow_scripts.grid import Cell
+from workflow_scripts.knobs import VllmKnobs
+from workflow_scripts.measure.cell import find_cell
+from workflow_scripts.measure.engines import Engine, EngineSetup, Request, make_engine
+from workflow_scripts.measure.trace import sampled
+from workflow_scripts.paths import StudyPaths
+from workflow_scripts.study import Study, load_study
+
+PAIRS = 4
+
+
+def passes_s(engine: Engine, requests: Sequence[Request], kind: str, pairs: int = PAIRS) -> dict[str, list[float]]:
+    """Seconds of passes over the requests with and without the trace of a device of this kind, in turns."""
+    seconds: dict[str, list[float]] = {"traced": [], "untraced": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(2 * pairs):
+            # ABBA: a drift hits both alike.
+            traced = number % 4 in (0, 3)
+            engine.reset()
+            with sampled(kind, Path(scratch) / "trace.jsonl") if traced else nullcontext():
+                began_s = time.monotonic()
+                engine.run(requests)
+                seconds["traced" if traced else "untraced"].append(time.monotonic() - began_s)
+    return seconds
+
+
+def compare(study: Study, cell: Cell, paths: StudyPaths) -> dict[str, object]:
+    """Measure a cell of the engine vllm both ways."""
+    definition = cell_definition(study, cell, resolved_models(study))
+    model_dir = paths.model(cell.model, model_key(definition["model"]))
+    workload = paths.workload(cell.model, cell.workload, workload_key(definition))
+    load_format, dtype = definition["model"]["load_format"], definition["model"]["dtype"]
+    requests, warmup = (
+        [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
+        for path in (workload, workload.with_name("warmup.jsonl"))
+    )
+    kind = load_gpus()[cell.gpu].kind
+    engine = make_engine("vllm", EngineSetup(model_dir, load_format, dtype, 0, cell.knobs.set_values(), kind))
+    engine.start()
+    engine.warm_up(warmup)
+    seconds = passes_s(engine, requests, kind)
+    engine.stop()
+    tokens = sum(len(r.prompt_token_ids) + r.output_tokens for r in requests)
+    return {
+        "cell_id": cell.id,
+        "tokens": tokens,
+        "driver_s": seconds,
+        "own_benchmark_s": _own_benchmark_s(cell, model_dir, load_format, dtype, workload),
+    }
+
+
+def _own_benchmark_s(cell: Cell, model_dir: Path, load_format: str, dtype: str, workload: Path) -> float:
+    assert isinstance(cell.knobs, VllmKnobs)
+    arguments = {"model": str(model_dir), "load_format": load_format, "dtype": dtype, **cell.knobs.engine_arguments()}
+    with tempfile.TemporaryDirectory() as scratch:
+        job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
+        write_json(job, {"engine_args": arguments, "workload": str(workload), "warm_up": True})
+        subprocess.run([sys.executable, "-m", "benchmarks.vllm_throughput", str(job), str(result)], check=True)
+        return float(read_json(result)["elapsed_s"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare both on one cell and write the seconds."""
+    parser = argparse.ArgumentParser(description="What the driver itself costs on one cell of the engine vllm.")
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--cell", required=True, help="gpu/vllm/model/workload/knobs")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args(argv)
+    study = load_study(args.study)
+    write_json(args.out, compare(study, find_cell(study, args.cell), StudyPaths(args.results, study.name)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
