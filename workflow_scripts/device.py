@@ -25,14 +25,16 @@ class WrongDeviceError(RuntimeError):
     """The device found is not the one that the cell is for."""
 
 
-def found_device(gpu: Gpu) -> dict[str, Any]:
+def found_device(gpu: Gpu, count: int = 1) -> dict[str, Any]:
     """Describe the device that this process got, and check that it is `gpu`.
 
+    Of a cell on several GPUs all are checked, and the first is described.
+
     Raises:
-        WrongDeviceError: too few cores, no GPU, a GPU of another type, in MIG mode, in use by others, or slowed down by
-            heat or its power supply; a GPU that torch does not see.
+        WrongDeviceError: too few cores or GPUs, a GPU of another type, in MIG mode, in use by others, slowed down
+            by heat or its power supply, or not seen by torch.
     """
-    return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpu(gpu)
+    return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpus(gpu, count)
 
 
 def _found_cpu(gpu: Gpu) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def use_cores(cores: list[int]) -> None:
     torch.set_num_threads(len(cores))
 
 
-def _found_gpu(gpu: Gpu) -> dict[str, Any]:
+def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
     import pynvml
 
     try:
@@ -72,26 +74,38 @@ def _found_gpu(gpu: Gpu) -> dict[str, Any]:
     except pynvml.NVMLError as e:
         raise WrongDeviceError(f"{gpu.name} was asked for, and there is no NVIDIA GPU here: {e}") from None
     try:
-        handle = nvml_handle()
-        name = pynvml.nvmlDeviceGetName(handle)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        found = {
-            "name": name,
-            "uuid": pynvml.nvmlDeviceGetUUID(handle),
-            "memory_total_bytes": int(memory.total),
-            "memory_used_before_bytes": int(memory.used),
-            "driver_version": pynvml.nvmlSystemGetDriverVersion(),
-            "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
-            "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
-            "other_processes": _or_none(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
-            "throttle_reasons_before": _or_none(lambda: _settled_throttle_reasons(handle)),
-            "temperature_before_c": _or_none(
-                lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-            ),
-            "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        }
+        found = [_described(nvml_handle(place)) for place in range(count)]
+    except (pynvml.NVMLError, IndexError):
+        raise WrongDeviceError(f"{count} GPUs were asked for, and this process sees fewer") from None
     finally:
         pynvml.nvmlShutdown()
+    for one in found:
+        _check(gpu, one)
+    _check_torch(gpu, count)
+    return found[0]
+
+
+def _described(handle: Any) -> dict[str, Any]:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return {
+        "name": pynvml.nvmlDeviceGetName(handle),
+        "uuid": pynvml.nvmlDeviceGetUUID(handle),
+        "memory_total_bytes": int(memory.total),
+        "memory_used_before_bytes": int(memory.used),
+        "driver_version": pynvml.nvmlSystemGetDriverVersion(),
+        "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
+        "other_processes": _or_none(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+        "throttle_reasons_before": _or_none(lambda: _settled_throttle_reasons(handle)),
+        "temperature_before_c": _or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+    }
+
+
+def _check(gpu: Gpu, found: dict[str, Any]) -> None:
+    name = found["name"]
     if not any(re.fullmatch(pattern, name) for pattern in gpu.nvml_names or ()):
         raise WrongDeviceError(f"{gpu.name} was asked for, and the GPU here is {name!r}")
     expected = gpu.usable_memory_bytes or gpu.memory_bytes
@@ -107,8 +121,6 @@ def _found_gpu(gpu: Gpu) -> dict[str, Any]:
             f"the {gpu.name} here is slowed down before any work, by {', '.join(slowed_by)},"
             f" at {found['temperature_before_c']} degrees Celsius"
         )
-    _check_torch(gpu)
-    return found
 
 
 def _settled_throttle_reasons(handle: Any) -> list[str]:
@@ -135,25 +147,26 @@ def _throttle_bits() -> dict[str, int]:
     return {name: bit for name, bit in named.items() if name != "All"}
 
 
-def _check_torch(gpu: Gpu) -> None:
+def _check_torch(gpu: Gpu, count: int) -> None:
     import torch
 
     # torch counts through NVML: asking whether CUDA is available would start it here, before the engine forks.
-    if torch.cuda.device_count() == 0:
-        raise WrongDeviceError(f"there is a {gpu.name} here, but torch {torch.__version__} sees no CUDA device")
+    if (seen := torch.cuda.device_count()) < count:
+        raise WrongDeviceError(f"of {count} {gpu.name} here torch {torch.__version__} sees {seen} as CUDA devices")
 
 
-def nvml_handle() -> Any:
-    """NVML's handle of the first GPU that this process may see; NVML must be initialised.
+def nvml_handle(place: int = 0) -> Any:
+    """NVML's handle of one of the GPUs that this process may see; NVML must be initialised.
 
     NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs.
     """
     import pynvml
 
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    if first.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
-    return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    device = visible.split(",")[place] if visible else str(place)
+    if device.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(device)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(device))
 
 
 def _or_none(read: Callable[[], Any]) -> Any:

@@ -1,6 +1,7 @@
 """Is the GPU here the one that a cell is for? NVML is a stand-in that shows one card, changed from test to test."""
 
 import sys
+from itertools import cycle
 from types import ModuleType, SimpleNamespace
 
 import pynvml
@@ -91,7 +92,7 @@ def test_the_right_gpu_is_described(card):
             {"throttled": [IDLE | HOT | HOT_TOO]},
             "slowed down before any work, by HwThermalSlowdown, SwThermalSlowdown, at",
         ),
-        ({"seen_by_torch": 0}, f"there is a h200 here, but torch {torch.__version__} sees no CUDA device"),
+        ({"seen_by_torch": 0}, f"of 1 h200 here torch {torch.__version__} sees 0 as CUDA devices"),
     ],
 )
 def test_a_wrong_gpu_is_refused_with_the_reason(card, changed, message):
@@ -132,6 +133,19 @@ def test_the_gpu_is_the_first_that_the_process_may_see(card, monkeypatch, visibl
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found_device(H200)
     assert card.asked_for == [asked_for]
+
+
+def test_every_gpu_of_a_cell_is_checked(card, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    card.seen_by_torch = 2
+    found_device(H200, 2)
+    assert card.asked_for == [3, 1]
+    names = cycle(["NVIDIA H200", "NVIDIA L40S"])
+    sys.modules["pynvml"].nvmlDeviceGetName = lambda _: next(names)
+    with pytest.raises(WrongDeviceError, match="the GPU here is 'NVIDIA L40S'"):
+        found_device(H200, 2)
+    with pytest.raises(WrongDeviceError, match="3 GPUs were asked for, and this process sees fewer"):
+        found_device(H200, 3)
 
 
 def test_reasons_have_nvmls_names(card):

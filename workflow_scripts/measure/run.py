@@ -80,7 +80,7 @@ def measure(job: Job) -> None:
     gpu = load_gpus()[definition["gpu"]]
     try:
         elsewhere = (definition.get("endpoint") or {}).get("base_url")
-        device = {"server": elsewhere} if elsewhere else found_device(gpu)
+        device = {"server": elsewhere} if elsewhere else found_device(gpu, _ranks(definition["knobs"]))
         measured.record["device"] = device
         with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl"):
             host_cores = sorted(os.sched_getaffinity(0))
@@ -110,6 +110,10 @@ def measure(job: Job) -> None:
         measured.record["wrong_device"] = True
     shutil.rmtree(job.evidence / SCRATCH, ignore_errors=True)
     measured.write(job.evidence)
+
+
+def _ranks(knobs: dict[str, Any]) -> int:
+    return int(knobs.get("tensor_parallel_size", 1) * knobs.get("pipeline_parallel_size", 1))
 
 
 def _run(engine: Engine, job: Job, measured: _Measured) -> None:
