@@ -297,8 +297,8 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     measured = cells[cells["outcome"] != "missing"].reindex(columns=[*places, "cell_id"])
     counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
     rows = [
-        [*map(shown, (gpu, host, engine, protocol)), shown(lock)[:12], str(count)]
-        for (gpu, host, engine, protocol, lock), count in counts.items()
+        [*map(shown, place), shown(lock)[:12], str(count)]
+        for *place, lock, count in counts.reset_index().itertuples(index=False, name=None)
     ]
     note = "Cells of different locks, or of another protocol version than the study's, are not compared."
     return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 5 + [True], note)
