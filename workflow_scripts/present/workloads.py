@@ -27,8 +27,10 @@ AT_ONCE = 0.05
 def workload_lengths(tables: Tables) -> Plot:
     """Prompt and output lengths of each workload, as the share of its requests that have at most so many tokens."""
     groups = list(_workloads(tables))
+    tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
+    limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
     panels, notes = some_panels(
-        [Panel(title, partial(_draw_lengths, rows=rows)) for title, rows in groups], "workloads"
+        [Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups], "workloads"
     )
     return Plot(
         title="Lengths of the requests of each workload",
@@ -100,14 +102,12 @@ def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
 
 
-def _draw_lengths(ax: Axes, rows: pd.DataFrame) -> None:
+def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
     for column, (_, color, style) in LENGTHS.items():
         ax.ecdf(rows[column], color=color, linestyle=style)
-    tokens = rows[list(LENGTHS)].to_numpy(dtype=float)
-    low, high = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
     ax.set_xscale("log")
-    ax.set_xlim(low, high)
-    plain_log_ticks(ax.xaxis, low, high, most=6)
+    ax.set_xlim(*limits)
+    plain_log_ticks(ax.xaxis, *limits, most=6)
     ax.set_ylim(0, 1.03)
     ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
 
