@@ -167,6 +167,12 @@ def test_what_is_not_known_bounds_nothing():
     assert bound({"max_num_seqs": 16}, preemptions=3) == "kv_blocks"
 
 
+def test_what_bound_is_a_column_of_texts():
+    known, unknown = cell({"max_num_seqs": 4}, running_peak=4), cell({"max_num_seqs": 8})
+    found = bound_by(cell_summary(table(known, unknown), RATE, BOUND_BY_NEEDS))
+    pd.testing.assert_series_equal(found, pd.Series(["sequences", pd.NA], dtype="string"))
+
+
 def test_a_token_budget_is_no_limit_of_sequences():
     knobs = {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 16}
     assert bound(knobs, "hf-continuous", running_peak=16) == "token_budget"
