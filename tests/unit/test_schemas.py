@@ -20,7 +20,7 @@ def test_the_files_are_what_the_code_generates(tmp_path: Path) -> None:
     assert kept == written, "run: python -m workflow_scripts.schemas"
 
 
-@pytest.mark.parametrize("study", sorted(Path("config/studies").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("study", sorted(Path("config/studies").glob("**/*.yaml")), ids=str)
 def test_every_study_keeps_to_the_schema(study: Path) -> None:
     schema = json.loads((FOLDER / "study.schema.json").read_text(encoding="utf-8"))
     content = yaml.safe_load(study.read_text(encoding="utf-8"))
