@@ -18,6 +18,7 @@ from workflow_scripts.measure.server_http import Address, ServerError
 from workflow_scripts.measure.serving import Serving, address_on, check_port_is_free, free_port, new_api_key
 
 STOP_LIMIT_S = 60
+MOST_CUTS = 4
 
 
 class OpenAiEndpoint(Serving):
@@ -74,7 +75,7 @@ class OpenAiEndpoint(Serving):
     def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
         if self._endpoint.prompts == "token_ids":
             return super()._prompts(requests)
-        return [str(self._tokenizer.decode(request.prompt_token_ids)) for request in requests]
+        return [text_of_as_many_tokens(self._tokenizer, request.prompt_token_ids) for request in requests]
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -89,3 +90,19 @@ class OpenAiEndpoint(Serving):
                 self._filled(self._endpoint.stop_command), env=self._environment(), timeout=STOP_LIMIT_S, check=False
             )
         super().stop()
+
+
+def text_of_as_many_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """Text that a server with this tokenizer reads as about as many tokens, from the beginning of what these say.
+
+    Random tokens decode to text that is often read as more of them; then the end is cut off. Special tokens that the
+    tokenizer adds count too. No text may be read as exactly as many, so the server's own count is the one that counts.
+    """
+    text = str(tokenizer.decode(token_ids))
+    for _ in range(MOST_CUTS):
+        surplus = len(tokenizer(text)["input_ids"]) - len(token_ids)
+        own = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if surplus <= 0 or len(own) <= surplus:
+            break
+        text = str(tokenizer.decode(own[:-surplus]))
+    return text
