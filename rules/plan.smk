@@ -30,7 +30,7 @@ rule predict_cells:
         "../envs/cpu.conda.yaml"
     threads: workflow.resource_settings.cores or 1
     params:
-        definitions=definition_sha256({cell: definition(cell) for cell in CELLS}),
+        definitions=rules.predict_capacity.params.definitions,
     shell:
         "python -m workflow_scripts.prepare.plan"
         " --study $STUDY"

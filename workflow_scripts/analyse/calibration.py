@@ -24,8 +24,10 @@ from workflow_scripts.calibration import (
     DEFAULT_MEMORY_EFFICIENCY,
     DEFAULT_OVERHEAD_S,
     Calibration,
+    CalibrationError,
     EngineCalibration,
     FitQuality,
+    read_calibration,
 )
 from workflow_scripts.catalog import CatalogError, Gpu, get_gpu
 from workflow_scripts.step_time import StepConstants, StepWork, segment_times_s
@@ -195,16 +197,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         gpu = get_gpu(args.gpu)
         calibration = _calibration(args, gpu)
-    except (CatalogError, CalibrationInputError) as e:
+    except (CatalogError, CalibrationError, CalibrationInputError) as e:
         print(f"analyse.calibration: {e}", file=sys.stderr)
         return 2
     calibration.write(args.out)
-    for engine, found in calibration.engines.items():
-        quality = found.quality
-        print(
-            f"{gpu.name}, {engine}: fitted to {len(quality.fitted)} cells; on {len(quality.held_out)} others the error "
-            f"of tokens/s is {quality.median_error_pct} % (median) and {quality.p90_error_pct} % (p90)"
-        )
+    quality = calibration.engines[args.engine].quality
+    print(
+        f"{gpu.name}, {args.engine}: fitted to {len(quality.fitted)} cells; on {len(quality.held_out)} others the "
+        f"error of tokens/s is {quality.median_error_pct} % (median) and {quality.p90_error_pct} % (p90)"
+    )
     return 0
 
 
@@ -231,8 +232,19 @@ def _calibration(args: argparse.Namespace, gpu: Gpu) -> Calibration:
         raise CalibrationInputError(f"--fit {min(unknown)}: no such measured cell; there are {', '.join(works)}")
     fitted = args.fit or choose(works, args.most, start)
     constants, quality = calibrate(works, wall_s, start, fitted)
-    engine = EngineCalibration(model=models[0], dtype=dtype, constants=constants, quality=quality, repeat_sd=repeat_sd)
-    return Calibration(gpu=gpu.name, device_name=device_name, source=args.source, engines={args.engine: engine})
+    engines = _others(args.out, gpu.name, device_name)
+    engines[args.engine] = EngineCalibration(
+        model=models[0], dtype=dtype, constants=constants, quality=quality, repeat_sd=repeat_sd
+    )
+    return Calibration(gpu=gpu.name, device_name=device_name, source=args.source, engines=engines)
+
+
+def _others(path: Path, gpu: str, device_name: str | None) -> dict[str, EngineCalibration]:
+    """Other engines' calibrations in a file that is to be written anew, if they are of the same device."""
+    if not path.exists():
+        return {}
+    known = read_calibration(path)
+    return dict(known.engines) if (known.gpu, known.device_name) == (gpu, device_name) else {}
 
 
 def _parser() -> argparse.ArgumentParser:

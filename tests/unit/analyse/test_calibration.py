@@ -112,6 +112,15 @@ def test_the_command_writes_constants_with_their_quality(tmp_path, capsys):
     assert "l40s, vllm: fitted to 2 cells; on 3 others the error" in capsys.readouterr().out
 
 
+def test_another_engine_of_the_same_device_stays_in_the_file(tmp_path):
+    write(tmp_path)
+    assert main(arguments(tmp_path)) == 0
+    known = read_calibration(tmp_path / "l40s.yaml")
+    known.model_copy(update={"engines": {"hf-static": known.engines["vllm"]}}).write(tmp_path / "l40s.yaml")
+    assert main(arguments(tmp_path)) == 0
+    assert set(read_calibration(tmp_path / "l40s.yaml").engines) == {"hf-static", "vllm"}
+
+
 def test_the_cells_to_fit_to_can_be_named(tmp_path):
     write(tmp_path)
     assert main([*arguments(tmp_path), "--fit", "cell-0", "cell-5"]) == 0
