@@ -327,6 +327,15 @@ def test_the_command_writes_a_record_a_line(tmp_path):
     json.dumps(of_cell, allow_nan=False)
 
 
+@pytest.mark.parametrize("missing", ["--study", "--out"])
+def test_files_without_a_default_must_be_named(missing, capsys):
+    command = {"--study": "a", "--out": "b"}
+    del command[missing]
+    with pytest.raises(SystemExit, match="2"):
+        main([word for pair in command.items() for word in pair])
+    assert f"required: {missing}" in capsys.readouterr().err
+
+
 def test_help_says_what_is_read_and_written_with_an_example(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
