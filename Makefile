@@ -13,7 +13,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start, also where the machine's default is otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm lint env tools lock bench-harness bench-analysis bench-plan clean-env
+.PHONY: help demo test test-slurm lint env tools lock bench-harness bench-analysis bench-plan mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -58,6 +58,13 @@ bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figur
 
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
+
+MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
+	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/prepare/%.py,capacity memory predictions) \
+	workflow_scripts/formulas.py workflow_scripts/model_facts.py))))
+
+mutants: $(VENV)/dev.installed ## change the code that computes in small ways and count what its tests notice (MUTATED=formulas)
+	@for module in $(MUTATED); do $(BIN)/python -m benchmarks.mutants $(ARGS) $$module; done
 
 clean-env: ## delete the environments that make has installed
 	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg))
