@@ -21,7 +21,7 @@ from workflow_scripts.definition import cell_definition, definition_sha256, reso
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.outcome import is_outcome_of
+from workflow_scripts.outcome import is_outcome_of, read_outcome
 from workflow_scripts.paths import StudyPaths
 from workflow_scripts.study import Study, StudyError, load_study
 
@@ -39,24 +39,28 @@ ENVIRONMENT = {
 }
 
 
-def cells_without_outcome(study: Study, paths: StudyPaths) -> list[Cell]:
-    """Cells whose outcome is not there, or is that of another definition, in the study's order."""
+def outcomes(study: Study, paths: StudyPaths) -> dict[Cell, str | None]:
+    """What became of each cell, in the study's order; None where there is no outcome of its present definition."""
     models = resolved_models(study)
 
-    def is_done(cell: Cell) -> bool:
-        return is_outcome_of(paths.outcome(cell), definition_sha256(cell_definition(study, cell, models)))
+    def outcome(cell: Cell) -> str | None:
+        record = paths.outcome(cell)
+        wanted = definition_sha256(cell_definition(study, cell, models))
+        return read_outcome(record).outcome if is_outcome_of(record, wanted) else None
 
-    return [cell for cell in expand(study) if not is_done(cell)]
+    return {cell: outcome(cell) for cell in expand(study)}
 
 
 def measure_until(deadline_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
     """Measure cells one after another, until `deadline_s` on the monotonic clock.
 
-    A cell is started if `cell_s` are left for it. One without an outcome is passed over; where several in a row have
-    none, the host is at fault and the rest is left alone.
+    Cells without an outcome come first, then those whose engine failed in an earlier call. A cell is started if
+    `cell_s` are left for it. Where several in a row fail, the host is at fault and the rest is left alone.
     """
+    before = outcomes(study, paths)
+    waiting = [cell for cell in before if before[cell] is None]
+    waiting += [cell for cell in before if before[cell] == "engine_error"]
     failures = 0
-    waiting = cells_without_outcome(study, paths)
     for number, cell in enumerate(waiting, start=1):
         left_s = deadline_s - time.monotonic()
         if left_s < cell_s:
@@ -67,10 +71,11 @@ def measure_until(deadline_s: float, study_file: Path, study: Study, paths: Stud
         if status == WRONG_DEVICE and left_s > RETRY_S:  # the cell before may still be leaving it
             time.sleep(RETRY_S)
             status = _measure(study_file, paths, cell, deadline_s - time.monotonic())
-        print(f"[{number}/{len(waiting)}] {time.monotonic() - began:5.1f} s  exit {status}  {cell.id}", flush=True)
-        failures = 0 if status == 0 else failures + 1
+        ended = read_outcome(paths.outcome(cell)).outcome if status == 0 else f"no outcome (exit {status})"
+        print(f"[{number}/{len(waiting)}] {time.monotonic() - began:5.1f} s  {ended}  {cell.id}", flush=True)
+        failures = 0 if ended in ("ok", "infeasible") else failures + 1
         if failures == FAILURES_IN_A_ROW:
-            print(f"{failures} cells in a row have no outcome; the last one's log is {paths.log(cell)}", flush=True)
+            print(f"{failures} cells in a row have failed; the last one's log is {paths.log(cell)}", flush=True)
             return
 
 
@@ -128,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for gpu in gpus:
         measure_device(gpu, paths.device(gpu))
     measure_until(deadline_s, args.study, study, paths, args.cell_s)
-    waiting = cells_without_outcome(study, paths)
+    waiting = None in outcomes(study, paths).values()
     if not waiting:
         compare_within(deadline_s - time.monotonic(), args.study, study, paths, args.cell_s)
     for archive in pack(paths, args.evidence):

@@ -33,7 +33,7 @@ class Host:
         self.study = load_study(run.STUDY)
         self.asked: list[str] = []
         self.commands: list[list[str]] = []
-        self.answers: dict[str, list[int | Exception]] = {}
+        self.answers: dict[str, list[int | str | Exception]] = {}
 
     def __call__(self, command: list[str], **options: Any) -> SimpleNamespace:
         if command == ["nvidia-smi", "-q"]:
@@ -48,15 +48,16 @@ class Host:
         answer = self.answers[cell_id].pop(0) if self.answers.get(cell_id) else 0
         if isinstance(answer, Exception):
             raise answer
-        if answer == 0:
-            self.measure(next(cell for cell in expand(self.study) if cell.id == cell_id))
+        if answer == 0 or isinstance(answer, str):
+            self.measure(next(cell for cell in expand(self.study) if cell.id == cell_id), answer or "ok")
+            answer = 0
         return SimpleNamespace(returncode=answer)
 
-    def measure(self, cell: Cell) -> None:
+    def measure(self, cell: Cell, outcome: Any = "ok") -> None:
         definition = cell_definition(self.study, cell, resolved_models(self.study))
         Outcome(
             cell_id=cell.id,
-            outcome="ok",
+            outcome=outcome,
             definition=definition,
             definition_sha256=definition_sha256(definition),
             provenance={},
@@ -112,10 +113,22 @@ def test_a_device_that_is_not_free_yet_is_asked_for_once_more(host: Host) -> Non
 
 
 def test_it_ends_when_nothing_succeeds(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    host.answers = {cell: [1] for cell in CELLS}
+    host.answers = {cell: ["infeasible", 1, "engine_error"][i % 3 : i % 3 + 1] for i, cell in enumerate(CELLS)}
+    host.answers |= {CELLS[6]: [1]}
     measure(host)
-    assert host.asked == CELLS[:3]
-    assert "3 cells in a row have no outcome" in capsys.readouterr().out
+    assert host.asked == CELLS[:7]
+    assert "3 cells in a row have failed" in capsys.readouterr().out
+
+
+def test_an_engine_that_failed_is_tried_again_by_the_next_call_last(host: Host) -> None:
+    host.answers[CELLS[0]] = ["engine_error"]
+    host.answers[CELLS[1]] = [1]
+    host.answers[CELLS[2]] = ["infeasible"]
+    measure(host)
+    assert host.asked == CELLS
+    host.asked.clear()
+    measure(host)
+    assert host.asked == [CELLS[1], CELLS[0]]
 
 
 def test_the_driver_is_compared_once_all_is_measured_and_time_is_left(host: Host) -> None:
