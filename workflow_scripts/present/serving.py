@@ -95,7 +95,9 @@ _PANEL = ("gpu", "model", "workload", "axis")
 
 def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
-    settings = series_labels(rows, [name for name in knobs if name != "knob_endpoint"])
+    others = [name for name in knobs if name != "knob_endpoint"]
+    # Servers have knobs of their own: what differs is told among the settings of one.
+    settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
     # Of a load at a rate the users are a cap, and so a setting.
     capped = (rows["axis"] != "users") & rows["users"].notna()
     cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")
