@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,6 +10,7 @@ from workflow_scripts.prepare import plan as planning
 from workflow_scripts.prepare import predict
 from workflow_scripts.prepare.knob_effects import knob_effects
 from workflow_scripts.prepare.plan import main, plan
+from workflow_scripts.prepare.speed import FIELDS
 
 
 def effects(tmp_path, **changes):
@@ -31,6 +33,12 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     assert table["output_tokens_per_s"].notna().sum() == 12
     assert len(pd.read_csv(folder / "plan.csv")) == 18
     assert set(pd.read_csv(folder / "knobs.csv")["knob"]) == {"block_size", "max_num_seqs"}
+
+
+def test_every_column_is_documented():
+    text = Path("docs/plan.md").read_text(encoding="utf-8")
+    columns = {name.removesuffix("_low").removesuffix("_high") for name in FIELDS}
+    assert {name for name in columns if f"`{name}`" not in text} == set()
 
 
 def test_a_knob_that_changes_no_step_cannot_matter_and_one_that_runs_out_of_prompts_says_so(tmp_path):
