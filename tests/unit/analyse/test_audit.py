@@ -244,6 +244,13 @@ def test_a_column_can_be_chosen():
         find_columns(names, "tps")
 
 
+def test_another_catalogue_knows_other_cards():
+    few = {"l4": GPUS["l4"]}
+    audited = audit_table(pd.DataFrame([row("L4"), row("H200")]), LLAMA, EVEN, gpus=few)
+    assert audited["ceiling_gpu"].tolist() == ["l4", None]
+    assert audited.loc[1, "verdict"] == "unknown"
+
+
 def test_an_audited_table_can_be_audited_again():
     once = audit([row()])
     again = audit_table(once, LLAMA, EVEN, gpus=GPUS)
@@ -328,6 +335,21 @@ def test_the_example_of_the_help_can_be_typed_in(monkeypatch, capsys):
         main(["--help"])
     shown = capsys.readouterr().out
     assert "python -m workflow_scripts.analyse.audit" in shown
+    texts = {
+        "table": "CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs",
+        "--model MODEL": "name in config/models",
+        "--tokens-per-request PROMPT,OUTPUT": "means, for a mix",
+        "--quantization QUANTIZATION": "of the layers' matrices, such as awq, gptq or fp8 (default: the config's)",
+        "--gpu-memory-utilization GPU_MEMORY_UTILIZATION": "share of the memory in use (default: all of it)",
+        "--kv-cache-dtype KV_CACHE_DTYPE": "default: auto, the model's",
+        "--max-num-seqs MAX_NUM_SEQS": "of rows that do not state it (default: 256)",
+        "--throughput-column THROUGHPUT_COLUMN": "the column to check, where several look like a throughput",
+        "--json": "print JSON",
+        "--out FILE.csv": "write the table with its verdicts",
+    }
+    words = " ".join(shown.split())
+    assert [option for option, text in texts.items() if f"{option} {text}" not in words] == []
+    assert "Say of each throughput in a table whether the hardware allows it. Exit 0 also if it does not." in words
     monkeypatch.chdir(CONFIG.parent)
     assert main(shown.partition("example: ")[2].split()) == 0
 
