@@ -18,7 +18,7 @@ from workflow_scripts.present.tables import MissingError, Tables, records
 from workflow_scripts.present.throughput import log2_axis, ratio_axis, repeats_of
 
 # What sets the load, in the order in which it is looked for -> how it is called.
-LOADS: Mapping[str, str] = {"request_rate_per_s": "requests per s", "users": "users"}
+LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
 LATENCIES: Mapping[str, tuple[LineStyle, str]] = {
     "ttft_s_p50": ("-", "TTFT, median"),
     "ttft_s_p99": ((0, (5, 1.5)), "TTFT, 99th percentile"),
@@ -133,16 +133,7 @@ def _draw(
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
             ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
             over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
-            ax.plot(
-                over.index,
-                over,
-                linestyle="none",
-                marker="o",
-                markersize=11,
-                markerfacecolor="none",
-                color=INK,
-                clip_on=False,
-            )
+            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3)
     loads = sorted(rows["x"].unique())
     log2_axis(ax, loads)
     ratio_axis(ax, *limits)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.present.conftest import Results
 from workflow_scripts.present import serving
+from workflow_scripts.present.plot import use_style, write_plot
 from workflow_scripts.present.tables import MissingError, Tables
 
 
@@ -45,6 +46,14 @@ def test_servers_are_told_apart_by_their_names_and_by_what_differs_among_their_o
         "tgi",
     ]
     assert "users" in serving.serving_throughput(tables).panels[0].title
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_figure_fits_a_column_also_where_nothing_is_saturated(tmp_path: Path) -> None:
+    tables = write(tmp_path, ("vllm-serve", None, {}, [1.0, 4.0]), ("openai", "tgi", {}, [1.0, 4.0]))
+    use_style()
+    write_plot(serving.serving_latency(tables), tmp_path, "latency")
+    assert (tmp_path / "latency.column.svg").exists()
 
 
 def test_a_single_load_is_no_curve(tmp_path: Path) -> None:
