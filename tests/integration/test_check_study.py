@@ -84,9 +84,7 @@ def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(
 
 
 def test_the_engines_take_every_study_of_the_project() -> None:
-    faults = [
-        line
-        for path in sorted(Path("config/studies").glob("*.yaml"))
-        for line in fault_lines(path, check_cells(expand(load_study(path))))
-    ]
-    assert faults == []
+    # Their cuts for a CPU ask for the same, which a CPU may refuse.
+    folder = Path("config/studies")
+    cells = [cell for path in sorted(folder.glob("*.yaml")) for cell in expand(load_study(path))]
+    assert fault_lines(folder, check_cells(cells)) == []
