@@ -326,6 +326,26 @@ def test_default_batches_go_by_the_gpu(gpu, usage, seqs, tokens):
     assert (batch.max_model_len, batch.max_num_seqs, batch.max_num_batched_tokens) == (4096, seqs, tokens)
 
 
+@pytest.mark.parametrize(
+    ("memory_gib", "seqs", "tokens"), [(69.9, 256, 2048), (70, 1024, 8192), (159.9, 1024, 8192), (160, 1024, 16384)]
+)
+def test_default_batches_grow_at_70_and_160_gib(memory_gib, seqs, tokens):
+    card = H100.model_copy(update={"usable_memory_bytes": memory_gib * 2**30})
+    batch = batch_of(EngineSettings(max_model_len=4096), LLAMA_8B, card)
+    assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (seqs, tokens)
+
+
+@pytest.mark.parametrize(
+    ("usage", "ranks", "seqs", "tokens"),
+    [("server", 1, 128, 2048), ("offline", 1, 256, 4096), ("server", 3, 384, 6144), ("offline", 3, 768, 12288)],
+)
+def test_default_batches_of_a_cpu_grow_with_its_ranks(usage, ranks, seqs, tokens):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        settings = EngineSettings(max_model_len=4096, usage=usage, **{name: ranks})
+        batch = batch_of(settings, LLAMA_8B, get_gpu("cpu-all"))
+        assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (seqs, tokens)
+
+
 def test_a_batch_is_no_larger_than_its_tokens():
     def batch(**settings):
         found = batch_of(EngineSettings(**settings), LLAMA_8B, get_gpu("l4"))
