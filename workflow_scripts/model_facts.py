@@ -31,6 +31,7 @@ QUANTIZED_BITS: Mapping[str, float] = {
     "gptq": 4 + (16 + 4) / 128,
     "gptq_marlin": 4 + (16 + 4) / 128,
     "fp8": 8,
+    "fp8_per_tensor": 8,
 }
 
 

@@ -148,6 +148,8 @@ def test_quantization_shrinks_the_layers_matrices_alone():
     assert facts.weight_bytes - fp8.weight_bytes == facts.decode_weight_bytes - fp8.decode_weight_bytes == matrices
     assert facts.weight_bytes - awq.weight_bytes == round(matrices * (2 - 4.15625 / 8))
     assert fp8.bytes_per_token() == facts.bytes_per_token()
+    per_tensor = model_facts(LLAMA | {"dtype": "bfloat16"}, quantization="fp8_per_tensor")
+    assert per_tensor.weight_bytes == fp8.weight_bytes
     with pytest.raises(ModelFactsError, match="quantization 'bitsandbytes' is not supported; supported: awq"):
         model_facts(LLAMA, quantization="bitsandbytes")
 
