@@ -32,12 +32,13 @@ SECRETS = {
     "OPENAI_API_KEY": "sk-plantedKeyOfAUser0123456789",
     "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
 }
-# Answers as a server does, token by token, as often as it is told; every request after that gets a 500.
+# Answers as a server does, token by token in the seconds that it is told, as often as it is told; every request after
+# that gets a 500.
 SMALL_SERVER = """
-import json, sys
+import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-answers = int(sys.argv[2])
+answers, token_s = int(sys.argv[2]), float(sys.argv[3])
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -54,6 +55,7 @@ class Handler(BaseHTTPRequestHandler):
             counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
             events = [{"choices": [{"text": "a"}]}] * asked["max_tokens"] + [{"choices": [], "usage": counts}]
             for event in events:
+                time.sleep(token_s)
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
 
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
@@ -261,6 +263,10 @@ def test_no_secret_is_in_any_file(results: Path, own_tmpdir: Path) -> None:
 LONG = "cpu-all/vllm-serve/tiny-llama-57m/long/bs32-seqs4-len512-eager1-cpukv1-rate4"
 
 
+def at(endpoint: str) -> str:
+    return f"cpu-all/openai/tiny-llama-57m/short/at-{endpoint}"
+
+
 def faulty(endpoints: dict[str, object], **changes: object) -> dict[str, object]:
     """A study of servers that fail, by the names of their entries, and of one that is under load for long."""
     of_server = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
@@ -300,10 +306,6 @@ def ended(command: "subprocess.Popen[str]", folder: Path, cell: str) -> Outcome:
     assert command.returncode == 0, output
     assert "Traceback" not in output
     return outcome(folder / "results" / "served", cell)
-
-
-def at(endpoint: str) -> str:
-    return f"cpu-all/openai/tiny-llama-57m/short/at-{endpoint}"
 
 
 def sleepers() -> list[int]:
@@ -350,11 +352,11 @@ def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
     tmp_path: Path, measure: Callable[..., object]
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SMALL_SERVER, "0", "1000"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SMALL_SERVER, "0", "1000", "0"], stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         port = int(other.stdout.readline().removeprefix("port "))
-        file = write(tmp_path, faulty({"taken": {**command_of(SMALL_SERVER, 1000), "port": port}}))
+        file = write(tmp_path, faulty({"taken": {**command_of(SMALL_SERVER, 1000, 0), "port": port}}))
         found = ended(measure(file, at("taken")), tmp_path, at("taken"))  # type: ignore[arg-type]
         other.kill()
     assert found.outcome == "engine_error"
@@ -367,7 +369,9 @@ def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
     tmp_path: Path, measure: Callable[..., object]
 ) -> None:
     """Eight requests are to warm up with; then one server breaks at once, and one in mid-load."""
-    file = write(tmp_path, faulty({"broken": command_of(SMALL_SERVER, 0), "breaks": command_of(SMALL_SERVER, 8 + 5)}))
+    file = write(
+        tmp_path, faulty({"broken": command_of(SMALL_SERVER, 0, 0), "breaks": command_of(SMALL_SERVER, 8 + 5, 0)})
+    )
     broken = ended(measure(file, at("broken")), tmp_path, at("broken"))  # type: ignore[arg-type]
     assert broken.outcome == "engine_error"
     assert "8 of 8 requests to warm up with failed: HTTP 500 Internal Server Error" in str(broken.reason)
@@ -382,7 +386,7 @@ def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
 
 
 def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, measure: Callable[..., object]) -> None:
-    file = write(tmp_path, faulty({"small": command_of(SMALL_SERVER, 1000)}))
+    file = write(tmp_path, faulty({"small": command_of(SMALL_SERVER, 1000, 0)}))
     found = ended(measure(file, at("small")), tmp_path, at("small"))  # type: ignore[arg-type]
     assert found.outcome == "ok", found.reason
     assert [r.repeat for r in found.repeats] == [0, 1]
@@ -390,18 +394,19 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, m
     assert sleepers() == []
 
 
+@pytest.mark.parametrize("cell", [at("slow"), LONG], ids=["another", "vllm"])
 def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
-    tmp_path: Path, measure: Callable[..., object]
+    tmp_path: Path, measure: Callable[..., object], cell: str
 ) -> None:
-    file = write(tmp_path, faulty({}))
-    command = measure(file, LONG)
-    leader = server_under_load(tmp_path / "results" / "served" / "cells" / LONG / "raw.partial")
+    file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.5)}))
+    command = measure(file, cell)
+    leader = server_under_load(tmp_path / "results" / "served" / "cells" / cell / "raw.partial")
     session = os.getsid(leader)
     os.kill(leader, signal.SIGKILL)
-    found = ended(command, tmp_path, LONG)  # type: ignore[arg-type]
+    found = ended(command, tmp_path, cell)  # type: ignore[arg-type]
     assert found.outcome == "engine_error"
     assert "requests failed; the first: the server was killed by signal 9 (SIGKILL)" in str(found.reason)
-    requests = raw(tmp_path / "results" / "served", LONG, "requests")
+    requests = raw(tmp_path / "results" / "served", cell, "requests")
     assert any("killed by signal 9" in str(r["error"]) for r in requests)
     assert members(session) == []
     json.dumps(requests, allow_nan=False)
