@@ -24,11 +24,11 @@ demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=a
 	@echo "The report: $(CURDIR)/results/demo/report.html"
 
 # Real engines and clusters need the machine for themselves, the other tests do not. 5: pytest found none to run.
-test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them)
+test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them, ARGS="-m 'not slurm'" for all but the long ones)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile tests/unit workflow_scripts $(ARGS) || test $$? = 5
 	$(BIN)/pytest tests/integration $(ARGS) || test $$? = 5
 
-test-slurm: $(VENV)/dev.installed ## run the tests on a real Slurm of four nodes, started in a scratch folder (long)
+test-slurm: $(VENV)/dev.installed ## run only those on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
 
 lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
