@@ -44,6 +44,7 @@ class VllmServe(Serving):
             **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),
             "host": LOOPBACK,
             "port": port,
+            **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),
             **knobs.engine_arguments(None if self._setup.draft_model_dir is None else str(self._setup.draft_model_dir)),
         }
         # A line a request would be the client's load on the server's log.

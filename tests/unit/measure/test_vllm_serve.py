@@ -1,0 +1,62 @@
+"""How vLLM's server is started: its words, its environment, and where the key is and is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflow_scripts.measure import vllm_serve
+from workflow_scripts.measure.engines import EngineSetup
+from workflow_scripts.measure.vllm_serve import VllmServe
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str], dict[str, str], Any]:
+    """Words and environment of the server, and what the client is told."""
+    seen: dict[str, Any] = {}
+    setup = EngineSetup(
+        model_dir=Path("model"),
+        load_format="dummy",
+        dtype="float32",
+        seed=0,
+        **{"device_kind": "cpu", "knobs": {"block_size": 32, "users": 4, "cpu_kv_cache_gib": 1}, **changes},
+    )
+    monkeypatch.setattr(vllm_serve.ServerProcess, "forked", lambda body: body)
+    monkeypatch.setattr(vllm_serve, "_serve", lambda words, *_: seen.update(words=words))
+    monkeypatch.setattr(vllm_serve.os, "environ", environment := {})
+    body, target, health_path = VllmServe(setup)._launch()
+    body()  # type: ignore[misc, operator]
+    assert health_path == "/health"
+    return seen["words"], environment, target
+
+
+def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words, environment, target = launched(monkeypatch)
+    text = " ".join(words)
+    assert "--host 127.0.0.1" in text
+    assert "--block-size 32" in text
+    assert "users" not in text
+    assert "trust-remote-code" not in text
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert f":{words[words.index('--port') + 1]}" in target.address.base_url
+    assert target.extra_body == {"ignore_eos": True}
+
+
+def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, environment, target = launched(monkeypatch)
+    key = environment["VLLM_API_KEY"]
+    assert len(key) >= 32
+    assert key == target.address.api_key
+    assert key not in " ".join(words)
+    assert key not in repr(target)
+    assert launched(monkeypatch)[1]["VLLM_API_KEY"] != key
+
+
+def test_a_gpu_keeps_vllms_own_layout_and_remote_code_is_run_only_if_the_study_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words, environment, _ = launched(monkeypatch, device_kind="cuda", knobs={}, trust_remote_code=True)
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
+    assert "--trust-remote-code" in words
