@@ -394,6 +394,12 @@ def test_accepted_tokens_save_steps_and_readings_of_the_cache():
     assert work([(1, 9, 0)], allowed=1, drafted=0, accepted=6).iloc[0]["steps_min"] == 9
 
 
+def test_the_cache_is_read_once_for_all_tokens_of_a_step():
+    # A prefill of 10 tokens that gives the first, and two steps of 4 tokens, which read the KV of 10 and of 14 tokens.
+    found = times([(10, 9, 0)], TOY, rates(1e9, 1e18), allowed=1, drafted=3, accepted=6)
+    assert found["decode_memory_s"] * 1e9 == pytest.approx(2 * TOY.decode_weight_bytes + 24 * TOY.bytes_per_token())
+
+
 def test_a_rate_that_needs_several_tokens_a_step_is_possible_where_they_are_drafted():
     memory = rates(1e9, 1e18)
     slow = times([(1, 9, 0)], device=memory, allowed=1)["wall_s_min"]

@@ -375,6 +375,8 @@ def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
     # 28 heads and 4 KV heads: 7 ranks are refused (below), 4 hold one each; 28 hold a copy of one each.
     assert per_token(1) == 4 * per_token(4) == 57344
     assert per_token(28) == per_token(4)
+    few = predict_capacity(replace(LLAMA_8B, kv_heads=2), H100, EngineSettings(tensor_parallel_size=4))
+    assert few["bytes_per_token"].value == 131072 / 8
 
 
 def test_pipeline_ranks_split_layers_and_the_fullest_binds():
@@ -451,6 +453,13 @@ def test_a_cpu_has_the_cache_that_it_is_given():
 def test_settings_without_a_prediction_are_refused(settings, message):
     with pytest.raises(CapacityError, match=message):
         predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
+
+
+def test_a_pipeline_has_no_more_ranks_than_layers():
+    thin = replace(LLAMA_8B, layers=5)
+    assert predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=5))["bytes_per_token"].value == 4096
+    with pytest.raises(CapacityError, match="6 must be at most the model's 5 layers"):
+        predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=6))
 
 
 def test_capture_sizes_stop_at_what_a_batch_can_hold():
