@@ -61,7 +61,8 @@ def workload_arrivals(tables: Tables) -> Plot:
         raise MissingError("in every cell all requests were handed in at once")
     arriving = cells.loc[ends_s.index]
     arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
-    shown = evenly(arriving, ["workload"], "per_s", MOST_CELLS // 2).head(MOST_CELLS).sort_values("per_s")
+    of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
+    shown = evenly(arriving, ["workload"], "per_s", of_each).head(MOST_CELLS).sort_values("per_s")
     titles = cell_titles(shown, tables.knobs)
     times_s = {cell: rows["queued_s"].sort_values() for cell, rows in requests.groupby("cell_id")}
     notes = ["the first repeat of each cell"]
