@@ -269,6 +269,8 @@ def _limits(table: pd.DataFrame) -> pd.DataFrame:
     growth, arrivals = (table[name].astype(float) for name in ("queue_growth_per_s", "arrivals_per_s"))
     half_s = table["num_requests"].astype(float) / arrivals / 2
     grows = (growth > GROWTH_SHARE * arrivals) & (growth * half_s >= GROWTH_REQUESTS)
+    # A burst or a ramp at the end leaves a queue too, which is soon worked off.
+    grows &= table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * arrivals
     saturated = grows.where(growth.notna()).astype("boolean")
     late = table["client_lag_s_p99"].astype(float) > np.fmax(LATE_S, LATE_SHARE * table["ttft_s_p50"].astype(float))
     capped = late & (table["in_flight_peak"] >= table["users"].astype("Float64")).fillna(False).astype(bool)

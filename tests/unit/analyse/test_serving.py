@@ -151,6 +151,14 @@ def test_more_load_than_a_server_sustains_is_said(tmp_path):
     assert summary["saturated"].tolist() == [True]
 
 
+def test_a_burst_at_the_end_is_not_more_than_the_server_sustains(tmp_path):
+    arrivals = np.append(np.arange(30.0), 29.5 + np.arange(10) / 100)
+    burst = served(arrivals, arrivals + 0.1, arrivals + 0.6)
+    assert queue_growth_per_s(arrivals, arrivals + 0.6) * 15 > 2
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 1.3}, [burst], wall_s=30.2, requests_per_s=40 / 30.2)
+    assert not rows.iloc[0]["saturated"]
+
+
 def test_a_late_or_busy_client_is_the_limit(tmp_path):
     late = prompt_server(sent=ARRIVALS + 0.05)
     rows, _ = tables(tmp_path / "late", {"request_rate_per_s": 2.0}, [late])
