@@ -42,6 +42,7 @@ VARIANTS = {
     "qwen3-default-head": LLAMA | {"model_type": "qwen3"},
     "phi3": LLAMA | {"model_type": "phi3", "pad_token_id": 0},
     "gemma": LLAMA | {"model_type": "gemma"},
+    "gemma-untied": LLAMA | {"model_type": "gemma", "tie_word_embeddings": False},
     "gemma-head-dim": LLAMA | {"model_type": "gemma", "head_dim": 16},
     "opt": OPT,
     "opt-no-bias": OPT | {"enable_bias": False},

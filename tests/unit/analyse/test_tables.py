@@ -82,6 +82,8 @@ def test_knob_columns_of_any_type_follow_where_the_schema_lets_them(tmp_path):
     rows = pd.DataFrame({"name": ["a"], "knob_block_size": [16], "knob_kv_cache_dtype": ["fp8"]})
     write_table(rows, tmp_path / "swept.parquet")
     assert read_table(tmp_path / "swept.parquet").iloc[0].tolist() == ["a", 16, "fp8"]
+    write_table(rows.assign(knob_kv_cache_dtype=None), tmp_path / "swept.parquet")
+    assert read_table(tmp_path / "swept.parquet")["knob_kv_cache_dtype"].isna().tolist() == [True]
     write_table(rows[["name"]], tmp_path / "swept.parquet")
     with pytest.raises(TableError, match="not a table 'swept'"):
         write_table(rows.rename(columns={"knob_block_size": "knob_"}), tmp_path / "swept.parquet")
