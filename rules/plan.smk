@@ -19,6 +19,7 @@ rule plan:
 rule predict_cells:
     """What every cell should do, for the report to hold against what it did."""
     input:
+        devices=lambda wildcards: device_records(),
         calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),
     output:
         PATHS.plan / "plan.parquet",

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from workflow_scripts.calibration import CALIBRATIONS, Speed, read_calibration, speed_of
+from workflow_scripts.calibration import CALIBRATIONS, Calibration, Speed, read_calibration, speed_of
 from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models
+from workflow_scripts.device import WrongDeviceError, found_device
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.grid import Cell
 from workflow_scripts.knobs import HfStaticKnobs, VllmKnobs
@@ -106,8 +107,8 @@ class _Known:
             path = calibrations / f"{gpu}.yaml"
             calibration = read_calibration(path) if path.exists() else None
             measured = rates(gpu)
-            if calibration and measured and calibration.device_name not in (None, measured.device.get("name")):
-                calibration = None  # one name for two devices, as with the CPUs of two hosts
+            if calibration and not _is_of(calibration, gpus[gpu], measured):
+                calibration = None
             return speed_of(
                 gpus[gpu], engine, model, dtype, eager_layers=eager_layers, rates=measured, calibration=calibration
             )
@@ -208,6 +209,23 @@ def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) ->
         async_scheduling=gpu.kind != "cpu",  # where vLLM turns it off
     )
     return settings, int(capacity["num_blocks"])
+
+
+def _is_of(calibration: Calibration, gpu: Gpu, measured: DeviceRates | None) -> bool:
+    """Whether a calibration is of this very device: the CPUs of two hosts have one name in the catalogue."""
+    if calibration.device_name is None:
+        return True
+    if measured is not None:
+        return bool(measured.device.get("name") == calibration.device_name)
+    return gpu.kind != "cpu" or _name_of_this(gpu) == calibration.device_name
+
+
+def _name_of_this(gpu: Gpu) -> str | None:
+    """What a CPU device of this host calls itself."""
+    try:
+        return str(found_device(gpu)["name"])
+    except WrongDeviceError:
+        return None
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepConstants | None:

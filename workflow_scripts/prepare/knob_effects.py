@@ -15,7 +15,8 @@ SIZES_OF_THE_CACHE = ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib", "k
 # A limit that is reached for a smaller share of the time than this is hardly tried.
 HARDLY_TRIED = 0.5
 MOST_VALUES = 8
-MATTERS, CANNOT, OPEN = "can matter", "cannot matter", "not predicted"
+# A knob that changes no step may still choose other kernels, which no schedule knows.
+MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
 
 
 def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
@@ -62,22 +63,21 @@ def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float
         return None, OPEN, "no two feasible cells differ in it alone"
     spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
     if spread < NOTICEABLE_PCT:
-        return spread, CANNOT, _why_not(known, knob)
+        why = _why_not(known, knob)
+        return spread, CANNOT if why else NO_STEP, why or "only kernels, which are not modelled, can differ"
     return spread, MATTERS, _up_to(known, knob)
 
 
 def _why_not(known: pd.DataFrame, knob: str) -> str:
+    """What never comes into play, so that the knob cannot either; nothing if the steps only happen to be alike."""
     bound = set(known["bound_by"].dropna())
     if knob == "knob_max_num_seqs":
         return _up_to(known, knob)
-    if (
-        knob in ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib", "knob_max_model_len")
-        and KV_BLOCKS not in bound
-    ):
+    if knob in SIZES_OF_THE_CACHE and KV_BLOCKS not in bound:
         return "KV blocks never run short"
     if knob == "knob_enable_prefix_caching" and not known["cached_tokens"].astype(float).any():
         return "prompts share no whole block"
-    return "every step does the same work; only kernels that are not modelled can differ"
+    return ""
 
 
 def _up_to(known: pd.DataFrame, knob: str) -> str:

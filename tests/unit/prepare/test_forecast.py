@@ -3,7 +3,7 @@ import pytest
 from tests.unit.prepare.planned import study, sweep
 from workflow_scripts.calibration import Calibration, EngineCalibration, FitQuality
 from workflow_scripts.grid import expand
-from workflow_scripts.prepare import speed
+from workflow_scripts.prepare import forecast, speed
 from workflow_scripts.prepare.forecast import predict_cells
 from workflow_scripts.prepare.speed import FIELDS
 from workflow_scripts.step_time import StepConstants
@@ -116,6 +116,19 @@ def test_what_is_not_predicted_says_why(tmp_path, changes, unknown):
     assert unknown in record["unknown"]
     assert record["output_tokens_per_s"] is None
     assert record["cell_s"] is None
+
+
+@pytest.mark.parametrize(("here", "source"), [("a CPU", "calibrated"), ("another CPU", None)])
+def test_a_calibration_of_another_hosts_cpu_is_not_used(tmp_path, monkeypatch, here, source):
+    constants = StepConstants(memory_bytes_per_s=1e10, flop_per_s=1e11, step_overhead_s=1e-3, overlap=False)
+    quality = FitQuality(fitted={"x": 0}, held_out={})
+    engine = EngineCalibration(model="tiny-llama-57m", dtype="float32", constants=constants, quality=quality)
+    found = Calibration(gpu="cpu-all", device_name="a CPU", source="by hand", engines={"vllm": engine})
+    found.write(tmp_path / "cpu-all.yaml")
+    monkeypatch.setattr(forecast, "found_device", lambda gpu: {"name": here})
+    knobs = {"block_size": 32, "cpu_kv_cache_gib": 1, "max_model_len": 512}
+    record = one(tmp_path, tmp_path, gpu="cpu-all", model="tiny-llama-57m", knobs=knobs)
+    assert record["speed_source"] == source
 
 
 def test_without_rates_the_schedule_is_known_all_the_same(tmp_path):
