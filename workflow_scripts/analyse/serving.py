@@ -130,8 +130,9 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     knobs = {f"knob_{name}": name for name in ("endpoint", *Load.load_codes)}
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
-    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
-    return table[list(COLUMNS)], _summary(table, counted(cells)["cell_id"])
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    table = table.reindex(columns=list(COLUMNS))  # no repeat may be long enough for a steady state
+    return table, _summary(table, counted(cells)["cell_id"])
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:

@@ -139,6 +139,13 @@ def test_a_server_that_keeps_up_is_limited_by_its_load(tmp_path):
     assert summary.iloc[0]["ttft_s_p50"] == pytest.approx(0.1)
 
 
+def test_a_study_of_few_requests_has_no_steady_state_and_a_row_all_the_same(tmp_path):
+    few = served(queued=[0.0, 0.5], first=[0.1, 0.6], last=[1.0, 1.5])
+    rows, summary = tables(tmp_path, {"users": 1}, [few], num_requests=2)
+    assert rows["steady_requests_per_s"].isna().all()
+    assert len(rows) == len(summary) == 1
+
+
 def test_more_load_than_a_server_sustains_is_said(tmp_path):
     last = 1 + np.arange(40, dtype=float)
     rows, summary = tables(
