@@ -35,7 +35,7 @@ SECRETS = {
 # Answers as a server does, token by token in the seconds that it is told, as often as it is told; every request after
 # that gets a 500.
 SMALL_SERVER = """
-import json, sys, time
+import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 answers, token_s = int(sys.argv[2]), float(sys.argv[3])
@@ -60,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
 
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
 print("port", server.server_port, flush=True)
+if "worker" in sys.argv and os.fork() == 0:
+    time.sleep(600)  # a worker, as servers have them, that inherits the listening socket
 server.serve_forever()
 """
 
@@ -82,7 +84,7 @@ def study(**changes: object) -> dict[str, object]:
                 "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
                 "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
             },
-            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400},
+            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 120},
         },
         "engine_defaults": {
             "vllm-serve": {
@@ -276,6 +278,8 @@ def faulty(endpoints: dict[str, object], **changes: object) -> dict[str, object]
     if endpoints:
         knobs = {"endpoint": sorted(endpoints)}
         sweeps.append({"name": "broken", **of_server, "engine": "openai", "workload": "short", "knobs": knobs})
+        knobs = {**knobs, "request_rate_per_s": [4]}
+        sweeps.append({"name": "paced", **of_server, "engine": "openai", "workload": "short", "knobs": knobs})
     return study(sweeps=sweeps, endpoints=endpoints, cell_time_limit_s=100, **changes)
 
 
@@ -394,11 +398,11 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, m
     assert sleepers() == []
 
 
-@pytest.mark.parametrize("cell", [at("slow"), LONG], ids=["another", "vllm"])
+@pytest.mark.parametrize("cell", [at("slow") + "-rate4", LONG], ids=["another", "vllm"])
 def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
     tmp_path: Path, measure: Callable[..., object], cell: str
 ) -> None:
-    file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.5)}))
+    file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.5, "worker")}))
     command = measure(file, cell)
     leader = server_under_load(tmp_path / "results" / "served" / "cells" / cell / "raw.partial")
     session = os.getsid(leader)

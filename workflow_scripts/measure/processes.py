@@ -5,9 +5,10 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import psutil
 TERM_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
 POLL_S = 0.05
+WATCH_S = 0.2
 
 
 class ServerProcess:
@@ -61,6 +63,28 @@ class ServerProcess:
         if self._status < 0:
             return f"the server was killed by signal {-self._status} ({signal.Signals(-self._status).name})"
         return f"the server ended with status {self._status}"
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """While the body runs, kill the rest of the group as soon as its leader has ended.
+
+        A child that was forked from it holds its listening socket, and whoever connects would wait for ever.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(WATCH_S):
+                if self.ended() is not None:
+                    self._signal(signal.SIGKILL)
+                    return
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
     def stop(self) -> None:
         """End the whole group: politely, then by force."""

@@ -94,7 +94,8 @@ class Serving:
 
     def _send(self, requests: Sequence[Request], arrivals_s: Sequence[float]) -> list[RequestRecord]:
         log = self._setup.evidence / CLIENT_LOG
-        with Scraper(self._target.address) as scraper:
+        guard = self._server.guarded() if self._server else contextlib.nullcontext()
+        with guard, Scraper(self._target.address) as scraper:
             records = send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users, log)
         self._steps += scraper.steps
         return records

@@ -66,6 +66,16 @@ def test_children_of_a_killed_leader_are_ended_too(tmp_path: Path) -> None:
     assert is_gone(pids[1])
 
 
+def test_while_a_server_is_guarded_its_children_do_not_outlive_it(tmp_path: Path) -> None:
+    server, pids = family(tmp_path)
+    with server.guarded():
+        assert not is_gone(pids[1])
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pids[1]))
+    assert server.ended() == "the server was killed by signal 9 (SIGKILL)"
+    server.stop()
+
+
 def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path: Path) -> None:
     def fail() -> None:
         raise ValueError("it broke")
