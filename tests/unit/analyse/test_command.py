@@ -5,7 +5,7 @@ import pytest
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse import capacity, effects, engines, fragmentation, limits, ratios, recommend
 from workflow_scripts.analyse.command import run, table_parser
-from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.catalog import CatalogError
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
@@ -97,6 +97,23 @@ def test_the_example_of_the_help_can_be_typed_in(main, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert capsys.readouterr().err == "config/studies/demo.yaml: there is no such study file\n"
+
+
+def test_a_command_makes_its_tables_from_the_study_and_its_cells(tmp_path):
+    cells = table(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 2}))
+    write_table(cells, tmp_path / "cells.parquet")
+    out, other = tmp_path / "out" / "effects.parquet", tmp_path / "other.parquet"
+
+    def make(args, study, read):
+        assert (args.study, args.cells, args.out) == (DEMO, tmp_path / "cells.parquet", out)
+        assert study.name == "demo"
+        yield args.out, "cells", read[:1]
+        yield other, "cells", read
+
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
+    assert run(table_parser("effects", "Try."), command, make) == 0
+    written = [read_table(path, "cells")["cell_id"].tolist() for path in (out, other)]
+    assert written == [cells["cell_id"].tolist()[:1], cells["cell_id"].tolist()]
 
 
 def test_a_fault_of_any_input_is_one_message(tmp_path, capsys):

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.claim_evidence import LLAMA, PLACE
+from workflow_scripts.analyse import evidence
 from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
@@ -13,10 +14,12 @@ from workflow_scripts.analyse.evidence import (
     ON_GPUS,
     SUPPORTED,
     Finding,
+    Rule,
     Setting,
     is_same,
     measured,
     read_tables,
+    rule,
     verdict,
 )
 from workflow_scripts.analyse.tables import TableError, write_table
@@ -97,3 +100,19 @@ def test_a_table_that_is_none_is_refused(tmp_path):
     (tmp_path / "waste.parquet").write_text("?")
     with pytest.raises(TableError, match=r"waste.parquet: not readable as Parquet"):
         read_tables(tmp_path)
+
+
+@pytest.mark.parametrize(("found", "same"), [(109.95, True), (110.05, False), (90.05, True), (89.95, False)])
+def test_what_is_within_10_percent_is_the_same(found, same):
+    assert is_same(found, 100.0) is same
+
+
+def test_a_rule_is_entered_for_each_claim_that_it_names(monkeypatch):
+    monkeypatch.setattr(evidence, "RULES", {"old": None})
+
+    def find(*_):
+        return iter(())
+
+    assert rule("one", "two", test="Measure it.")(find) is find
+    entered = Rule(find, "Measure it.")
+    assert list(evidence.RULES.items()) == [("old", None), ("one", entered), ("two", entered)]
