@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"
 PAGE = (CHECKOUT / "docs" / "studies.md").read_text(encoding="utf-8")
 # The demo is a CPU study itself; the others are about devices and numbers that they name.
-WITHOUT_CUT = {"demo", "h200_reference", "paged_attention", "published_claims"}
+WITHOUT_CUT = {"demo", "h200_reference", "paged_attention", "published_claims", "what_if"}
 NAMES = sorted({path.stem for path in STUDIES.glob("*.yaml")} - WITHOUT_CUT)
 
 
