@@ -77,8 +77,9 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     """The fewest steps that give all output tokens of a repeat, and what keeps them from being fewer.
 
     A step gives one token to each sequence that runs, and with speculative decoding those drafted tokens too that it
-    accepts. No more sequences run than the settings allow, than there are requests, and than the KV blocks hold. The
-    longest request needs a step for each of its tokens, or for as many as are drafted and one more.
+    accepts, but for the prefill, which gives one. No more sequences run than the settings allow, than there are
+    requests, and than the KV blocks hold. The longest request needs a step for each of its tokens, or after the first
+    for as many as are drafted and one more.
 
     Args:
         work: sums of `analyse.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`; where
@@ -92,14 +93,15 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
     """
     drafted = _numbers_or(work, "num_speculative_tokens", 0.0)
     per_step = 1 + drafted
-    most_accepted = work["output_tokens"] * drafted / per_step
+    # Nothing is drafted for the first token of a request, which its prefill gives.
+    most_accepted = np.floor((work["output_tokens"] - work["requests"]) * drafted / per_step)
     accepted = np.fmin(_numbers_or(work, "accepted_draft_tokens", np.nan).where(drafted > 0, 0.0), most_accepted)
     sequence_steps = work["output_tokens"] - accepted
     allowed = work["max_num_seqs_effective"].fillna(work["max_concurrency_allowed"]).astype(float)
     sequences = np.minimum(allowed, work["requests"])
     by_sequences = np.ceil(sequence_steps / sequences)
     by_blocks = np.ceil((work["block_steps"] / work["num_gpu_blocks"].astype(float)).fillna(0.0) / per_step)
-    longest = np.ceil(work["output_tokens_longest"] / per_step)
+    longest = 1 + np.ceil((work["output_tokens_longest"] - 1) / per_step)
     steps = np.maximum(np.maximum(by_sequences, longest), by_blocks)
     bound_by = np.select(
         [by_sequences == steps, longest == steps],

@@ -385,11 +385,14 @@ def test_accepted_tokens_save_steps_and_readings_of_the_cache():
     known = work([(1, 9, 0)], allowed=1, drafted=3, accepted=6).iloc[0]
     assert (known["sequence_steps_min"], known["steps_min"], known["output_tokens_per_step_max"]) == (3, 3, 3)
     assert known["steps_bound_by"] == "requests"
-    # How many were accepted is not known: at most three of every four.
+    # How many were accepted is not known: at most three of every four after the first, which the prefill gives.
     unknown = work([(1, 9, 0)], allowed=1, drafted=3, accepted=None).iloc[0]
-    assert (unknown["sequence_steps_min"], unknown["steps_min"]) == (2.25, 3)
+    assert (unknown["sequence_steps_min"], unknown["steps_min"]) == (3, 3)
+    uneven = work([(1, 8, 0), (1, 2, 0)], allowed=1, drafted=3, accepted=None).iloc[0]
+    assert (uneven["sequence_steps_min"], uneven["steps_min"]) == (4, 4)
+    assert work([(1, 1, 0)], allowed=1, drafted=3, accepted=None).iloc[0]["sequence_steps_min"] == 1
     # No engine may claim more than was drafted.
-    assert work([(1, 9, 0)], allowed=1, drafted=3, accepted=8).iloc[0]["sequence_steps_min"] == 2.25
+    assert work([(1, 9, 0)], allowed=1, drafted=3, accepted=8).iloc[0]["sequence_steps_min"] == 3
     # 0 drafted is no speculative decoding, whatever is written beside it.
     assert work([(1, 9, 0)], allowed=1, drafted=0, accepted=6).iloc[0]["steps_min"] == 9
 

@@ -79,6 +79,22 @@ def test_running_is_counted_between_scheduling_and_last_token() -> None:
     assert facts["running_mean"] == pytest.approx((1 * 2 + 2 * 2 + 1 * 2) / 6)
 
 
+def test_a_request_without_its_times_does_not_run() -> None:
+    known, unknown = ("0", 1, 1, 0.0, 0.0, 1.0, 4.0), ("1", 1, 1, 0.0, 2.0, 3.0, None)
+    facts = only(running_over_time(requests(known, unknown, preemptions=None)))
+    assert facts[["running_peak", "running_mean"]].tolist() == [1, 1]
+
+
+def test_a_gap_in_which_nothing_runs_counts_for_the_mean() -> None:
+    facts = only(running_over_time(requests(("0", 1, 1, 0.0, 0.0, 0.1, 0.2), ("1", 1, 1, 0.0, 0.6, 0.7, 0.8))))
+    assert facts["running_mean"] == pytest.approx(0.5)
+
+
+def test_no_time_has_no_mean() -> None:
+    facts = only(running_over_time(requests(("0", 1, 1, 0.0, 1.0, 1.0, 1.0))))
+    assert pd.isna(facts["running_mean"])
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=20))
 def test_the_mean_is_never_above_the_peak_nor_the_peak_above_the_requests(spans: list[tuple[float, float]]) -> None:
     rows = [(str(i), 1, 1, s, s, s, s + d) for i, (s, d) in enumerate(spans)]
@@ -98,6 +114,51 @@ def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
     rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
     # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
     assert rate.loc[("c", 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
+
+
+def test_what_lies_outside_of_the_window_does_not_count() -> None:
+    # Full from the second's first token (3 s) until one is left (8 s): the first was done before.
+    rows = [
+        ("0", 1, 3, 0.0, 0.0, 1.0, 2.0),
+        ("1", 1, 5, 0.0, 2.0, 3.0, 7.0),
+        ("2", 1, 5, 0.0, 3.0, 4.0, 8.0),
+        ("3", 1, 3, 0.0, 6.0, 7.0, 9.0),
+    ]
+    rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
+    assert rate.loc[("c", 0)] == pytest.approx((0 + 5 + 5 + (1 + 1)) / 5)
+    assert rate.name == "steady_output_tokens_per_s"
+
+
+def test_each_cell_has_its_own_window() -> None:
+    # One after the other: full from the second's first token until the last but one is done.
+    rows = [(str(i), 1, 3, 0.0, 3.0 * i, 3.0 * i + 1, 3.0 * i + 3) for i in range(4)]
+    slow = [(*r[:3], *(2 * t for t in r[3:])) for r in rows]
+    table = pd.concat([requests(*slow).assign(cell_id="d"), requests(*rows), requests(*rows).assign(repeat=1)])
+    rates = steady_rate(table, pd.Series({"c": 1, "d": 2, "e": 1}))
+    of_c = steady_rate(requests(*rows), pd.Series({"c": 1})).loc[("c", 0)]
+    # From 1 s to 12 s: 2 + 1 tokens of each of four, all of them inside.
+    assert of_c == pytest.approx(4 * 3 / 11)
+    # The second's first token at 8 s, the third's last at 18 s.
+    assert rates.to_dict() == pytest.approx({("c", 0): of_c, ("c", 1): of_c, ("d", 0): (3 + 3) / 10})
+
+
+def test_requests_of_one_token_count_where_it_comes() -> None:
+    rows = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
+    # From the second's token (1 s) to the third's (2 s), both inside.
+    assert steady_rate(requests(*rows), pd.Series({"c": 2})).loc[("c", 0)] == pytest.approx(2.0)
+
+
+def test_twice_what_is_allowed_is_just_enough() -> None:
+    rows = [(str(i), 1, 3, 0.0, 0.0, 1.0 + i / 10, 3.0 + i / 10) for i in range(4)]
+    assert len(steady_rate(requests(*rows), pd.Series({"c": 2}))) == 1
+    assert steady_rate(requests(*rows[:3]), pd.Series({"c": 2})).empty
+    lost = [*rows[:3], (*rows[3][:5], None, 3.3)]
+    assert steady_rate(requests(*lost), pd.Series({"c": 2})).empty
+
+
+def test_a_window_without_length_has_no_rate() -> None:
+    rows = [(str(i), 1, 1, 0.0, 0.0, 1.0, 1.0) for i in range(2)]
+    assert steady_rate(requests(*rows), pd.Series({"c": 1})).isna().tolist() == [True]
 
 
 def test_a_workload_that_never_fills_the_engine_has_no_steady_rate() -> None:
@@ -126,6 +187,36 @@ def test_steps_weigh_with_the_time_they_last() -> None:
     assert facts["kv_bytes_reserved_mean"] == facts["kv_slots_reserved_mean"]
     assert facts["kv_bytes_reserved_peak"] == 40
     assert pd.isna(facts["kv_tokens_live_mean"])
+
+
+def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
+    steps = pd.DataFrame(
+        {
+            "cell_id": ["c", "c", "d", "c", "d"],
+            "repeat": 0,
+            "time_s": [0.5, 0.0, 1.0, 0.1, 0.0],
+            "waiting": [0, 2, 7, 1, 5],
+            "kv_cache_usage": [0.5, 0.9, 0.4, 0.1, 0.2],
+            "kv_tokens_live": [30.0, 10.0, None, 20.0, None],
+            "kv_slots_reserved": [64, 64, 8, 64, 8],
+            "kv_bytes_reserved": [64, 64, 8, 64, 8],
+        }
+    )
+    facts = step_facts(steps)
+    assert facts["waiting_peak"].to_dict() == {("c", 0): 2, ("d", 0): 7}
+    assert facts["kv_cache_usage_peak"].to_dict() == {("c", 0): 0.9, ("d", 0): 0.4}
+    assert facts["kv_cache_usage_mean"].to_dict() == pytest.approx({("c", 0): (0.01 + 0.2) / 0.5, ("d", 0): 0.4})
+    assert facts["kv_slots_reserved_mean"].to_dict() == {("c", 0): 64, ("d", 0): 8}
+    assert facts.loc[("c", 0), "kv_tokens_live_mean"] == pytest.approx((20 * 0.1 + 30 * 0.4) / 0.5)
+    assert pd.isna(facts.loc[("d", 0), "kv_tokens_live_mean"])
+
+
+def test_one_step_has_peaks_and_no_mean() -> None:
+    step = {"time_s": 1.0, "waiting": 1, "kv_cache_usage": 0.5, "kv_tokens_live": 1.0, "kv_slots_reserved": 2.0}
+    step |= {"kv_bytes_reserved": 8.0}
+    facts = only(step_facts(pd.DataFrame([{"cell_id": "c", "repeat": 0} | step])))
+    assert facts["waiting_peak"] == 1
+    assert pd.isna(facts["kv_cache_usage_mean"])
 
 
 def trace(**columns: list[object]) -> pd.DataFrame:
@@ -157,3 +248,30 @@ def test_a_machine_without_power_has_no_energy_and_its_processes_memory() -> Non
 def test_throttle_reasons_are_named_once_each() -> None:
     facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"])))
     assert facts["throttle_reasons"] == "HwThermalSlowdown,SwPowerCap"
+
+
+def test_what_the_device_tells_comes_before_what_its_processes_do() -> None:
+    facts = only(
+        trace_facts(
+            trace(
+                memory_used_bytes=[10, None, 40],
+                process_memory_bytes=[1, 22, 3],
+                utilization_pct=[90, None, 96],
+                process_cpu_pct=[1, 30, 3],
+            )
+        )
+    )
+    assert (facts["memory_used_bytes_max"], facts["memory_used_bytes_mean"]) == (40, 24)
+    assert facts["utilization_pct_mean"] == 72
+
+
+def test_samples_of_two_repeats_have_no_gap_between_them() -> None:
+    one = trace(power_w=[100, 200, 400], throttle_reasons=["a", None, ""])
+    facts = trace_facts(pd.concat([one.assign(repeat=1, time_s=one["time_s"] + 50), one.iloc[::-1]]))
+    assert facts["energy_j"].tolist() == [750, 750]
+    assert facts["trace_gap_s_max"].tolist() == [2, 2]
+    assert facts["throttle_reasons"].tolist() == ["a", "a"]
+
+
+def test_no_sample_tells_of_throttling() -> None:
+    assert pd.isna(only(trace_facts(trace(power_w=[100, 200, 400])))["throttle_reasons"])
