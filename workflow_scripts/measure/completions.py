@@ -39,6 +39,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
     headers = {**asked.extra_headers, "x-request-id": asked.request_id}
     output = RequestFuncOutput(start_time=time.perf_counter())
     pieces_s: list[float] = []
+    ended_s: float | None = None
     try:
         async with session.post(url=asked.api_url, json=payload, headers=headers) as response:
             if response.status != 200:
@@ -50,10 +51,15 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
                     continue
                 if _is_piece(event):
                     pieces_s.append(time.perf_counter())
+                elif event.get("choices"):
+                    ended_s = time.perf_counter()
                 if usage := event.get("usage"):
                     output.prompt_len, output.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         if not pieces_s:
-            raise ServerError("the answer has no text")
+            if ended_s is None:
+                raise ServerError("the answer has no text")
+            # Tokens that no text stands for, such as halves of a character: the client sees but the end of the answer.
+            pieces_s.append(ended_s)
         if not output.output_tokens:
             raise ServerError("the answer does not say how many tokens it has")
         output.success = True

@@ -103,6 +103,14 @@ def test_pieces_are_timed_and_counts_are_the_servers(answer: Callable[..., Any],
     assert seen["headers"]["Authorization"] == "Bearer key"
 
 
+def test_tokens_without_text_are_an_answer_that_is_seen_at_its_end(answer: Callable[..., Any]) -> None:
+    output, _ = answer(piece("", usage=COUNTS))
+    assert output.success, output.error
+    assert output.output_tokens == 3
+    assert output.ttft == output.latency > 0
+    assert output.itl == []
+
+
 @pytest.mark.parametrize(
     ("events", "status", "error"),
     [
