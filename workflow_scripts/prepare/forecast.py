@@ -154,6 +154,7 @@ class _Known:
             eager=eager,
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
+            cache=knobs.cache_implementation if isinstance(knobs, HfStaticKnobs) else None,
         )
         # Where requests arrive over time, a faster engine decides otherwise: the cell has a schedule of its own.
         own = cell.id if requests.arrival_s is not None else None

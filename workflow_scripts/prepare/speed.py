@@ -19,7 +19,7 @@ from workflow_scripts.prepare.schedule import (
     StepTime,
 )
 from workflow_scripts.prepare.scheduler import make_schedule
-from workflow_scripts.prepare.static_batches import static_schedule
+from workflow_scripts.prepare.static_batches import CacheKind, static_schedule, static_work
 from workflow_scripts.prepare.timing import Timed, lay, step_work
 from workflow_scripts.step_time import StepConstants, StepWork, segment_times_s
 
@@ -92,7 +92,10 @@ class Task:
 
 @dataclass(frozen=True)
 class CellTask:
-    """One cell of a `Task`: what is known of it, and what its device makes of a step's work."""
+    """One cell of a `Task`: what is known of it, and what its device makes of a step's work.
+
+    `cache` is that of static batches, None for vLLM.
+    """
 
     record: Record
     num_blocks: int | None
@@ -105,6 +108,7 @@ class CellTask:
     eager: bool
     repeats: int
     margin_pct: float
+    cache: CacheKind | None = None
 
 
 def predict_task(task: Task) -> list[Record]:
@@ -122,7 +126,7 @@ def predict_task(task: Task) -> list[Record]:
 
 def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
     found = schedule_for(cell, task, made)
-    work = step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+    work = work_of(found, cell, task)
     if cell.speed is None:
         counts = _counts(found, work.steps, task.requests)
         unknown = "the rates of this device are not known: measure them, or calibrate it"
@@ -156,6 +160,14 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
         found = make_schedule(task.requests, settings, _step_time(cell, cell.speed) if arrives and cell.speed else None)
     made.append(found)
     return found
+
+
+def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
+    """What the steps of the task's schedule read and compute for a cell."""
+    if cell.cache is None or task.batch_size is None:
+        return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+    on_cpu = cell.kind == "cpu"
+    return static_work(task.requests, task.batch_size, cell.facts, cell.cache, copies_matrices=on_cpu)
 
 
 def _step_time(cell: CellTask, speed: Speed) -> StepTime:
@@ -250,7 +262,7 @@ def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
     warm_up = RequestLengths(task.requests.prompt_tokens[:first], task.requests.output_tokens[:first])
     batch = replace(task, requests=warm_up)
     warmup_schedule = schedule_for(cell, batch, [])
-    work = step_work(warmup_schedule.segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+    work = work_of(warmup_schedule, cell, batch)
     warmup_s = lay(warmup_schedule, work, speed.constants, warm_up).wall_s
     start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
     if cell.kind != "cpu":

@@ -25,7 +25,7 @@ from workflow_scripts.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.prepare.forecast import tasks_of
 from workflow_scripts.prepare.schedule import RequestLengths, Schedule, ScheduleError, SchedulerSettings
 from workflow_scripts.prepare.scheduler import make_schedule
-from workflow_scripts.prepare.speed import Record, schedule_for
+from workflow_scripts.prepare.speed import Record, schedule_for, work_of
 from workflow_scripts.prepare.timing import step_work
 from workflow_scripts.step_time import StepWork
 from workflow_scripts.study import StudyError, load_study
@@ -53,8 +53,7 @@ def of_study(study_file: Path) -> Iterator[pd.DataFrame]:
                 found = schedule_for(cell, task, made)
             except ScheduleError:
                 continue
-            work = step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
-            yield _rows(work, cell.record, cell.facts.dtype)
+            yield _rows(work_of(found, cell, task), cell.record, cell.facts.dtype)
 
 
 def of_published(path: Path) -> Iterator[pd.DataFrame]:
