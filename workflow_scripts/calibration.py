@@ -54,12 +54,14 @@ class FitQuality(_Strict):
 class EngineCalibration(_Strict):
     """Constants of one engine on the device, with the model and the type that it computed.
 
+    `constants_of`: the engine whose cells they were fitted to, where it is another; then all cells are held out.
     `repeat_sd`: standard deviation of the logarithm of a cell's wall time over its repeats, the median of all cells.
     """
 
     model: str
     dtype: Dtype
     constants: StepConstants
+    constants_of: str | None = None
     quality: FitQuality
     repeat_sd: float | None = None
 
@@ -130,7 +132,8 @@ def speed_of(
         constants = fitted.constants.model_copy(update={"flop_per_s": fitted.constants.flop_per_s * factor})
         tested = engine in calibration.engines and (fitted.model, fitted.dtype) == (model, dtype)
         error_pct = fitted.quality.p90_error_pct if tested else None
-        how = f"fitted to {len(fitted.quality.fitted)} cells of {fitted.model}: {calibration.source}"
+        origin = calibration.engines.get(fitted.constants_of or engine, fitted)
+        how = f"fitted to {len(origin.quality.fitted)} cells of {origin.model}: {calibration.source}"
         return Speed(
             constants=constants,
             source="calibrated",

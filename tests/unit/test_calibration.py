@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from workflow_scripts.calibration import (
@@ -72,6 +73,15 @@ def test_a_calibration_goes_before_everything_with_the_error_that_it_was_tested_
     assert speed_of(get_gpu("l40s"), "vllm", "m", "bfloat16", calibration=calibration(p90=2.0)).error_pct == 10
 
 
+def test_constants_of_another_engine_count_as_tested_where_they_were():
+    made = calibration()
+    quality = FitQuality(fitted={}, held_out={"c": 18.0}, median_error_pct=18.0, p90_error_pct=18.0)
+    other = made.engines["vllm"].model_copy(update={"constants_of": "vllm", "quality": quality})
+    both = made.model_copy(update={"engines": {**made.engines, "hf-static": other}})
+    speed = speed_of(get_gpu("l40s"), "hf-static", "m", "bfloat16", calibration=both)
+    assert (speed.constants, speed.error_pct, speed.how) == (CONSTANTS, 18, "fitted to 1 cells of m: made up")
+
+
 @pytest.mark.parametrize(("engine", "model"), [("hf-static", "m"), ("vllm", "another")])
 def test_what_was_not_tested_keeps_the_default_band(engine, model):
     speed = speed_of(get_gpu("l40s"), engine, model, "bfloat16", calibration=calibration())
@@ -109,8 +119,15 @@ def test_those_of_the_project_can_be_read_and_met_what_they_were_not_fitted_to()
     for path in paths:
         found = read_calibration(path)
         assert found.gpu == path.stem == get_gpu(found.gpu).name
-        for engine in found.engines.values():
-            assert engine.model in load_models()
-            assert len(engine.quality.fitted) <= 5
-            assert engine.quality.median_error_pct <= 10
-            assert engine.quality.p90_error_pct <= 25
+        assert all(engine.model in load_models() for engine in found.engines.values())
+        # Three constants a device, whatever runs on it, and all cells of all engines that it was tested on.
+        assert len({engine.constants for engine in found.engines.values()}) == 1
+        assert sum(len(engine.quality.fitted) for engine in found.engines.values()) <= 5
+        held_out = np.abs([error for engine in found.engines.values() for error in engine.quality.held_out.values()])
+        assert np.median(held_out) <= 10
+        assert np.percentile(held_out, 90) <= 25
+        assert all(engine.quality.p90_error_pct <= 25 for engine in found.engines.values())
+
+
+def test_that_of_the_demo_was_tested_on_all_that_is_predicted_there():
+    assert set(read_calibration(CALIBRATIONS / "cpu-all.yaml").engines) == {"vllm", "hf-static"}

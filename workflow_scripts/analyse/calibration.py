@@ -116,12 +116,17 @@ def calibrate(
     works: Works, wall_s: Mapping[str, float], start: StepConstants, fitted: Sequence[str]
 ) -> tuple[StepConstants, FitQuality]:
     """Constants fitted to the cells `fitted`, and how well they meet those and all others."""
-    own = {name: works[name] for name in fitted}
-    constants = fit(own, wall_s, start)
-    held_out = errors_pct({name: work for name, work in works.items() if name not in own}, wall_s, constants)
+    constants = fit({name: works[name] for name in fitted}, wall_s, start)
+    return constants, tested(works, wall_s, constants, fitted)
+
+
+def tested(works: Works, wall_s: Mapping[str, float], constants: StepConstants, fitted: Sequence[str]) -> FitQuality:
+    """How well constants meet the cells `fitted`, which they were fitted to, and all others."""
+    errors = errors_pct(works, wall_s, constants)
+    held_out = {name: error for name, error in errors.items() if name not in fitted}
     size = np.abs(list(held_out.values()))
-    return constants, FitQuality(
-        fitted=errors_pct(own, wall_s, constants),
+    return FitQuality(
+        fitted={name: errors[name] for name in fitted},
         held_out=held_out,
         median_error_pct=round(float(np.median(size)), 2) if len(size) else None,
         p90_error_pct=round(float(np.percentile(size, 90)), 2) if len(size) else None,
@@ -230,11 +235,23 @@ def _calibration(args: argparse.Namespace, gpu: Gpu) -> Calibration:
     start = starting_point(gpu, dtype)
     if unknown := set(args.fit or ()) - set(works):
         raise CalibrationInputError(f"--fit {min(unknown)}: no such measured cell; there are {', '.join(works)}")
-    fitted = args.fit or choose(works, args.most, start)
-    constants, quality = calibrate(works, wall_s, start, fitted)
     engines = _others(args.out, gpu.name, device_name)
+    if args.constants_of is None:
+        constants, quality = calibrate(works, wall_s, start, args.fit or choose(works, args.most, start))
+        engines = {name: other for name, other in engines.items() if other.constants_of != args.engine}
+    elif (known := engines.get(args.constants_of)) and (known.model, known.dtype) == (models[0], dtype):
+        constants, quality = known.constants, tested(works, wall_s, known.constants, ())
+    else:
+        raise CalibrationInputError(
+            f"--constants-of {args.constants_of}: {args.out} has none of it for {models[0]} in {dtype} on this device"
+        )
     engines[args.engine] = EngineCalibration(
-        model=models[0], dtype=dtype, constants=constants, quality=quality, repeat_sd=repeat_sd
+        model=models[0],
+        dtype=dtype,
+        constants=constants,
+        constants_of=args.constants_of,
+        quality=quality,
+        repeat_sd=repeat_sd,
     )
     return Calibration(gpu=gpu.name, device_name=device_name, source=args.source, engines=engines)
 
@@ -263,7 +280,13 @@ def _parser() -> argparse.ArgumentParser:
     speeds.add_argument("--cells", type=Path, help="cells.parquet with what was measured")
     speeds.add_argument("--published", type=Path, help="the CSV file of sweeps that the work was made from")
     add("--most", type=int, default=MOST_FITTED, help="most cells to fit to, and never more than half (%(default)s)")
-    add("--fit", nargs="+", metavar="CELL_ID", help="fit to these cells instead of those that are chosen")
+    fitted = parser.add_mutually_exclusive_group()
+    fitted.add_argument(
+        "--fit", nargs="+", metavar="CELL_ID", help="fit to these cells instead of those that are chosen"
+    )
+    fitted.add_argument(
+        "--constants-of", metavar="ENGINE", help="fit nothing: test this engine's constants of the file"
+    )
     add("--source", required=True, help="a sentence on where and when the cells were measured")
     add("--out", type=Path, required=True, help="the YAML file to write")
     return parser

@@ -121,6 +121,26 @@ def test_another_engine_of_the_same_device_stays_in_the_file(tmp_path):
     assert set(read_calibration(tmp_path / "l40s.yaml").engines) == {"hf-static", "vllm"}
 
 
+def test_an_engine_may_be_tested_with_the_constants_of_another(tmp_path, capsys):
+    write(tmp_path)
+    assert main(arguments(tmp_path)) == 0
+    vllm = read_calibration(tmp_path / "l40s.yaml").engines["vllm"]
+    for name in ("work", "cells"):
+        table = pd.read_parquet(tmp_path / f"{name}.parquet")
+        table = pd.concat([table, table.assign(engine="hf-static", cell_id="hf-" + table["cell_id"])])
+        if name == "cells":
+            table.loc[table["engine"].eq("hf-static"), "wall_s"] *= 1.5
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    assert main(arguments(tmp_path, engine="hf-static", **{"constants-of": "vllm"})) == 0
+    hf = read_calibration(tmp_path / "l40s.yaml").engines["hf-static"]
+    assert (hf.constants, hf.constants_of, hf.quality.fitted) == (vllm.constants, "vllm", {})
+    assert set(hf.quality.held_out) == {f"hf-cell-{i}" for i in (0, 1, 2, 3, 5)}
+    assert hf.quality.median_error_pct == pytest.approx(50, abs=2)
+    # New constants make that test void.
+    assert main(arguments(tmp_path)) == 0
+    assert set(read_calibration(tmp_path / "l40s.yaml").engines) == {"vllm"}
+
+
 def test_the_cells_to_fit_to_can_be_named(tmp_path):
     write(tmp_path)
     assert main([*arguments(tmp_path), "--fit", "cell-0", "cell-5"]) == 0
@@ -135,6 +155,7 @@ def test_the_cells_to_fit_to_can_be_named(tmp_path):
         ({"work": "absent.parquet"}, "absent.parquet: not the work of cells"),
         ({"cells": "absent.parquet"}, "absent.parquet: not a table of cells"),
         ({"engine": "hf-static"}, "0 cells of hf-static on l40s were measured; 2 are needed"),
+        ({"constants-of": "hf-static"}, "--constants-of hf-static: "),
         ({"fit": "cell-9"}, "--fit cell-9: no such measured cell; there are cell-0"),
     ],
 )
