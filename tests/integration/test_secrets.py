@@ -122,7 +122,9 @@ def test_accepted_drafts_are_in_the_cells_table_and_call_nothing_impossible(run:
     assert 0 < drafted["accepted_draft_tokens"] <= drafted["draft_tokens"]
     assert 1 < drafted["tokens_per_draft_mean"] <= 5
     assert cells.drop(index="vllm")["draft_tokens"].isna().all()
-    assert (cells["kv_bytes_reserved_peak"] >= cells["kv_bytes_used_mean"]).all()
+    # A server's queues are looked at about once a second, which says too little of a short run.
+    known = cells[["kv_bytes_reserved_peak", "kv_bytes_used_mean"]].drop(index="vllm-serve")
+    assert (known["kv_bytes_reserved_peak"] >= known["kv_bytes_used_mean"]).all()
     steps = pd.read_parquet(run[0] / "small" / "parsed" / "cpu-all" / "steps.parquet")
     made = steps[steps["cell_id"].str.contains("/vllm/")]["generation_tokens"]
     assert made.sum() == 4 * 24

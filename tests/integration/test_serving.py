@@ -35,10 +35,11 @@ SECRETS = {
 # Answers as a server does, token by token in the seconds that it is told, as often as it is told; every request after
 # that gets a 500.
 SMALL_SERVER = """
-import json, os, sys, time
+import json, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 answers, token_s = int(sys.argv[2]), float(sys.argv[3])
+one_at_a_time = threading.Lock()
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -48,10 +49,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         global answers
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answers -= 1
-        self.send_response(200 if answers >= 0 else 500)
+        with one_at_a_time:
+            answers -= 1
+            answered = answers >= 0
+        self.send_response(200 if answered else 500)
         self.end_headers()
-        if answers >= 0:
+        if answered:
             counts = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
             events = [{"choices": [{"text": "a"}]}] * asked["max_tokens"] + [{"choices": [], "usage": counts}]
             for event in events:
