@@ -1,9 +1,7 @@
 """Predicted capacity beside measured: made-up logs, with worked numbers, and what was published for an L4."""
 
 import math
-import time
 
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -368,22 +366,6 @@ def test_the_same_cell_of_two_sources_has_two_rows():
         table(cell(KNOBS, **PRINTED), cell(KNOBS, source="measured elsewhere", study="other", **PRINTED)), predictions()
     )
     assert sorted(rows["source"]) == ["measured", "measured elsewhere"]
-
-
-def test_ten_thousand_cells_take_seconds():
-    one = table(cell(KNOBS, **PRINTED))
-    cells = one.loc[np.zeros(10_000, dtype=int)].reset_index(drop=True)
-    cells["cell_id"] = [f"{CELL}-{i}" for i in range(10_000)]
-    utilizations = [0.5 + 0.1 * (i % 5) for i in range(10_000)]
-    predicted = predictions(
-        *(
-            {"cell_id": f"{CELL}-{i}", "gpu_memory_utilization": u, "activation_bytes": GIB + i // 5}
-            for i, u in enumerate(utilizations)
-        )
-    )
-    start = time.perf_counter()
-    assert len(capacity_table(cells, predicted)) == 10_000
-    assert time.perf_counter() - start < 20
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -214,24 +213,6 @@ def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
     assert record["num_blocks"] is None
     assert "'compressed-tensors' is not supported" in record["unknown"]
     assert record["how"] == {}
-
-
-def test_ten_thousand_cells_take_seconds():
-    grid = cells(
-        {
-            "gpu": ["h200", "h100-sxm", "a100-pcie-80gb", "l40s"],
-            "engine": "vllm",
-            "model": ["llama-3.1-8b-instruct", "opt-125m"],
-            "knobs": {
-                "block_size": [16, 32, 64, 128, 256],
-                "max_num_seqs": list(range(1, 51)),
-                "gpu_memory_utilization": [0.5, 0.6, 0.7, 0.8, 0.9],
-            },
-        }
-    )
-    start = time.perf_counter()
-    assert len(list(predict_study(grid))) == 10_000
-    assert time.perf_counter() - start < 20
 
 
 # --- published numbers of blocks -------------------------------------------------------------------------------------
