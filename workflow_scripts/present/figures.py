@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.files import write_json
-from workflow_scripts.present import intervals, memory, outcomes, predicted, serving, throughput, timelines, workloads
+from workflow_scripts.present import (
+    intervals,
+    memory,
+    outcomes,
+    predicted,
+    reserved,
+    serving,
+    throughput,
+    timelines,
+    workloads,
+)
 from workflow_scripts.present.plot import Plot, use_style, write_plot
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import StudyError, load_study
@@ -36,6 +46,7 @@ FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
     "predicted_beside_measured": predicted.predicted_beside_measured,
     "predicted_by_max_num_seqs": predicted.predicted_by_max_num_seqs,
     "kv_capacity": memory.kv_capacity,
+    "kv_reserved_and_used": reserved.kv_reserved_and_used,
     "waste_by_block_size": memory.waste_by_block_size,
     "memory_over_time": timelines.memory_over_time,
     "sequences_over_time": timelines.sequences_over_time,

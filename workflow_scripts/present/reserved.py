@@ -1,10 +1,21 @@
 """Bytes of keys and values that engines set aside, beside those that they used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block, Text, table_of
+from workflow_scripts.present.intervals import write_label
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, plain_log_ticks, some_panels
 from workflow_scripts.present.report import MOST_ROWS, Report
-from workflow_scripts.present.tables import MissingError
+from workflow_scripts.present.series import evenly
+from workflow_scripts.present.style import COLOURS, MUTED
+from workflow_scripts.present.tables import MissingError, Tables, records
+from workflow_scripts.present.throughput import repeats_of
 
 _VALUES = {
     "reserved_bytes": "kv_bytes_reserved_peak",
@@ -13,6 +24,24 @@ _VALUES = {
     "torch_bytes": "torch_memory_bytes_max",
     "process_bytes": "process_memory_growth_bytes_max",
 }
+_PLACES = ["gpu", "engine", "model", "workload", "knobs"]
+_PANEL = ["gpu", "model", "workload"]
+# How each quantity is drawn, from the largest to the smallest.
+DRAWN: Mapping[str, dict[str, Any]] = {
+    "reserved_bytes": {
+        "label": "set aside, peak",
+        "marker": "D",
+        "color": COLOURS[1],
+        "markerfacecolor": "none",
+        "markersize": 8,
+    },
+    "held_bytes": {"label": "held by requests, mean", "marker": "s", "color": COLOURS[2]},
+    "used_bytes": {"label": "used by tokens, mean", "marker": "o", "color": COLOURS[0]},
+}
+MIB = 2**20
+MOST_CELLS = 14
+# Lines of text that a cell takes: its name and its marks.
+LINES_A_CELL = 1.8
 HOW_ENGINES_RESERVE = (
     "An engine sets memory for keys and values aside in one of three ways. vLLM and HuggingFace's continuous batching "
     "allocate a pool of blocks when they start. All of it is reserved, however little is used; its size is a setting, "
@@ -26,14 +55,9 @@ HOW_ENGINES_RESERVE = (
 
 def reserved_and_used(report: Report) -> Iterator[Block]:
     """How each engine reserves memory, and medians over the repeats of each cell."""
-    cells = report.tables.need("cells", "cell_id", "repeat", *_VALUES.values())
-    known = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
-    if known.empty:
-        raise MissingError("no cell tells the bytes that its KV cache reserved")
+    known = _known(report.tables)
     yield Text(HOW_ENGINES_RESERVE)
-    places = ["gpu", "engine", "model", "workload", "knobs"]
-    medians = known.groupby(places, sort=False)[list(_VALUES.values())].median().reset_index()
-    rows = medians.rename(columns={column: name for name, column in _VALUES.items()})
+    rows = known.groupby(_PLACES, sort=False)[list(_VALUES)].median().reset_index()
     rows = rows.assign(used_pct=100 * rows["used_bytes"] / rows["reserved_mean_bytes"])
     columns = {
         "gpu": "Device",
@@ -50,3 +74,75 @@ def reserved_and_used(report: Report) -> Iterator[Block]:
     }
     note = f"{MOST_ROWS} of {len(rows)} cells; the table cells holds all." if len(rows) > MOST_ROWS else ""
     yield table_of(rows.head(MOST_ROWS), columns, "KV memory reserved and used, medians over repeats", note)
+
+
+def kv_reserved_and_used(tables: Tables) -> Plot:
+    """Bytes set aside at the peak, held by requests and used by tokens, a line a cell."""
+    waste = tables.need("waste", "cell_id", "repeat", "slots_held_mean", "tokens_held_mean", "source")
+    known = _known(tables).merge(waste[waste["source"] == "measured"], on=["cell_id", "repeat"])
+    bytes_per_token = known["used_bytes"] / known["kv_tokens_live_mean"]
+    # Of the layout that the engine had: there tokens that requests share are counted once, as they lie in memory.
+    known = known.assign(
+        held_bytes=known["slots_held_mean"] * bytes_per_token, used_bytes=known["tokens_held_mean"] * bytes_per_token
+    )
+    rows = known.groupby(_PLACES, sort=False)[list(DRAWN)].median().dropna().reset_index()
+    if rows.empty:
+        raise MissingError("no cell tells the bytes of keys and values that its tokens took")
+    cells = len(rows)
+    rows = evenly(rows, _PANEL, "held_bytes", MOST_CELLS)
+    values = rows[list(DRAWN)] / MIB
+    limits = (float(values.min().min()) / 1.3, float(values.max().max()) * 1.3)
+    told_apart = [name for name in _PANEL if rows[name].nunique() > 1] or ["model", "workload"]
+    groups = sorted(rows.groupby(_PANEL, sort=False), key=lambda group: -len(group[1]))
+    lines = LINES_A_CELL * max(len(part) for _, part in groups)
+    panels, notes = some_panels(
+        [
+            Panel(" · ".join(part[told_apart].iloc[0]), partial(_draw, rows=part, limits=limits, lines=lines))
+            for _, part in groups
+        ],
+        "combinations of device, model and workload",
+    )
+    if len(rows) < cells:
+        notes = [*notes, f"{len(rows)} of {cells} cells are drawn; the table cells holds all"]
+    return Plot(
+        title="KV memory: set aside, held by requests, used by tokens",
+        alt="KV memory in MiB, measured. " + " ".join(_in_words(row) for row in records(rows.head(8))),
+        sources=["measured"],
+        panels=panels,
+        x_label="MiB of keys and values (logarithmic)",
+        handles=[Line2D([], [], linestyle="none", **style) for style in DRAWN.values()],
+        repeats=repeats_of(known),
+        notes=[*notes, "a mark is the median over the repeats of its cell"],
+        panel_height_in=LINE_IN * lines + 0.75,
+    )
+
+
+def _known(tables: Tables) -> pd.DataFrame:
+    """Rows of the cells table that tell what was reserved, with short names of the bytes."""
+    cells = tables.need("cells", "cell_id", "repeat", "kv_tokens_live_mean", *_VALUES.values())
+    known = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
+    if known.empty:
+        raise MissingError("no cell tells the bytes that its KV cache reserved")
+    return known.rename(columns={column: name for name, column in _VALUES.items()})
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float], lines: float) -> None:
+    for i, row in enumerate(records(rows)):
+        y = LINES_A_CELL * i
+        write_label(ax, y + 0.5, f"{row['engine']} · {row['knobs']}")
+        values = {name: row[name] / MIB for name in DRAWN}
+        ax.plot([min(values.values()), max(values.values())], [y + 1.3] * 2, color=MUTED, linewidth=1)
+        for name, style in DRAWN.items():
+            ax.plot(values[name], y + 1.3, linestyle="none", **style)
+    ax.set_ylim(lines, 0)
+    ax.set_xscale("log")
+    ax.set_xlim(*limits)
+    plain_log_ticks(ax.xaxis, *limits, most=5)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+
+
+def _in_words(row: Mapping[str, Any]) -> str:
+    reserved, held, used = (f"{row[name] / MIB:,.3g}" for name in DRAWN)
+    place = ", ".join(row[name] for name in _PLACES)
+    return f"{place}: {reserved} set aside, {held} held by requests, {used} used by tokens."

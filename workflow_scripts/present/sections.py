@@ -244,7 +244,7 @@ SECTIONS: Sequence[Section] = (
         "kv-memory",
         "KV memory reserved and used",
         "What engines set aside for keys and values at equal work, and how much of it the work needed.",
-        [reserved.reserved_and_used],
+        [figure("kv_reserved_and_used"), reserved.reserved_and_used],
     ),
     Section(
         "waste",
