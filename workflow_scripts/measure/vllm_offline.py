@@ -17,14 +17,10 @@ class VllmOffline:
         self._steps: list[dict[str, Any]] = []
 
     def start(self) -> dict[str, Any]:
-        """Start the engine. On a CPU it runs in this process; on a GPU in its default process layout."""
+        """Start the engine. On a CPU one rank runs in this process; on a GPU it has its default process layout."""
         knobs = VllmKnobs.model_validate(self._setup.knobs)
         draft_model = self._setup.draft_model_dir
-        if self._setup.device_kind == "cpu":
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ |= knobs.environment()
-        os.environ["VLLM_NO_USAGE_STATS"] = "1"
-        os.environ["VLLM_LOGGING_COLOR"] = "0"
+        os.environ |= vllm_environment(self._setup, knobs)
         from vllm import LLM
 
         self._llm = LLM(
@@ -95,6 +91,31 @@ class VllmOffline:
     def stop(self) -> None:
         """End the engine core's processes."""
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:
+    """Variables that vLLM is started with on the device of `setup`."""
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_COLOR": "0", **knobs.environment()}
+    if setup.device_kind != "cpu":
+        return environment
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    ranks = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
+    if ranks > 1:
+        # By itself vLLM wants a NUMA node for each rank.
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cores_of_ranks(setup.cores, ranks))
+    return environment
+
+
+def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[str]:
+    """As many cores for each rank, as vLLM reads them; ranks take turns on the cores where there are fewer of those.
+
+    >>> cores_of_ranks([4, 5, 6, 7, 8], 2), cores_of_ranks([0, 1], 4)
+    (['4,5', '6,7'], ['0', '1', '0', '1'])
+    """
+    share = max(1, len(cores) // ranks)
+    return [
+        ",".join(str(cores[i % len(cores)]) for i in range(rank * share, (rank + 1) * share)) for rank in range(ranks)
+    ]
 
 
 def effective_settings(config: Any) -> dict[str, Any]:

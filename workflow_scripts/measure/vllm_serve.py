@@ -10,7 +10,7 @@ from workflow_scripts.knobs import VllmServeKnobs, command_line
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
-from workflow_scripts.measure.vllm_offline import effective_settings
+from workflow_scripts.measure.vllm_offline import effective_settings, vllm_environment
 
 SERVED_MODEL_NAME = "model"
 EFFECTIVE = "effective.json"
@@ -23,7 +23,7 @@ class VllmServe(Serving):
         port, api_key = free_port(), new_api_key()
         on_cpu = self._setup.device_kind == "cpu"
         words = self._arguments(port)
-        environment = self._environment(api_key, on_cpu)
+        environment = self._environment(api_key)
         effective = self._setup.evidence / EFFECTIVE
         target = Target(address_on(port, api_key), SERVED_MODEL_NAME, extra_body={"ignore_eos": True})
 
@@ -41,7 +41,6 @@ class VllmServe(Serving):
             "load_format": "dummy" if self._setup.load_format == "dummy" else "auto",
             "dtype": self._setup.dtype,
             "seed": self._setup.seed,
-            **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),
             "host": LOOPBACK,
             "port": port,
             **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),
@@ -50,14 +49,12 @@ class VllmServe(Serving):
         # A line a request would be the client's load on the server's log.
         return [*command_line(arguments), "--disable-uvicorn-access-log", "--enable-mfu-metrics"]
 
-    def _environment(self, api_key: str, on_cpu: bool) -> dict[str, str]:
-        knobs = VllmServeKnobs.model_validate(dict(self._setup.knobs))
+    def _environment(self, api_key: str) -> dict[str, str]:
         # The key is set in the running child, so no list of processes and no command line shows it. The paths of
-        # development are what empties the prefix cache between repeats.
-        environment = {"VLLM_API_KEY": api_key, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        environment |= {"VLLM_LOGGING_COLOR": "0", **knobs.environment()}
-        # An API server always has its engine core in another process; on a CPU this keeps the worker in that one.
-        return environment | ({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if on_cpu else {})
+        # development are what empties the prefix cache between repeats. An API server always has its engine core in
+        # another process; that multiprocessing is off on a CPU keeps the worker in that one.
+        environment = vllm_environment(self._setup, VllmServeKnobs.model_validate(dict(self._setup.knobs)))
+        return environment | {"VLLM_API_KEY": api_key, "VLLM_SERVER_DEV_MODE": "1"}
 
     def _effective(self) -> dict[str, Any]:
         told: dict[str, Any] = read_json(self._setup.evidence / EFFECTIVE)

@@ -1,13 +1,15 @@
 """What the adapter reads of vLLM's objects, in the shapes of the versions that it is used with."""
 
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from workflow_scripts.measure.engines import Request
-from workflow_scripts.measure.vllm_offline import request_record, step_record
+from workflow_scripts.knobs import VllmKnobs
+from workflow_scripts.measure.engines import EngineSetup, Request
+from workflow_scripts.measure.vllm_offline import request_record, step_record, vllm_environment
 
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
 REQUEST_STATS: dict[str, dict[str, Any]] = {
@@ -97,3 +99,19 @@ def test_the_shapes_are_those_of_the_installed_version() -> None:
         assert {f.name for f in dataclasses.fields(kind)} == set(shapes[vllm.__version__])
     iteration = stats.IterationStats()
     assert all(hasattr(iteration, f"num_{name}") for name in ("prompt_tokens", "generation_tokens", "preempted_reqs"))
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "knobs", "bound"),
+    [
+        ("cpu", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "2|3|4|5"),
+        ("cpu", {"tensor_parallel_size": 2}, "2,3|4,5"),
+        ("cpu", {"tensor_parallel_size": 1}, None),
+        ("cuda", {"tensor_parallel_size": 2}, None),
+    ],
+)
+def test_ranks_on_a_cpu_share_its_cores(device_kind: str, knobs: dict[str, int], bound: str | None) -> None:
+    setup = EngineSetup(Path("model"), "dummy", "float32", 0, knobs, device_kind, cores=[2, 3, 4, 5])
+    environment = vllm_environment(setup, VllmKnobs.model_validate(knobs))
+    assert environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
+    assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (device_kind == "cpu")
