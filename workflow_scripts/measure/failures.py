@@ -12,6 +12,8 @@ from workflow_scripts.outcome import Verdict
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
 # An engine says with these that it refuses its arguments.
 _REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
+# So says torch where the engine was built without a kernel, or without one for this GPU: at start or at first use.
+_NO_KERNEL = ("'_OpNamespace' ", "no kernel image is available for execution on the device")
 
 
 def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
@@ -20,7 +22,8 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
         return "timeout", str(error)
     status, words = _cause(error, log)
     name = words.partition(":")[0].rpartition(".")[2]
-    return ("infeasible" if status in _INFEASIBLE_STATUS or name in _REFUSALS else "engine_error"), words
+    refused = status in _INFEASIBLE_STATUS or name in _REFUSALS or _lacks_kernel(words)
+    return ("infeasible" if refused else "engine_error"), words
 
 
 def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
@@ -31,7 +34,7 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
     _, words = _cause(error, log)
     if type(error).__name__ == "EngineDeadError" and "EngineCore" in words:
         return None
-    return "engine_error", words
+    return ("infeasible" if _lacks_kernel(words) else "engine_error"), words
 
 
 def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, str]:
@@ -40,6 +43,10 @@ def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, 
     words = f"{len(failed)} of {len(errors)} requests failed; the first: {failed[0]}"
     found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
     return "engine_error", f"{words}; the log says: {found.error}" if found and found.error else words
+
+
+def _lacks_kernel(words: str) -> bool:
+    return any(sign in words for sign in _NO_KERNEL)
 
 
 def _cause(error: Exception, log: Path) -> tuple[str | None, str]:

@@ -41,6 +41,19 @@ def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path: Path, messag
     assert start_failure(RuntimeError(GENERIC), log_of(tmp_path, *lines)) == ("infeasible", message)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
+        "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+    ],
+)
+def test_a_kernel_that_the_build_lacks_is_infeasible_whenever_it_is_missed(tmp_path: Path, message: str) -> None:
+    log = log_of(tmp_path, *traceback(message))
+    assert start_failure(RuntimeError("x"), log) == ("infeasible", message)
+    assert run_failure(RuntimeError("x"), log) == ("infeasible", message)
+
+
 def test_a_crash_is_an_engine_error(tmp_path: Path) -> None:
     message = "AttributeError: 'NoneType' object has no attribute 'shape'"
     assert start_failure(RuntimeError("x"), log_of(tmp_path, *traceback(message))) == ("engine_error", message)
