@@ -6,6 +6,7 @@ its KV cache and its reads per token follow other formulas.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,14 @@ QUANTIZED_BITS: Mapping[str, float] = {
     "gptq_marlin": 4 + (16 + 4) / 128,
     "fp8": 8,
     "fp8_per_tensor": 8,
+    "int8": 8,
+}
+COMPRESSED_TENSORS = "compressed-tensors"
+# Weights in that format that are known here: those with one scale a matrix or a row of it.
+_COMPRESSED_WEIGHTS: Mapping[str, str] = {
+    f"8 bits {kind} by {strategy}": name
+    for kind, name in (("int", "int8"), ("float", "fp8"))
+    for strategy in ("tensor", "channel")
 }
 
 
@@ -273,6 +282,23 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
         raise ModelFactsError(f"{path}: {e}") from None
 
 
+def _compressed_weights(stored: Mapping[str, Any]) -> str:
+    """How a model in the format of compressed-tensors stores its matrices, in words of `QUANTIZED_BITS`."""
+    groups = (stored.get("config_groups") or {}).values()
+    weights = sorted(
+        {
+            "{num_bits} bits {type} by {strategy}".format_map(defaultdict(str, group.get("weights") or {}))
+            for group in groups
+        }
+    )
+    if len(weights) == 1 and weights[0] in _COMPRESSED_WEIGHTS:
+        return _COMPRESSED_WEIGHTS[weights[0]]
+    raise ModelFactsError(
+        f"weights in {COMPRESSED_TENSORS} ({', '.join(weights) or 'none'}) are not supported; supported: one group of "
+        f"{', '.join(_COMPRESSED_WEIGHTS)}"
+    )
+
+
 def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
     """Facts of a model from the mapping of its `config.json`.
 
@@ -288,7 +314,10 @@ def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantizatio
     dtype = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
-    quantization = quantization or (config.get("quantization_config") or {}).get("quant_method")
+    stored = config.get("quantization_config") or {}
+    quantization = quantization or stored.get("quant_method")
+    if quantization == COMPRESSED_TENSORS and stored:
+        quantization = _compressed_weights(stored)
     if quantization is not None and quantization not in QUANTIZED_BITS:
         raise ModelFactsError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZED_BITS)}")
     try:

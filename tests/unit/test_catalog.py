@@ -153,6 +153,7 @@ def test_models():
         "mistral-7b-instruct-v0.3",
         "tiny-llama-57m",
         "tiny-llama-57m-awq",
+        "tiny-llama-57m-w8a8",
     }
     assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
     tiny = models["tiny-llama-57m"]

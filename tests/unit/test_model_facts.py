@@ -155,6 +155,41 @@ def test_quantization_shrinks_the_layers_matrices_alone():
         model_facts(LLAMA, quantization="bitsandbytes")
 
 
+def compressed(*weights: dict[str, object]) -> dict[str, object]:
+    groups = {f"group_{i}": {"targets": ["Linear"], "weights": w} for i, w in enumerate(weights)}
+    return LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+
+
+@pytest.mark.parametrize(("kind", "quantization"), [("int", "int8"), ("float", "fp8")])
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization, strategy):
+    facts = model_facts(compressed({"num_bits": 8, "type": kind, "strategy": strategy}), dtype="float32")
+    assert facts.quantization == quantization
+    assert (
+        facts.weight_bytes
+        == model_facts(LLAMA, dtype="float32").weight_bytes - (4 - 1) * 3 * facts.layer_matrix_parameters
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ([{"num_bits": 4, "type": "int", "strategy": "group"}], "4 bits int by group"),
+        ([{"num_bits": 8, "type": "int", "strategy": "group"}], "8 bits int by group"),
+        (
+            [{"num_bits": bits, "type": "int", "strategy": "channel"} for bits in (8, 4)],
+            "4 bits int by channel, 8 bits int by channel",
+        ),
+        ([], "none"),
+    ],
+)
+def test_other_compressed_tensors_are_named_and_refused(weights, told):
+    with pytest.raises(
+        ModelFactsError, match=rf"weights in compressed-tensors \({told}\) are not supported; supported: one"
+    ):
+        model_facts(compressed(*weights))
+
+
 def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
     facts = model_facts(LLAMA)
     steps = sum(facts.decode_flops(1, 5 + i) for i in (1, 2, 3))
