@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.analyse.as_asked import not_as_asked
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.tables import write_table
@@ -132,6 +133,8 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     facts = read_parsed(parsed, gpu, "facts")
     of_cell, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
     cell = _chosen(of_cell, _CELL_FACTS)
+    told = of_cell.assign(**{"effective.attention_backend": cell["attention_backend"]})
+    cell["not_as_asked"] = not_as_asked(grid.loc[cell.index], told).where(cell["outcome"] == "ok")
     # A cell that did not end ok has no measured values: what an earlier repeat gave is evidence, not a result.
     ok = cell.index[cell["outcome"] == "ok"]
     repeat = _chosen(of_repeat, _REPEAT_FACTS)

@@ -153,6 +153,7 @@ table_schema(
         "max_num_batched_tokens_effective": INTEGER,
         "max_model_len_effective": INTEGER,
         "attention_backend": TEXT,
+        "not_as_asked": TEXT,
         "available_kv_cache_gib": NUMBER,
         "model_weights_gib": NUMBER,
         "peak_activation_gib": NUMBER,

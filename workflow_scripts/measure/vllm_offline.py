@@ -139,8 +139,16 @@ def effective_settings(config: Any) -> dict[str, Any]:
         "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
         "speculative_method": getattr(speculation, "method", None),
         "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
+        "attention_backend": _attention_backend(config),
         "multiprocessing": os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0",
     }
+
+
+def _attention_backend(config: Any) -> str | None:
+    """Names of the backends that the model's layers have, where they are in this process; else the log tells."""
+    layers = config.compilation_config.static_forward_context.values()
+    names = {layer.attn_backend.get_name() for layer in layers if hasattr(layer, "attn_backend")}
+    return ", ".join(sorted(names)) or None
 
 
 def step_record(scheduler_stats: Any, iteration_stats: Any) -> dict[str, Any]:

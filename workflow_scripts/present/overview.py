@@ -187,6 +187,17 @@ def reasons(report: Report) -> Iterator[Block]:
     yield table_of(rows.head(MOST_ROWS), columns, "Cells that are not ok, by reason", note)
 
 
+def not_as_asked(report: Report) -> Iterator[Block]:
+    """Cells that ran with other settings than the study asks for, by what differs."""
+    replaced = report.grid[report.grid["not_as_asked"].notna()] if "not_as_asked" in report.grid else pd.DataFrame()
+    if replaced.empty:
+        return
+    of_one = replaced.groupby("not_as_asked", sort=False)["cell_id"].agg(["size", "first"]).reset_index()
+    columns = {"not_as_asked": "What took effect", "size": "Cells", "first": "For example"}
+    note = f"{MOST_ROWS} of {len(of_one)} replacements." if len(of_one) > MOST_ROWS else ""
+    yield table_of(of_one.head(MOST_ROWS), columns, "Settings that the engine replaced without refusing them", note)
+
+
 def every_cell(report: Report) -> Iterator[Block]:
     """Every cell with its outcome, its reason and its log, folded by device, engine, model and workload."""
     rates = report.tables.cells.groupby("cell_id")["output_tokens_per_s"].median()

@@ -340,7 +340,7 @@ SECTIONS: Sequence[Section] = (
         "cells",
         "Every cell",
         "What became of each cell, with the reason where it is not ok. A cell that failed is a result, never a zero.",
-        [figure("grid_outcomes"), overview.reasons, overview.every_cell],
+        [figure("grid_outcomes"), overview.reasons, overview.not_as_asked, overview.every_cell],
     ),
     Section(
         "provenance",

@@ -328,3 +328,11 @@ def test_every_file_must_be_named(missing, capsys):
         main([word for pair in command.items() for word in pair])
     assert e.value.code == 2
     assert f"required: {missing}" in capsys.readouterr().err
+
+
+def test_a_setting_that_the_engine_replaced_is_told_of_cells_that_ran(tmp_path):
+    replaced = OF_CELL | {"effective.max_num_seqs": 3.0}
+    failed = replaced | {"outcome": "engine_error"}
+    table = of_study(tmp_path, facts(FOUR, replaced, OF_REPEAT), facts(EIGHT, failed), served=[two_requests(FOUR)])
+    assert row_of(table, FOUR)["not_as_asked"] == "max_num_seqs 3, not 4"
+    assert pd.isna(row_of(table, EIGHT)["not_as_asked"])

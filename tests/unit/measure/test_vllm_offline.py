@@ -9,7 +9,7 @@ import pytest
 
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.measure.engines import EngineSetup, Request
-from workflow_scripts.measure.vllm_offline import request_record, step_record, vllm_environment
+from workflow_scripts.measure.vllm_offline import _attention_backend, request_record, step_record, vllm_environment
 
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
 REQUEST_STATS: dict[str, dict[str, Any]] = {
@@ -115,3 +115,14 @@ def test_ranks_on_a_cpu_share_its_cores(device_kind: str, knobs: dict[str, int],
     environment = vllm_environment(setup, VllmKnobs.model_validate(knobs))
     assert environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
     assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (device_kind == "cpu")
+
+
+def test_the_attention_backend_is_that_of_the_layers() -> None:
+    def backend(name: str) -> SimpleNamespace:
+        return SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: name))
+
+    layers = {"layers.0.attn": backend("CPU_ATTN"), "layers.1.attn": backend("CPU_ATTN"), "lm_head": object()}
+    part = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    assert _attention_backend(part) == "CPU_ATTN"
+    elsewhere = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
+    assert _attention_backend(elsewhere) is None

@@ -26,6 +26,8 @@ from workflow_scripts.study import Study, load_study
 
 # Text that a log, a prompt or a study file may hold, and that must never reach a browser as markup.
 SCRIPT = "<script>alert('from a log')</script>"
+# Of keys and values, of an 8B model in 16 bits.
+BYTES_PER_TOKEN = 131_072
 SPEED = {"h200": 4.8, "a100-sxm-80gb": 2.0, "l40s": 0.86}
 
 STUDY = {
@@ -130,6 +132,7 @@ def cells_table(study: Study) -> pd.DataFrame:
             "git_commit": "0" * 40,
             "engine_version": "0.32.0",
             "attention_backend": "FLASH_ATTN",
+            "not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None,
             "protocol": "1",
             "lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64,
         }
@@ -173,6 +176,13 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "kv_cache_tokens": 30_000 * speed * 16,
         "max_concurrency": 30_000 * speed * 16 / 4096,
         "memory_used_bytes_max": 60e9,
+        "kv_tokens_live_mean": 100 * seqs,
+        "kv_bytes_used_mean": 100 * seqs * BYTES_PER_TOKEN,
+        **{
+            f"kv_bytes_reserved_{over}": (30_000 * speed * 16 if cell["engine"] == "vllm" else 400 * seqs)
+            * BYTES_PER_TOKEN
+            for over in ("mean", "peak")
+        },
         "prefix_cache_queries": 14_000 if cell.get("knob_enable_prefix_caching") is True else 0,
         "prefix_cache_hit_rate": 0.8 if cell["workload"] == "system-prompt" else 0.0,
         "prefix_cache_hit_rate_predicted": 0.8 if cell["workload"] == "system-prompt" else None,
@@ -265,7 +275,9 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `waste`: half a block a sequence of 100 tokens is empty, and three quarters of a contiguous layout."""
-    rows = cells[cells["repeat"].notna()][["cell_id", "repeat", "engine", "block_size_effective"]]
+    rows = cells[cells["repeat"].notna()][
+        ["cell_id", "repeat", "engine", "block_size_effective", "kv_tokens_live_mean"]
+    ]
     paged = rows[rows["engine"] == "vllm"].assign(layout="paged", source="measured")
     paged["block_size"] = paged["block_size_effective"]
     other = [paged.assign(layout="block_size_whatif", block_size=size, source="predicted") for size in (1, 8, 16, 64)]
@@ -274,6 +286,8 @@ def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat([paged, *other, contiguous, caches])
     empty = (table["block_size"].astype(float) - 1) / 2
     table["waste_pct"] = table["waste_pct"].fillna(100 * empty / (100 + empty))
+    table["tokens_held_mean"] = table["kv_tokens_live_mean"].astype(float)
+    table["slots_held_mean"] = table["tokens_held_mean"] / (1 - table["waste_pct"] / 100)
     return table.reindex(columns=columns_of("waste"))
 
 

@@ -116,6 +116,13 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page: Page) -> None:
     assert any("2 times its ceiling" in finding for finding in page.text["li"])
 
 
+def test_settings_that_the_engine_replaced_are_told_with_the_cells_they_are_of(page: Page) -> None:
+    told = next(table for table in page.text["figure"] if "Settings that the engine replaced" in table)
+    assert "max_model_len 2048, not 4096" in told
+    assert "h200/" in told
+    assert "l40s/" not in told
+
+
 def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:
     told = [text for text in page.text["details"] if "A made-up claim" in text]
     assert len(told) == 3
