@@ -5,6 +5,10 @@ they start, whatever is asked of them later. HuggingFace's static batches alloca
 DynamicCache for the tokens so far of the padded batch, StaticCache at once for all that the batch may come to.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
 import numpy as np
 import pandas as pd
 
@@ -31,14 +35,36 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
     """Bytes of keys and values of a token on all devices together; NaN for a model whose shape is not known."""
-    dtypes = cells["knob_kv_cache_dtype"] if "knob_kv_cache_dtype" in cells else pd.Series("auto", index=cells.index)
-    asked = pd.DataFrame({"model": cells["model"], "dtype": dtypes.fillna("auto")})
+    drafted = _knob(cells, "num_speculative_tokens", 0) > 0
+    of_token = _bytes_reader()
+    settings = zip(
+        cells["model"],
+        _knob(cells, "speculative_model", "").where(drafted, ""),
+        _knob(cells, "kv_cache_dtype", "auto"),
+        _knob(cells, "tensor_parallel_size", 1),
+        strict=True,
+    )
+    return pd.Series([of_token(*setting) for setting in settings], index=cells.index, dtype=float)
+
+
+def _bytes_reader() -> Callable[[str, str, str, int], float]:
     models = load_models()
-    known: dict[tuple[str, str], float] = {}
-    for name, dtype in asked.drop_duplicates().itertuples(index=False):
+
+    @cache
+    def of_token(model: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
         try:
-            facts = read_model_facts(models[name].config, models[name].dtype)
-            known[name, dtype] = facts.bytes_per_token(dtype)
+            # A draft model has the dtype of the model that it drafts for, and layers of its own in the same blocks.
+            parts = [read_model_facts(models[n].config, models[model].dtype) for n in (model, draft_model) if n]
+            # Each rank keeps a whole KV head, so more ranks than heads keep copies.
+            held = [replace(facts, kv_heads=max(facts.kv_heads, tensor_ranks)) for facts in parts]
+            return sum(facts.bytes_per_token(kv_cache_dtype) for facts in held)
         except (KeyError, ModelFactsError):
-            known[name, dtype] = np.nan
-    return pd.Series([known[key] for key in asked.itertuples(index=False, name=None)], index=cells.index, dtype=float)
+            return np.nan
+
+    return of_token
+
+
+def _knob(cells: pd.DataFrame, name: str, unset: str | int) -> pd.Series:
+    """What each cell sets of a knob, and `unset` where it sets nothing."""
+    column = f"knob_{name}"
+    return cells[column].fillna(unset) if column in cells else pd.Series(unset, index=cells.index)

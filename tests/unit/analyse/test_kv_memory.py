@@ -56,6 +56,22 @@ def test_a_smaller_type_of_the_cache_takes_fewer_bytes() -> None:
     assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN / 4
 
 
+def test_a_draft_model_keeps_keys_and_values_in_the_same_blocks() -> None:
+    # Of the same shape, so that half as many blocks of both fill the memory.
+    drafting = {"num_gpu_blocks": 4, "block_size_effective": 32, "knob_speculative_model": "tiny-llama-57m"}
+    row = kv_memory(cells(**drafting, knob_num_speculative_tokens=4, kv_tokens_live_mean=16.0)).iloc[0]
+    assert row["kv_bytes_reserved_peak"] == 4 * 32 * 2 * BYTES_PER_TOKEN
+    assert row["kv_bytes_used_mean"] == 16 * 2 * BYTES_PER_TOKEN
+    off = kv_memory(cells(**drafting, knob_num_speculative_tokens=0)).iloc[0]
+    assert off["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(1, 4), (2, 4), (4, 4), (8, 8)])
+def test_tensor_ranks_share_the_heads_and_copy_them_where_there_are_more_ranks(ranks: int, heads: int) -> None:
+    row = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, knob_tensor_parallel_size=ranks)).iloc[0]
+    assert row["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN * heads / 4
+
+
 def test_a_model_or_a_cell_that_is_not_known_has_no_bytes() -> None:
     assert pd.isna(kv_memory(cells(model="llama-9", kv_tokens_live_mean=16.0)).iloc[0]["kv_bytes_used_mean"])
     failed = kv_memory(cells(repeat=None, num_gpu_blocks=4, block_size_effective=32)).iloc[0]
