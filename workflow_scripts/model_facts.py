@@ -42,6 +42,8 @@ _COMPRESSED_WEIGHTS: Mapping[str, str] = {
     for kind, name in (("int", "int8"), ("float", "fp8"))
     for strategy in ("tensor", "channel")
 }
+# Under these names a checkpoint lists the layers that it does not quantize.
+_LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert")
 
 
 class ModelFactsError(ValueError):
@@ -282,6 +284,23 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
         raise ModelFactsError(f"{path}: {e}") from None
 
 
+def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
+    """How a checkpoint stores its matrices, in words of `QUANTIZED_BITS`; None where it does not quantize them."""
+    method = stored.get("quant_method")
+    # The output matrix is counted as not quantized in any case.
+    left_out = [name for key in _LEFT_OUT for name in stored.get(key) or () if "lm_head" not in name]
+    if left_out:
+        raise ModelFactsError(f"weights of which some layers are not quantized are not supported: {left_out[0]!r}")
+    if stored.get("kv_cache_scheme"):
+        raise ModelFactsError("a kv_cache_scheme, by which weights name the type of the KV cache, is not supported")
+    groups = stored.get("bits", 4), stored.get("group_size", 128)
+    if method in ("awq", "gptq") and groups != (4, 128):
+        raise ModelFactsError(
+            f"{method} with {groups[0]} bits in groups of {groups[1]} is not supported; supported: 4 in groups of 128"
+        )
+    return _compressed_weights(stored) if method == COMPRESSED_TENSORS else method
+
+
 def _compressed_weights(stored: Mapping[str, Any]) -> str:
     """How a model in the format of compressed-tensors stores its matrices, in words of `QUANTIZED_BITS`."""
     groups = (stored.get("config_groups") or {}).values()
@@ -315,9 +334,9 @@ def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantizatio
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
     stored = config.get("quantization_config") or {}
-    quantization = quantization or stored.get("quant_method")
-    if quantization == COMPRESSED_TENSORS and stored:
-        quantization = _compressed_weights(stored)
+    found = _stored_quantization(stored)
+    if quantization is None or (quantization == COMPRESSED_TENSORS and stored):
+        quantization = found
     if quantization is not None and quantization not in QUANTIZED_BITS:
         raise ModelFactsError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZED_BITS)}")
     try:

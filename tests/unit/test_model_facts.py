@@ -190,6 +190,29 @@ def test_other_compressed_tensors_are_named_and_refused(weights, told):
         model_facts(compressed(*weights))
 
 
+@pytest.mark.parametrize("name", ["lm_head", "re:.*lm_head$"])
+def test_an_output_matrix_that_is_not_quantized_is_what_is_counted(name):
+    config = compressed({"num_bits": 8, "type": "int", "strategy": "channel"})
+    config["quantization_config"]["ignore"] = [name]
+    assert model_facts(config).quantization == "int8"
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.0.mlp.down_proj"]}, "down_proj'$"),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.down_proj"]}, "some layers are not quantized"),
+        ({"quant_method": "awq", "modules_to_not_convert": ["mlp"]}, "not supported: 'mlp'"),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "a kv_cache_scheme"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq with 8 bits in groups of 128 is not supported; supported: 4 in"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq with 4 bits in groups of 32"),
+    ],
+)
+def test_weights_that_would_be_counted_wrong_are_refused(stored, message):
+    with pytest.raises(ModelFactsError, match=message):
+        model_facts(LLAMA | {"quantization_config": stored})
+
+
 def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
     facts = model_facts(LLAMA)
     steps = sum(facts.decode_flops(1, 5 + i) for i in (1, 2, 3))
