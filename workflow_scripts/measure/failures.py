@@ -14,6 +14,8 @@ _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
 _REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
 # So says torch where the engine was built without a kernel, or without one for this GPU: at start or at first use.
 _NO_KERNEL = ("'_OpNamespace' ", "no kernel image is available for execution on the device")
+# So vLLM says that its core or a rank is gone, where it knows no more.
+_GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor failed")
 
 
 def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
@@ -27,12 +29,12 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
 
 
 def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
-    """What a failure in mid-run is; None where the engine's process is gone and left no word why.
+    """What a failure in mid-run is; None where a process of the engine is gone and left no word why.
 
     That is a fault of the infrastructure, like the death of the measuring process itself: the job has to be repeated.
     """
     _, words = _cause(error, log)
-    if type(error).__name__ == "EngineDeadError" and "EngineCore" in words:
+    if any(sign in words for sign in _GONE):
         return None
     return ("infeasible" if _lacks_kernel(words) else "engine_error"), words
 

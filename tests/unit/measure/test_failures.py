@@ -75,3 +75,14 @@ def test_an_engine_that_is_gone_without_a_word_is_no_outcome(tmp_path: Path) -> 
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     lines = traceback(f"vllm.v1.engine.exceptions.EngineDeadError: {dead}")
     assert run_failure(dead, log_of(tmp_path, *lines)) is None
+
+
+@pytest.mark.parametrize("exit_code", [-9, -15])
+def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path: Path, exit_code: int) -> None:
+    died = f"Worker proc VllmWorker-1 died unexpectedly (exit code: {exit_code}), shutting down executor."
+    lines = [CORE + died, *traceback("RuntimeError: Executor failed.")]
+    assert run_failure(RuntimeError("Executor failed."), log_of(tmp_path, *lines)) is None
+    # One that said why has an outcome.
+    cause = "torch.OutOfMemoryError: CUDA out of memory."
+    told = log_of(tmp_path, *traceback(cause, "(Worker_TP1 pid=9) ERROR 11-21 07:50:55 [mp.py:9] "), *lines)
+    assert run_failure(RuntimeError("Executor failed."), told) == ("engine_error", cause)
