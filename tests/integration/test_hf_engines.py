@@ -1,13 +1,14 @@
 """The engines of transformers on a model of two layers: equal tokens whatever the batch, and what memory they take."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workflow_scripts.measure import hf_continuous
+from workflow_scripts.measure import hf_continuous, hf_static
 from workflow_scripts.measure.engines import EngineSetup, Request, make_engine
 
 torch = pytest.importorskip("torch")
@@ -83,6 +84,23 @@ def test_a_padded_batch_gives_the_tokens_of_single_requests(model_dir: Path, cac
     assert static_tokens(together, REQUESTS) != alone
 
 
+def test_what_a_model_says_of_sampling_plays_no_part(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = static_tokens(started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic"), REQUESTS)
+    load = hf_static.load_hf_model
+    own = {"repetition_penalty": 9.0, "eos_token_id": plain[0][1], "suppress_tokens": plain[1]}
+
+    def loaded(setup: EngineSetup) -> Any:
+        model = load(setup)
+        model.generation_config.update(**own)
+        return model
+
+    monkeypatch.setattr(hf_static, "load_hf_model", loaded)
+    engine = started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic")
+    assert static_tokens(engine, REQUESTS) == plain
+    engine._model.generation_config.update(**own)
+    assert static_tokens(engine, REQUESTS) != plain
+
+
 def test_continuous_batching_gives_the_tokens_of_single_requests(
     model_dir: Path, paged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +156,31 @@ def test_bytes_that_continuous_batching_reserves_and_uses(paged: Any) -> None:
     assert 0 < max(s["kv_cache_usage"] for s in steps) <= 1
     longest = max(steps, key=lambda s: s["kv_tokens_live"])
     assert 0 < longest["kv_tokens_live"] <= longest["kv_cache_usage"] * 12 * 16
+
+
+def test_a_step_of_continuous_batching_is_noted_at_its_end(paged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor, ended = paged._manager.batch_processor, []
+    step = processor._generation_step
+
+    def timed(model: Any) -> None:
+        step(model)
+        ended.append(time.monotonic())
+
+    monkeypatch.setattr(processor, "_generation_step", timed)
+    paged.take_steps()
+    (record,) = paged.run([Request("a", list(range(1, 21)), 3)])
+    steps = paged.take_steps()
+    assert [s["kv_tokens_live"] for s in steps] == [20, 21, 22]
+    assert [s["kv_cache_usage"] for s in steps] == pytest.approx([2 / 12] * 3)
+    assert all(step["time_s"] >= end_s for step, end_s in zip(steps, ended, strict=True))
+    assert steps[-1]["time_s"] <= record.last_token_s
+
+
+def test_what_took_effect_in_continuous_batching_is_read_off_its_cache(paged: Any) -> None:
+    cache = paged._manager.batch_processor.cache
+    assert (cache.num_blocks, cache.max_batch_tokens) == (12, 64)
+    names = ("block_size", "num_gpu_blocks", "max_num_batched_tokens", "enable_prefix_caching")
+    assert [paged.effective[name] for name in names] == [16, 12, 64, False]
 
 
 @pytest.mark.parametrize("trusted", [False, True])

@@ -23,20 +23,20 @@ class HfContinuous:
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         self._model = load_hf_model(self._setup)
-        knobs = dict(self._setup.knobs)
         self._manager = self._model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1),
             # Blocks shared between requests would make a repeat measure the cache of the one before.
-            continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, **knobs),
+            continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, **self._setup.knobs),
         )
         self._note_steps()
         self._manager.start()
+        cache = self._cache()
         return {
-            "kv_cache_bytes": self._cache().cache_tensor.nbytes,
-            "block_size": knobs["page_size"],
-            "num_gpu_blocks": knobs["num_blocks"],
-            "max_num_batched_tokens": knobs["max_batch_tokens"],
-            "enable_prefix_caching": False,
+            "kv_cache_bytes": cache.cache_tensor.nbytes,
+            "block_size": max(allocator.tokens_per_page for allocator in cache.cache_allocators.values()),
+            "num_gpu_blocks": cache.num_blocks,
+            "max_num_batched_tokens": cache.max_batch_tokens,
+            "enable_prefix_caching": cache.use_prefix_sharing,
             "attention_backend": self._model.config._attn_implementation,
             "dtype": str(self._model.dtype).removeprefix("torch."),
         }
@@ -77,10 +77,14 @@ class HfContinuous:
         return self._manager.batch_processor.cache
 
     def _note_steps(self) -> None:
-        """Look at the scheduler and the cache before each step of the generation thread."""
+        """Look at the scheduler and the cache at the end of each step of the generation thread.
+
+        What requests need in a step is given to them before it, and taken back from those that end after this look.
+        """
         step = self._manager._generation_step
 
         def noted() -> None:
+            step()
             processor = self._manager.batch_processor
             pool, scheduler = processor.cache.pool, processor.scheduler
             running = list(scheduler.active_requests.values())
@@ -93,7 +97,6 @@ class HfContinuous:
                     "kv_tokens_live": sum(state.current_len() for state in running),
                 }
             )
-            step()
 
         self._manager._generation_step = noted
 
@@ -105,7 +108,7 @@ class HfContinuous:
         return device_memory(self._setup)
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """One record a step: what the scheduler holds and how much of the cache is given out, before it is taken."""
+        """One record a step, from its end: what the scheduler holds and how much of the cache is given out."""
         taken, self._steps = self._steps, []
         return taken
 

@@ -21,9 +21,11 @@ class HfStatic:
 
     def start(self) -> dict[str, Any]:
         """Load the model."""
+        from transformers import GenerationConfig
+
         self._model = load_hf_model(self._setup)
-        # Lengths are fixed by the workload, so no token ends a sequence early.
-        self._model.generation_config.eos_token_id = None
+        # A model's own may end sequences early, and penalize or suppress tokens in each step, which vLLM is not asked.
+        self._model.generation_config = GenerationConfig()
         return {
             "batch_size": self._batch_size,
             "cache_implementation": self._cache,
