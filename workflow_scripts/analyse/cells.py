@@ -147,7 +147,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
         tokens_held(requests),
         # Requests that arrive at a rate need not fill the engine at any time.
         steady_rate(requests[requests["sent_s"].isna()], grid["max_concurrency_allowed"]),
-        step_facts(steps),
+        step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
         trace_facts(_of_cells(read_parsed(parsed, gpu, "trace"), ok)),
     ]
     repeat = repeat.join(parts)

@@ -119,10 +119,15 @@ def tokens_inside(requests: pd.DataFrame, start_s: Any, end_s: Any) -> pd.Series
     return tokens
 
 
-def step_facts(steps: pd.DataFrame) -> pd.DataFrame:
-    """Peaks of the scheduler's queues, and KV use as peak and mean over time."""
-    s = steps.sort_values([*REPEAT, "time_s"], kind="stable")
-    lasts_s = s.groupby(REPEAT)["time_s"].diff().fillna(0.0).astype(float)
+def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
+    """Peaks of the scheduler's queues, and KV use as peak and mean over time.
+
+    A step lasts from the end of the one before to its own. The first one, which reads prompts, lasts from `began_s`,
+    when the first request of the repeat was scheduled; where that is not known it counts for no time.
+    """
+    s = steps.sort_values([*REPEAT, "time_s"], kind="stable").join(began_s.rename("began_s"), on=REPEAT)
+    before_s = s.groupby(REPEAT)["time_s"].shift().fillna(s["began_s"])
+    lasts_s = (s["time_s"] - before_s).clip(lower=0).fillna(0.0).astype(float)
     groups = s.groupby(REPEAT)
     keys = [s["cell_id"], s["repeat"]]
     span_s = lasts_s.groupby(keys).sum()

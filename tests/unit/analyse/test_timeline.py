@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.analyse.timeline import request_facts, running_over_time, steady_rate, step_facts, trace_facts
+from workflow_scripts.analyse.timeline import (
+    REPEAT,
+    request_facts,
+    running_over_time,
+    steady_rate,
+    step_facts,
+    trace_facts,
+)
 
 REQUEST = ("request_id", "prompt_tokens", "output_tokens", "queued_s", "scheduled_s", "first_token_s", "last_token_s")
 
@@ -15,6 +22,14 @@ def requests(*rows: tuple[object, ...], preemptions: int | None = 0, cached: obj
     frame["cached_prompt_tokens"] = cached
     counts = ("prompt_tokens", "output_tokens", "preemptions", "cached_prompt_tokens")
     return frame.astype(dict.fromkeys(counts, "Int64"))
+
+
+def began(times_s: dict[tuple[str, int], float | None]) -> pd.Series:
+    """When the first request of each repeat was scheduled."""
+    return pd.Series(times_s, index=pd.MultiIndex.from_tuples(times_s, names=REPEAT), dtype="Float64")
+
+
+NOT_KNOWN = began({("c", 0): None})
 
 
 def only(frame: pd.DataFrame) -> pd.Series:
@@ -179,7 +194,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
             "kv_bytes_reserved": [10, 20, 40],
         }
     )
-    facts = only(step_facts(steps))
+    facts = only(step_facts(steps, NOT_KNOWN))
     assert facts["waiting_peak"] == 3
     assert facts["kv_cache_usage_peak"] == 0.6
     assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
@@ -202,7 +217,7 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
             "kv_bytes_reserved": [64, 64, 8, 64, 8],
         }
     )
-    facts = step_facts(steps)
+    facts = step_facts(steps, NOT_KNOWN)
     assert facts["waiting_peak"].to_dict() == {("c", 0): 2, ("d", 0): 7}
     assert facts["kv_cache_usage_peak"].to_dict() == {("c", 0): 0.9, ("d", 0): 0.4}
     assert facts["kv_cache_usage_mean"].to_dict() == pytest.approx({("c", 0): (0.01 + 0.2) / 0.5, ("d", 0): 0.4})
@@ -211,10 +226,21 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
     assert pd.isna(facts.loc[("d", 0), "kv_tokens_live_mean"])
 
 
+def test_the_first_step_lasts_from_when_a_request_was_scheduled() -> None:
+    # Prompts are read in 3 s, then two steps of 1 s; of the other cell nothing is known.
+    steps = pd.DataFrame({"cell_id": ["c"] * 3 + ["d"] * 3, "repeat": 0, "time_s": [3.5, 4.5, 5.5] * 2})
+    held = ["kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"]
+    steps = steps.assign(waiting=0, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
+    facts = step_facts(steps, began({("c", 0): 0.5, ("d", 0): None}))
+    assert facts.loc[("c", 0), "kv_tokens_live_mean"] == pytest.approx((10 * 3 + 20 + 30) / 5)
+    assert facts.loc[("d", 0), "kv_bytes_reserved_mean"] == pytest.approx((20 + 30) / 2)
+
+
 def test_one_step_has_peaks_and_no_mean() -> None:
     step = {"time_s": 1.0, "waiting": 1, "kv_cache_usage": 0.5, "kv_tokens_live": 1.0, "kv_slots_reserved": 2.0}
     step |= {"kv_bytes_reserved": 8.0}
-    facts = only(step_facts(pd.DataFrame([{"cell_id": "c", "repeat": 0} | step])))
+    steps = pd.DataFrame([{"cell_id": "c", "repeat": 0} | step])
+    facts = only(step_facts(steps, NOT_KNOWN))
     assert facts["waiting_peak"] == 1
     assert pd.isna(facts["kv_cache_usage_mean"])
 
