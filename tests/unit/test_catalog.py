@@ -145,6 +145,7 @@ def test_models():
         "llama-3.1-8b-instruct",
         "llama-3.1-8b-instruct-awq",
         "llama-3.1-8b-instruct-gptq",
+        "llama-3.1-8b-instruct-w8a8",
         "llama-3-70b",
         "opt-125m",
         "smollm-135m",

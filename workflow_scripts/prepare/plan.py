@@ -89,7 +89,7 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
     keys = [key for key in ("gpu", "engine", "model", "workload") if known[key].nunique() > 1] or ["gpu"]
     shown = Table(title="Speed and memory, from the slowest to the fastest cell", title_justify="left")
     for heading in keys:
-        shown.add_column(heading)
+        shown.add_column(heading, overflow="fold")
     for heading in ("cells", "KV blocks", "requests of full length", "run at once", "output tok/s", "TTFT p50 (s)"):
         shown.add_column(heading, justify="right")
     shown.add_column("within", justify="right")
@@ -127,7 +127,7 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
     same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
     shown = Table(title="Knobs: what they can change", title_justify="left")
     for heading in ("engine", "model", "workload", "knob", "values", "verdict", "difference", "why", "GPUs"):
-        shown.add_column(heading, justify="right" if heading == "difference" else "left")
+        shown.add_column(heading, justify="right" if heading == "difference" else "left", overflow="fold")
     groups = list(knobs.groupby(same, sort=False, dropna=False))
     for (*names, verdict, why), part in groups[:MOST_GROUPS]:
         spread, gpus = _range(part["spread_pct"], after=" %"), ", ".join(part["gpu"])
