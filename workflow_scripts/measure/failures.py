@@ -12,8 +12,13 @@ from workflow_scripts.outcome import Verdict
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
 # An engine says with these that it refuses its arguments.
 _REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
-# So says torch where the engine was built without a kernel, or without one for this GPU: at start or at first use.
-_NO_KERNEL = ("'_OpNamespace' ", "no kernel image is available for execution on the device")
+# These are told as late as at first use. By torch: the engine was built without a kernel, or without one for this GPU.
+# By transformers: its paged cache holds no whole request.
+_CANNOT = (
+    "'_OpNamespace' ",
+    "no kernel image is available for execution on the device",
+    "No requests can be scheduled and no requests can be offloaded",
+)
 # So vLLM says that its core or a rank is gone, where it knows no more.
 _GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor failed")
 
@@ -24,7 +29,7 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
         return "timeout", str(error)
     status, words = _cause(error, log)
     name = words.partition(":")[0].rpartition(".")[2]
-    refused = status in _INFEASIBLE_STATUS or name in _REFUSALS or _lacks_kernel(words)
+    refused = status in _INFEASIBLE_STATUS or name in _REFUSALS or _cannot(words)
     return ("infeasible" if refused else "engine_error"), words
 
 
@@ -36,7 +41,7 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
     _, words = _cause(error, log)
     if any(sign in words for sign in _GONE):
         return None
-    return ("infeasible" if _lacks_kernel(words) else "engine_error"), words
+    return ("infeasible" if _cannot(words) else "engine_error"), words
 
 
 def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, str]:
@@ -47,8 +52,8 @@ def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, 
     return "engine_error", f"{words}; the log says: {found.error}" if found and found.error else words
 
 
-def _lacks_kernel(words: str) -> bool:
-    return any(sign in words for sign in _NO_KERNEL)
+def _cannot(words: str) -> bool:
+    return any(sign in words for sign in _CANNOT)
 
 
 def _cause(error: Exception, log: Path) -> tuple[str | None, str]:

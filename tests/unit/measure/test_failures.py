@@ -46,9 +46,10 @@ def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path: Path, messag
     [
         "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
         "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: No requests can be scheduled and no requests can be offloaded.",
     ],
 )
-def test_a_kernel_that_the_build_lacks_is_infeasible_whenever_it_is_missed(tmp_path: Path, message: str) -> None:
+def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path: Path, message: str) -> None:
     log = log_of(tmp_path, *traceback(message))
     assert start_failure(RuntimeError("x"), log) == ("infeasible", message)
     assert run_failure(RuntimeError("x"), log) == ("infeasible", message)
