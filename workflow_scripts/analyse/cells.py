@@ -16,7 +16,7 @@ import pandas as pd
 from workflow_scripts.analyse.as_asked import not_as_asked
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.kv_memory import kv_memory
-from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.analyse.tables import TableError, write_table
 from workflow_scripts.analyse.timeline import (
     REPEAT,
     request_facts,
@@ -225,11 +225,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         study = load_study(args.study)
-        cells = expand(study)
-    except StudyError as e:
+        write_table(cells_table(study, expand(study), args.parsed), args.out)
+    except (StudyError, TableError) as e:
         print(e, file=sys.stderr)
         return 2
-    write_table(cells_table(study, cells, args.parsed), args.out)
     return 0
 
 

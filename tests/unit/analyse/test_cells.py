@@ -318,6 +318,9 @@ def test_the_command_writes_the_table(tmp_path, capsys):
     study.write_text(yaml.safe_dump(DEFINITION | {"sweeps": [DEFINITION["sweeps"][0] | {"gpu": "h2000"}]}))
     assert main(command) == 2
     assert "'h2000' is unknown; allowed: " in capsys.readouterr().err
+    study.write_text(yaml.safe_dump(DEFINITION))
+    assert main([*command[:-1], str(tmp_path / "all.parquet")]) == 2
+    assert "no schema of a table 'all'; allowed: cells" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", ["--study", "--parsed", "--out"])
