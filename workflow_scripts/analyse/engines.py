@@ -80,12 +80,13 @@ STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "contin
 NOT_MEASURED = -1
 _WORK = ("num_requests", "prompt_tokens", "output_tokens")
 ENDS = ("ratio", "ratio_low", "ratio_high")
-# Settings that change what is computed, or on how many devices, with the values that change nothing.
+# Settings that change what is computed, in how many steps or on how many devices, with the values that change nothing.
 _UNEQUAL = {
     "knob_quantization": (),
     "knob_kv_cache_dtype": ("auto", "bfloat16", "float16"),
     "knob_tensor_parallel_size": (1,),
     "knob_pipeline_parallel_size": (1,),
+    "knob_num_speculative_tokens": (0,),
 }
 
 

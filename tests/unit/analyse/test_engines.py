@@ -169,6 +169,13 @@ def test_other_numbers_or_more_devices_are_not_comparable(knob, value, text):
     assert found["comparable"] == (text is None)
 
 
+@pytest.mark.parametrize(("drafted", "text"), [(4, "num_speculative_tokens 4 on one side"), (0, None)])
+def test_steps_that_draft_tokens_are_not_comparable(drafted, text):
+    knobs = {"speculative_method": "ngram", "num_speculative_tokens": drafted}
+    found = only(improvements(vllm(8, knobs=knobs), static(1, 1)))
+    assert (None if pd.isna(found["reason"]) else found["reason"]) == text
+
+
 # --- in words
 
 
