@@ -53,6 +53,27 @@ STUDY = {
             "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
         },
         {
+            "name": "ranks",
+            "gpu": "cpu-all",
+            "engine": "vllm",
+            "model": "tiny-llama-57m",
+            "workload": "short",
+            "knobs": {
+                "block_size": 32,
+                "max_num_seqs": 4,
+                "tensor_parallel_size": 2,
+                "attention_backend": "FLASH_ATTN",
+            },
+        },
+        {
+            "name": "int8",
+            "gpu": "cpu-all",
+            "engine": "vllm",
+            "model": "tiny-llama-57m-w8a8",
+            "workload": "short",
+            "knobs": {"block_size": 32, "max_num_seqs": 4, "attention_backend": "FLASH_ATTN"},
+        },
+        {
             "name": "hf-static",
             "gpu": "cpu-all",
             "engine": "hf-static",

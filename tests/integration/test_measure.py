@@ -23,6 +23,8 @@ REFUSED = SHORT.replace("bs32", "bs16")
 ENDLESS = SHORT.replace("short", "endless")
 HF = "cpu-all/hf-static/tiny-llama-57m/short/static-batch4-cache"
 CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-blocks64-tokens128"
+RANKS = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-tp2-eager1-attnFLASH_ATTN-cpukv1"
+INT8 = "cpu-all/vllm/tiny-llama-57m-w8a8/short/bs32-seqs4-len512-eager1-attnFLASH_ATTN-cpukv1"
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
 
 
@@ -33,7 +35,7 @@ def measured(
     """One run of snakemake over a few cells; gives the outcome of each."""
     folder = tmp_path_factory.mktemp("measured")
     cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED, SHORT.replace("cpu-all", "h200")]
-    cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0)]
+    cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0), RANKS, INT8]
     done = snakemake(write_study(folder), folder / "results", *(str(outcome_of(folder / "results", c)) for c in cells))
     assert done.returncode == 0, done.stderr
 
@@ -106,6 +108,30 @@ def test_a_refused_block_size_is_an_outcome_in_the_engines_own_words(measured: C
     assert "No common block size for 16" in str(outcome.reason)
     assert "No common block size for 16" in raw(measured, "engine.log").read_text(encoding="utf-8")
     assert outcome.repeats == []
+
+
+def test_ranks_share_the_cores_and_each_holds_a_part_of_the_keys_and_values(
+    measured: Callable[[str], Outcome],
+) -> None:
+    blocks = measured(SHORT).effective["num_gpu_blocks"]
+    outcome = measured(RANKS)
+    assert outcome.outcome == "ok", outcome.reason
+    assert outcome.effective["tensor_parallel_size"] == 2
+    # As many bytes for each rank, and half the heads in it.
+    assert outcome.effective["num_gpu_blocks"] == 2 * blocks
+    log = raw(measured, "engine.log").read_text(encoding="utf-8")
+    bound = {
+        line.partition("core ids=")[2] for line in log.splitlines() if "local_rank=" in line and "core ids=" in line
+    }
+    assert len(bound) == min(2, len(outcome.device["cores"]))
+
+
+def test_a_backend_that_the_engine_replaces_is_recorded_as_it_is(measured: Callable[[str], Outcome]) -> None:
+    outcome = measured(INT8)
+    assert outcome.outcome == "ok", outcome.reason
+    assert outcome.effective["quantization"] == "compressed-tensors"
+    assert outcome.definition["knobs"]["attention_backend"] == "FLASH_ATTN"
+    assert outcome.effective["attention_backend"] == "CPU_ATTN"
 
 
 def test_a_cell_on_the_wrong_device_is_invalid(measured: Callable[[str], Outcome]) -> None:
