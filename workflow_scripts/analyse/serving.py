@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import statsmodels.api as sm
 
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.facts import read_parsed, wide
@@ -144,8 +145,9 @@ def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]
         {name: row[name] for name in REPEAT} | of_pass(of_passes[row["cell_id"], row["repeat"]], row, slo)
         for row in records(rows)
     ]
-    table = rows.drop(columns=[c for c in (found[0] if found else {}) if c in rows and c not in REPEAT])
-    table = table.merge(pd.DataFrame(found), on=REPEAT)
+    of_passes_found = pd.DataFrame(found)
+    table = rows.drop(columns=[c for c in of_passes_found if c in rows and c not in REPEAT])
+    table = table.merge(of_passes_found, on=REPEAT)
     keys = pd.MultiIndex.from_frame(table[REPEAT])
     cpu_s = _numbers(of_repeat, "metric.client_cpu_s").reindex(keys).to_numpy()
     memory_bytes = _numbers(of_cell, "device.memory_total_bytes").reindex(table["cell_id"]).to_numpy()
@@ -169,7 +171,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
 
     Args:
         requests: its rows of the parsed table.
-        asked: `request_rate_per_s` and `users` as the study sets them, null where it does not.
+        asked: `request_rate_per_s`, `ramp_to_per_s` and `users` as the study sets them, null where it does not.
         slo: latency -> bound.
     """
     r = requests.sort_values("queued_s", kind="stable")
@@ -177,40 +179,51 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         r[name].to_numpy(dtype=float) for name in ("queued_s", "sent_s", "first_token_s", "last_token_s")
     )
     outputs = r["output_tokens"].to_numpy(dtype=float)
+    # Of an answer that came in one piece no time between tokens was seen.
+    in_pieces = (outputs > 1) & (last > first)
     latency = {
         "ttft_s": first - queued,
-        "tpot_s": np.divide(last - first, outputs - 1, out=np.full(len(r), np.nan), where=outputs > 1),
+        "tpot_s": np.divide(last - first, outputs - 1, out=np.full(len(r), np.nan), where=in_pieces),
         "itl_s": np.concatenate([np.asarray(gaps, dtype=float) for gaps in r["itl_s"].dropna()] or [np.empty(0)]),
         "e2e_s": last - queued,
     }
     found: dict[str, Any] = {
         f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
     }
-    # A request of one token has no time of a further one, and so keeps any bound on it.
+    # A request without a time of further tokens keeps any bound on it.
     kept = np.logical_and.reduce([~(latency[name] > bound) for name, bound in slo.items()] or [np.full(len(r), False)])
-    kind = load_kind(asked, queued)
+    kind = load_kind(asked, queued, sent)
     span_s = queued[-1] - queued[0]
+    half = queued[len(r) // 2 :]
+    growth_per_s = np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last)
+    grown = growth_per_s * (half[-1] - half[0])
     found |= {
         "load": kind,
         "arrivals_per_s": (len(r) - 1) / span_s if span_s > 0 and kind != CLOSED else np.nan,
         "slo_attainment": kept.mean() if slo else np.nan,
         "in_flight_peak": _peak(sent, last),
         "client_lag_s_p99": _quantile(sent - queued, 99),
-        "queue_growth_per_s": np.nan if kind in (CLOSED, AT_ONCE) else queue_growth_per_s(queued, last),
+        "queue_growth_per_s": growth_per_s,
+        "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
+        "e2e_grows": e2e_grows(queued, last - queued, outputs),
     }
-    return found | _steady(r, queued, first, last)
+    # A load that changes has no steady state.
+    return found | (_steady(r, queued, first, last) if kind != RAMP else {})
 
 
 OPEN, RAMP, CLOSED, REPLAY, AT_ONCE = "open loop", "ramp", "closed loop", "replay", "all at once"
 
 
-def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any]) -> str:
-    """How requests came: at a rate, at a changing one, as users were free, as the workload says, or all at once."""
+def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> str:
+    """How requests came: at a rate, at a changing one, as users were free, as the workload says, or all at once.
+
+    In a closed loop the client takes the moment of sending for the arrival, so the two are the same number.
+    """
     if not pd.isna(asked["ramp_to_per_s"]):
         return RAMP
     if not pd.isna(asked["request_rate_per_s"]):
         return OPEN
-    if not pd.isna(asked["users"]) and (len(queued) < 2 or queued[-1] > queued[0]):
+    if not pd.isna(asked["users"]) and np.array_equal(sent, queued):
         return CLOSED
     return REPLAY if queued[-1] > queued[0] else AT_ONCE
 
@@ -233,6 +246,25 @@ def queue_growth_per_s(queued: np.ndarray[Any, Any], last: np.ndarray[Any, Any])
         return float("nan")
     in_system = np.searchsorted(queued, half, side="right") - np.searchsorted(np.sort(last), half, side="right")
     return float(np.polyfit(half - half[0], in_system, 1)[0])
+
+
+def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs: np.ndarray[Any, Any]) -> bool:
+    """Whether later requests take longer than earlier ones with as many output tokens.
+
+    So they do where a queue grows. They do not where more and more are under way only because the first of them have
+    not ended yet. A line through the latency over arrival and output tokens has to rise by more than `GROWTH_SHARE`,
+    in s/s, with the whole of its 95 % interval above none.
+
+    >>> arrivals, lengths = np.arange(0, 10, 0.5), np.tile([10.0, 30.0], 10)
+    >>> e2e_grows(arrivals, lengths + np.sin(arrivals), lengths), e2e_grows(arrivals, lengths + arrivals, lengths)
+    (False, True)
+    """
+    if len(queued) < STEADY_REQUESTS or queued[-1] <= queued[0]:
+        return False
+    # Where all have as many output tokens, those are the constant.
+    line = sm.add_constant(np.column_stack([queued - queued[0], outputs]), prepend=False)
+    fit = sm.OLS(e2e_s, line).fit()
+    return bool(fit.params[0] > GROWTH_SHARE and fit.conf_int()[0][0] > 0)
 
 
 def _quantile(values: np.ndarray[Any, Any], percent: int) -> float:
@@ -267,35 +299,46 @@ def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, An
 
 def _limits(table: pd.DataFrame) -> pd.DataFrame:
     """Add whether the load was more than the server sustains, what limited it, and both in words."""
-    growth, arrivals = (table[name].astype(float) for name in ("queue_growth_per_s", "arrivals_per_s"))
-    half_s = table["num_requests"].astype(float) / arrivals / 2
-    grows = (growth > GROWTH_SHARE * arrivals) & (growth * half_s >= GROWTH_REQUESTS)
-    # A burst or a ramp at the end leaves a queue too, which is soon worked off.
-    grows &= table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * arrivals
-    saturated = grows.where(growth.notna()).astype("boolean")
+    # A burst at the end leaves a queue too, which is soon worked off.
+    behind = table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * table["arrivals_per_s"].astype(float)
+    suspect, slower = behind & table["queue_grows"], table["e2e_grows"]
+    decided = table["queue_growth_per_s"].notna() & (slower | ~suspect)
+    saturated = suspect.where(decided).astype("boolean")
     late = table["client_lag_s_p99"].astype(float) > np.fmax(LATE_S, LATE_SHARE * table["ttft_s_p50"].astype(float))
     capped = late & (table["in_flight_peak"] >= table["users"].astype("Float64")).fillna(False).astype(bool)
     busy = table["client_cpu_cores"].astype(float) > BUSY_CORES
     waits_for_server = saturated.fillna(False).astype(bool) | table["load"].isin([CLOSED, AT_ONCE])
-    limited_by = np.select([capped, late | busy, waits_for_server], ["users", "client", "server"], "load")
+    limited_by = np.select(
+        [capped, late | busy, waits_for_server, ~decided], ["users", "client", "server", "unknown"], "load"
+    )
     table = table.assign(saturated=saturated, limited_by=limited_by)
     return table.assign(explanation=[_words(row) for row in records(table)])
 
 
 def _words(row: Mapping[str, Any]) -> str:
     served = f"{number_text(row['requests_per_s'])} requests/s were answered"
-    if not pd.isna(row["saturated"]) and row["saturated"]:
+    rates = (
+        served
+        if pd.isna(row["arrivals_per_s"])
+        else f"{number_text(row['arrivals_per_s'])} requests/s arrived, {served}"
+    )
+    if row["load"] == CLOSED:
+        users = f"{row['users']} user{'s' if row['users'] > 1 else ''}, each of whom waits for the answer"
+        idle = f"{row['num_requests']} of " if row["num_requests"] < row["users"] else ""
+        words = f"{served} to {idle}{users}."
+    elif row["load"] == AT_ONCE:
+        words = f"All requests were there at once; {served}."
+    elif pd.isna(row["saturated"]):
+        words = f"The run is too short to say whether the server keeps up: {rates}."
+    elif row["saturated"]:
+        who = {"users": f"{row['users']} requests at once sustain", "client": "client and server sustain"}
         words = (
-            f"More load than the server sustains: {number_text(row['arrivals_per_s'])} requests/s arrived, {served}, "
-            f"and {number_text(row['queue_growth_per_s'])} more waited each second. Latencies grow with the length of "
-            "the run."
+            f"More load than {who.get(row['limited_by'], 'the server sustains')}: {rates}, and "
+            f"{number_text(row['queue_growth_per_s'])} more were unanswered each second. Latencies grow with the "
+            "length of the run."
         )
     else:
-        words = {
-            CLOSED: f"{served} to {row['users']} users, each of whom waits for the answer.",
-            AT_ONCE: f"All requests were there at once; {served}.",
-        }.get(row["load"], f"The server kept up: {number_text(row['arrivals_per_s'])} requests/s arrived, {served}.")
-        words = words[0].upper() + words[1:]
+        words = f"The server kept up: {rates}."
     if row["limited_by"] == "users":
         words += f" No more than {row['users']} requests were sent at once, so others waited in the client."
     elif row["limited_by"] == "client":
@@ -307,8 +350,10 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
-    """One row a cell that comparisons may use."""
+    """One row a cell that comparisons may use; in the words of its worst repeat."""
     table = table[table["cell_id"].isin(cell_ids)]
+    badness = table["saturated"].fillna(False).astype(int) * 2 + table["limited_by"].ne("load").astype(int)
+    worst = badness.groupby(table["cell_id"], sort=False).idxmax()
     by = [*_PLACE, *_LOAD]
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
@@ -318,7 +363,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
     summary["limited_by"] = groups["limited_by"].agg(_distinct).array
-    summary["explanation"] = groups["explanation"].first().array
+    summary["explanation"] = table["explanation"].reindex(worst.reindex(summary["cell_id"])).array
     return summary
 
 

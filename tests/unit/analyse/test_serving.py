@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.analyse.parsed_tables import REQUEST_COLUMNS, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.serving import load_kind, of_pass, queue_growth_per_s, serving_tables
+from workflow_scripts.analyse.serving import e2e_grows, load_kind, of_pass, queue_growth_per_s, serving_tables
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 
 OPEN = {"request_rate_per_s": 2.0, "ramp_to_per_s": np.nan, "users": np.nan}
@@ -75,6 +75,15 @@ def test_a_request_of_one_token_keeps_a_bound_on_further_ones():
     assert of_pass(one, OPEN, {"tpot_s": 0.01})["slo_attainment"] == 1.0
 
 
+def test_an_answer_that_came_in_one_piece_has_no_time_between_tokens():
+    """Half of the answers are seen at their end alone: theirs is no time of 0 s."""
+    first = ARRIVALS + np.where(np.arange(40) % 2, 0.6, 0.1)
+    found = of_pass(served(ARRIVALS, first, ARRIVALS + 0.6), OPEN, {})
+    assert found["tpot_s_p50"] == pytest.approx(0.05)
+    assert found["ttft_s_p90"] == pytest.approx(0.6)
+    assert np.isnan(of_pass(served(ARRIVALS, ARRIVALS + 1, ARRIVALS + 1), OPEN, {})["tpot_s_p50"])
+
+
 def test_the_steady_state_is_apart_from_ramp_and_tail():
     found = of_pass(prompt_server(), OPEN, {})
     # From the first end, at 0.6 s, to the last arrival, at 19.5 s; those that arrive at 0 and 0.5 s are the ramp.
@@ -85,6 +94,7 @@ def test_the_steady_state_is_apart_from_ramp_and_tail():
     few = of_pass(prompt_server().head(5), OPEN, {})
     assert "steady_s" not in few
     assert few["steady_requests"] == 3
+    assert "steady_s" not in of_pass(prompt_server(), {**OPEN, "ramp_to_per_s": 3.0}, {})
 
 
 def test_a_queue_that_grows_is_told_from_one_that_does_not():
@@ -95,25 +105,41 @@ def test_a_queue_that_grows_is_told_from_one_that_does_not():
     assert np.isnan(queue_growth_per_s(np.zeros(9), np.ones(9)))
 
 
+def test_later_requests_that_take_longer_are_told_from_longer_ones():
+    lengths = np.tile([10.0, 40.0], 20)
+    assert not e2e_grows(ARRIVALS, 0.1 * lengths, lengths)
+    longer = np.arange(40) + lengths  # the later, the longer
+    assert not e2e_grows(ARRIVALS, 0.3 * longer, longer)
+    assert e2e_grows(ARRIVALS, 0.1 * lengths + 0.2 * ARRIVALS, lengths)
+    assert not e2e_grows(ARRIVALS, 0.1 * lengths + 0.05 * ARRIVALS, lengths)
+    assert e2e_grows(ARRIVALS, 1 + 0.2 * ARRIVALS, np.full(40, 8.0))
+    assert not e2e_grows(ARRIVALS, 1 - 0.2 * ARRIVALS, np.full(40, 8.0))
+    assert not e2e_grows(ARRIVALS[:5], 1 + 0.2 * ARRIVALS[:5], np.full(5, 8.0))
+
+
 @pytest.mark.parametrize(
-    ("asked", "queued", "kind"),
+    ("asked", "queued", "sent", "kind"),
     [
-        (OPEN, [0.0, 1.0], "open loop"),
-        ({**OPEN, "ramp_to_per_s": 9.0}, [0.0, 1.0], "ramp"),
-        (CLOSED, [0.0, 1.0], "closed loop"),
-        ({**CLOSED, "users": np.nan}, [0.0, 1.0], "replay"),
-        ({**CLOSED, "users": np.nan}, [0.0, 0.0], "all at once"),
+        (OPEN, [0.0, 1.0], [0.0, 1.1], "open loop"),
+        ({**OPEN, "ramp_to_per_s": 9.0}, [0.0, 1.0], [0.0, 1.1], "ramp"),
+        (CLOSED, [0.0, 1.0], [0.0, 1.0], "closed loop"),
+        (CLOSED, [0.0], [0.0], "closed loop"),
+        (CLOSED, [0.0, 1.0], [0.001, 1.1], "replay"),
+        ({**CLOSED, "users": np.nan}, [0.0, 1.0], [0.0, 1.1], "replay"),
+        ({**CLOSED, "users": np.nan}, [0.0, 0.0], [0.0, 0.1], "all at once"),
     ],
 )
-def test_kinds_of_load(asked, queued, kind):
-    assert load_kind(asked, np.array(queued)) == kind
+def test_kinds_of_load(asked, queued, sent, kind):
+    assert load_kind(asked, np.array(queued), np.array(sent)) == kind
 
 
-def tables(tmp_path, knobs, requests, facts=(), slo=None, **columns):
+def tables(tmp_path, knobs, requests, facts=(), slo=None, rates=None, **columns):
     """The two tables of one cell with these requests in each of its repeats."""
     repeats = len(requests)
     columns = {"num_requests": 40, "wall_s": 20.0, "requests_per_s": 2.0, "memory_used_bytes_max": 5e9, **columns}
     cells = cell({"max_num_seqs": 4, **knobs}, [22.0] * repeats, engine="vllm-serve", gpu="cpu-all", **columns)
+    for row, rate in zip(cells, rates or (), strict=False):
+        row["requests_per_s"] = rate
     name = cells[0]["cell_id"]
     write_parsed(tmp_path / "cpu-all", "requests", *(r.assign(cell_id=name, repeat=i) for i, r in enumerate(requests)))
     rows = [{"repeat": None, "name": "device.memory_total_bytes", "value": 20e9}, *facts]
@@ -164,6 +190,90 @@ def test_a_burst_at_the_end_is_not_more_than_the_server_sustains(tmp_path):
     assert queue_growth_per_s(arrivals, arrivals + 0.6) * 15 > 2
     rows, _ = tables(tmp_path, {"request_rate_per_s": 1.3}, [burst], wall_s=30.2, requests_per_s=40 / 30.2)
     assert not rows.iloc[0]["saturated"]
+
+
+@pytest.mark.parametrize("lengths", [np.full(40, 10.0), np.tile([6.0, 14.0], 20)], ids=["equal", "not equal"])
+def test_a_run_shorter_than_its_answers_does_not_say_what_the_server_sustains(tmp_path, lengths):
+    """A server that answers each request in its own time, however many there are; they come within 5 s."""
+    arrivals = np.arange(40) / 8
+    requests = served(arrivals, arrivals + 0.1, arrivals + lengths, outputs=lengths.astype(int) * 10)
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 8.0}, [requests], wall_s=19.0, requests_per_s=40 / 19)
+    row = rows.iloc[0]
+    assert row["queue_growth_per_s"] == pytest.approx(8.0)
+    assert (row["saturated"] is pd.NA, row["limited_by"]) == (True, "unknown")
+    assert row["explanation"] == (
+        "The run is too short to say whether the server keeps up: 8 requests/s arrived, 2.105 requests/s were answered."
+    )
+
+
+def test_one_request_says_nothing_of_what_the_server_sustains(tmp_path):
+    one = served([0.0], [0.1], [0.6], sent=[0.001])
+    rows, summary = tables(tmp_path, {"request_rate_per_s": 2.0}, [one], num_requests=1, requests_per_s=1.6)
+    assert rows["limited_by"].tolist() == ["unknown"]
+    assert rows["explanation"].tolist() == [
+        "The run is too short to say whether the server keeps up: 1.6 requests/s were answered."
+    ]
+    assert summary["e2e_s_p50"].tolist() == [pytest.approx(0.6)]
+
+
+def test_growth_is_measured_by_the_rate_and_length_of_the_second_half_of_a_ramp(tmp_path):
+    """20 requests come in 20 s and as many in one; a queue that grows by 1 a second is little to these."""
+    arrivals = np.concatenate([np.arange(20.0), 20 + np.arange(20) / 20])
+    last = arrivals + 0.01 + np.concatenate([np.zeros(20), 0.2 * np.arange(20) / 20])
+    found = of_pass(served(arrivals, last, last, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})
+    assert found["queue_grows"]
+    quarter = arrivals + 0.01 + np.concatenate([np.zeros(20), 0.05 * np.arange(20) / 20])
+    assert queue_growth_per_s(arrivals, quarter) > 0.1 * 39 / 20.95
+    assert not of_pass(served(arrivals, quarter, quarter, outputs=1), {**OPEN, "ramp_to_per_s": 20.0}, {})[
+        "queue_grows"
+    ]
+
+
+def test_the_steady_state_of_one_repeat_is_not_lost_to_another_without_one(tmp_path):
+    """The cells table has a column of the same name."""
+    few = served(ARRIVALS, ARRIVALS + 0.1, ARRIVALS + 19.4)
+    rows, _ = tables(tmp_path, {"request_rate_per_s": 2.0}, [few, prompt_server()], steady_output_tokens_per_s=np.nan)
+    assert rows["steady_output_tokens_per_s"].isna().tolist() == [True, False]
+    assert rows["steady_output_tokens_per_s"][1] == pytest.approx(22, rel=0.03)
+
+
+def test_a_cell_is_summed_up_in_the_words_of_its_worst_repeat(tmp_path):
+    last = 1 + np.arange(40, dtype=float)
+    late = prompt_server(sent=ARRIVALS + 0.05)
+    _, summary = tables(tmp_path / "client", {"request_rate_per_s": 2.0}, [prompt_server(), late])
+    assert summary["limited_by"].tolist() == ["client,load"]
+    assert "The client was the limit" in summary["explanation"][0]
+    rates = [2.0, 2.0, 1.0]
+    slow = served(ARRIVALS, last - 0.5, last)
+    _, summary = tables(tmp_path / "all", {"request_rate_per_s": 2.0}, [prompt_server(), late, slow], rates=rates)
+    assert summary["explanation"][0].startswith("More load than the server sustains")
+
+
+def test_a_cap_or_a_client_that_saturates_is_not_put_on_the_server(tmp_path):
+    sent = np.maximum(ARRIVALS, np.arange(40) * 1.0)
+    capped = served(ARRIVALS, sent + 0.1, sent + 0.9, sent=sent)
+    for name, knobs, words in (
+        ("users", {"users": 1}, "More load than 1 requests at once sustain: "),
+        ("client", {}, "More load than client and server sustain: "),
+    ):
+        rows, _ = tables(tmp_path / name, {"request_rate_per_s": 2.0, **knobs}, [capped], requests_per_s=1.0)
+        assert (rows["limited_by"][0], rows["saturated"][0]) == (name, True)
+        assert rows["explanation"][0].startswith(words)
+
+
+def test_a_replay_may_be_capped_to_users(tmp_path):
+    sent = np.maximum(ARRIVALS, np.arange(40) * 0.6 + 0.001)
+    rows, _ = tables(tmp_path, {"users": 1}, [served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)])
+    assert rows[["load", "limited_by", "arrivals_per_s"]].to_numpy().tolist() == [["replay", "users", 2.0]]
+
+
+def test_users_of_a_closed_loop_who_had_nothing_to_ask_are_told(tmp_path):
+    starts = np.array([0, 0.001])
+    for users, who in ((1, "1 user,"), (2, "2 users,"), (5, "2 of 5 users,")):
+        rows, _ = tables(
+            tmp_path / str(users), {"users": users}, [served(starts, starts + 0.1, starts + 1)], num_requests=2
+        )
+        assert rows["explanation"][0] == f"2 requests/s were answered to {who} each of whom waits for the answer."
 
 
 def test_a_late_or_busy_client_is_the_limit(tmp_path):
