@@ -102,7 +102,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         cell_id=cell.id,
         definition=definition,
         definition_sha256=definition_sha256(definition),
-        provenance=provenance(cell.engine),
+        provenance=provenance(cell.engine, definition.get("endpoint")),
         **record,
     )
     _put_in_place(evidence, folder, outcome)

