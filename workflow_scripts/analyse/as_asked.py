@@ -12,7 +12,7 @@ def not_as_asked(knobs: pd.DataFrame, told: pd.DataFrame) -> pd.Series:
     """For each cell what its engine says took effect in place of what was asked for; null where nothing differs.
 
     Args:
-        knobs: columns `knob_NAME` with what the study sets, null where it leaves the engine's default.
+        knobs: columns `knob_NAME` with what the study sets, null or `auto` where it leaves the choice to the engine.
         told: columns `effective.NAME` with what the engine says of itself, of the same cells in the same order. What it
             does not tell is not compared.
 
@@ -31,7 +31,7 @@ def not_as_asked(knobs: pd.DataFrame, told: pd.DataFrame) -> pd.Series:
 
 
 def _differences(values: Mapping[str, tuple[Any, Any]]) -> str:
-    known = {name: pair for name, pair in values.items() if not any(map(pd.isna, pair))}
+    known = {name: pair for name, pair in values.items() if not any(map(pd.isna, pair)) and pair[0] != "auto"}
     return "; ".join(
         f"{name} {_text(effective, asked)}, not {asked}"
         for name, (asked, effective) in known.items()

@@ -34,7 +34,8 @@ def test_what_was_replaced_is_told_with_what_was_asked_for(asked, effective, tex
         ({"enable_prefix_caching": False}, {"enable_prefix_caching": 0.0}),
         ({"gpu_memory_utilization": 0.9}, {"gpu_memory_utilization": 0.9}),
         ({"quantization": "awq"}, {"quantization": "awq"}),
-        # Not set, or not told.
+        # Left to the engine, not set, or not told.
+        ({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": "fp8"}),
         ({"max_model_len": None}, {"max_model_len": 512.0}),
         ({"quantization": "fp8"}, {"quantization": None}),
         ({"cpu_kv_cache_gib": 1}, {"num_gpu_blocks": 2048.0}),
