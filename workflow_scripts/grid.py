@@ -1,6 +1,7 @@
 """The grid: a study expanded into cells."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,10 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workflow_scripts.catalog import CatalogError, load_gpus, load_models
+from workflow_scripts.catalog import CatalogError, Gpu, Model, load_gpus, load_models
 from workflow_scripts.endpoints import Endpoint, load_endpoints
 from workflow_scripts.knobs import ENGINES, Knobs
 from workflow_scripts.study import Study, StudyError, Sweep
+
+MOST_CELLS = 100_000
+# Locks are files named after their cell; file systems take names of 255 bytes.
+MOST_ID = 240
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,20 @@ def expand(study: Study) -> tuple[Cell, ...]:
     """
     gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
     cells: dict[str, Cell] = {}
+    _check_models(study, models)
     for i, sweep in enumerate(study.sweeps):
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         _check(sweep.gpu, gpus, f"{place}.gpu")
         _check(sweep.model, models, f"{place}.model")
+        if (points := _points(sweep)) > MOST_CELLS:
+            raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
         for cell in _cells_of(sweep, study, place):
             if cell.knobs.draft_model is not None:
                 _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
             if (endpoint := cell.knobs.set_values().get("endpoint")) is not None:
                 _check([endpoint], endpoints, f"{place}.knobs.endpoint")
+            if (fault := _fault_of(cell, study, gpus)) is not None:
+                raise StudyError(f"{place}: {fault}")
             known = cells.get(cell.id)
             # The same point may belong to two sweeps: it is measured once and counts in both.
             cells[cell.id] = cell if known is None else _in_both(known, cell)
@@ -71,6 +81,39 @@ def _check(names: list[str], allowed: Any, place: str) -> None:
             raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
 
 
+def _check_models(study: Study, models: Mapping[str, Model]) -> None:
+    """Check what a study changes of models: an entry of a name that no model has would change nothing, unseen."""
+    for name, override in study.models.items():
+        place = f"study {study.name!r}, models"
+        _check([name], models, place)
+        load_format = override.load_format or models[name].load_format
+        if override.trust_remote_code and load_format == "dummy":
+            raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, for the code comes from there")
+        if load_format == "hub":
+            try:
+                models[name].pinned()
+            except CatalogError as e:
+                raise StudyError(f"{place}.{name}.load_format: {e}") from None
+
+
+def _points(sweep: Sweep) -> int:
+    named = (sweep.gpu, sweep.engine, sweep.model, sweep.workload)
+    return math.prod(map(len, (*named, *sweep.knob_values().values())))
+
+
+def _fault_of(cell: Cell, study: Study, gpus: Mapping[str, Gpu]) -> str | None:
+    """Why the cell could say nothing, whatever the engine does; None if it may."""
+    knobs = cell.knobs
+    if getattr(knobs, "cpu_kv_cache_gib", None) is not None and gpus[cell.gpu].kind != "cpu":
+        return f"cpu_kv_cache_gib is for CPU devices, and changes nothing on {cell.gpu}"
+    context, needed = getattr(knobs, "max_model_len", None), study.workloads[cell.workload].total_tokens_needed()
+    if context is not None and needed is not None and needed > context:
+        return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
+    if len(cell.id) > MOST_ID:
+        return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
+    return None
+
+
 def _in_both(known: Cell, again: Cell) -> Cell:
     return Cell(
         known.gpu,
@@ -88,25 +131,28 @@ def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
         if not options:
             raise StudyError(f"{place}.knobs.{name}: an empty list leaves no cell; give at least one value")
     for engine in sweep.engine:
+        defaults = study.engine_defaults.get(engine, {})
         settings = [
-            _knobs(
-                engine, {**study.engine_defaults.get(engine, {}), **dict(zip(values, combination, strict=True))}, place
-            )
+            _knobs(engine, defaults, dict(zip(values, combination, strict=True)), place)
             for combination in itertools.product(*values.values())
         ]
         for gpu, model, workload, knobs in itertools.product(sweep.gpu, sweep.model, sweep.workload, settings):
             yield Cell(gpu, engine, model, workload, knobs, (sweep.name,))
 
 
-def _knobs(engine: str, settings: dict[str, Any], place: str) -> Knobs:
+def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place: str) -> Knobs:
     kind = ENGINES[engine]
     try:
-        return kind.model_validate(settings)
+        return kind.model_validate({**defaults, **chosen})
     except ValidationError as e:
         fault = e.errors()[0]
         name = ".".join(str(part) for part in ("knobs", *fault["loc"]))
+        if fault["loc"] and fault["loc"][0] in defaults.keys() - chosen.keys():
+            name += f" (from engine_defaults.{engine})"
         if fault["type"] == "extra_forbidden":
             message = f"engine {engine!r} has no such knob; allowed: {', '.join(kind.model_fields)}"
+        elif fault["type"] == "missing":
+            message = f"engine {engine!r} needs this knob"
         elif fault["loc"]:
             message = f"{fault['msg']}, not {fault['input']!r}"
         else:  # knobs that do not fit each other

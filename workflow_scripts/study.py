@@ -5,19 +5,21 @@ python -m workflow_scripts.study config/studies/demo.yaml     checks a study and
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
+from workflow_scripts.catalog import CatalogError
 from workflow_scripts.endpoints import Endpoint
 from workflow_scripts.knobs import ENGINES
-from workflow_scripts.workloads import Workload
+from workflow_scripts.workloads import FileWorkload, ShareGptWorkload, Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
 
 
 class StudyError(ValueError):
@@ -29,7 +31,7 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN}
+_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MOST_NAME}
 OneOrMore = Annotated[
     list[Name],
     BeforeValidator(as_list),
@@ -39,7 +41,8 @@ OneOrMore = Annotated[
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A text or a truth value is no number, not even where it could be read as one.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Sweep(_Strict):
@@ -126,14 +129,33 @@ class Study(_Strict):
             if content in seen:
                 raise ValueError(f"{place}: a duplicate of sweep {seen[content]!r}; remove one of them")
             seen[content] = sweep.name
-        for engine in self.engine_defaults:
+        for engine, knobs in self.engine_defaults.items():
             _check_known(engine, ENGINES, "engine_defaults")
+            for name, value in knobs.items():
+                place = f"engine_defaults.{engine}"
+                _check_known(name, ENGINES[engine].model_fields, place)
+                if isinstance(value, list):
+                    raise ValueError(f"{place}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
         return self
 
 
 def _check_known(name: str, allowed: Any, place: str) -> None:
     if name not in allowed:
         raise ValueError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose mappings say no key twice: of two, YAML itself would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is said twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
 
 
 def load_study(path: Path) -> Study:
@@ -143,11 +165,14 @@ def load_study(path: Path) -> Study:
         StudyError: the file is missing, is no YAML, or says something that is not allowed.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except FileNotFoundError:
         raise StudyError(f"{path}: there is no such study file") from None
+    except OSError as e:
+        raise StudyError(f"{path}: {e.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise StudyError(f"{path}: not readable as YAML: {' '.join(str(e).split())}") from None
+        words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
+        raise StudyError(f"{path}: not readable as YAML: {words}") from None
     if not isinstance(content, dict):
         raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
     try:
@@ -162,12 +187,18 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
     `snakemake --configfile config/studies/NAME.yaml` gives the study itself as configuration; without it,
     `config/config.yaml` names one under `study`.
     """
-    studies = [Path(path) for path in configfiles if "sweeps" in (yaml.safe_load(Path(path).read_text()) or {})]
+    # By any key of a study, so that one whose `sweeps` are misspelt is told so instead of another being run.
+    studies = [path for path in map(Path, configfiles) if Study.model_fields.keys() & _keys(path)]
     if studies:
         return studies[-1]
     if "study" not in config:
         raise StudyError("config/config.yaml: the key `study` must name a study file, e.g. config/studies/demo.yaml")
     return Path(config["study"])
+
+
+def _keys(path: Path) -> set[str]:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return set(content) if isinstance(content, dict) else set()
 
 
 def explain(error: ValidationError, where: str) -> str:
@@ -176,26 +207,61 @@ def explain(error: ValidationError, where: str) -> str:
 
 
 def _explain_one(fault: Any, where: str) -> str:
-    place = ".".join(str(part) for part in fault["loc"])
+    kind, loc = fault["type"], fault["loc"]
+    # Pydantic names a workload's kind after its name, and says where the fault is a key itself; the file has neither.
+    in_file = [part for i, part in enumerate(loc) if part != "[key]" and (loc[0], i) != ("workloads", 2)]
+    place = ".".join(map(str, in_file))
     message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "extra_forbidden":
-        message = f"unknown key{_allowed_keys(fault['loc'])}"
-    else:
-        shown = repr(fault["input"])
-        if fault["type"] not in ("missing", "value_error") and len(shown) < 80:
-            message += f", not {shown}"
+    if kind == "extra_forbidden":
+        message = f"unknown key{_allowed_keys(loc)}"
+    elif kind == "union_tag_invalid":
+        message = f"kind {fault['ctx']['tag']!r} is unknown; allowed: {', '.join(_KINDS)}"
+    elif kind == "union_tag_not_found":
+        message = f"`kind` is missing; allowed: {', '.join(_KINDS)}"
+    elif kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME_PATTERN:
+        message = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
+        message += f"; not {fault['input']!r}"
+    elif kind in ("dict_type", "model_type", "model_attributes_type"):
+        message = f"must be a mapping of keys to values, not {fault['input']!r}"
+    elif kind not in ("missing", "value_error", "too_short") and len(shown := repr(fault["input"])) < 80:
+        message += f", not {shown}"
     return f"{where}: {place + ': ' if place else ''}{message}"
 
 
+_KINDS: dict[str, type[BaseModel]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Workload)[0])
+}
+# What has the keys of a place, by its first key and how deep it lies.
+_OWNERS: dict[tuple[Any, int], type[BaseModel]] = {
+    ("sweeps", 3): Sweep,
+    ("models", 3): ModelOverride,
+    ("endpoints", 3): Endpoint,
+    ("slo", 2): Slo,
+}
+
+
 def _allowed_keys(loc: tuple[int | str, ...]) -> str:
-    owner: Any = Study
-    if loc and loc[0] == "sweeps" and len(loc) == 3:
-        owner = Sweep
-    elif loc and loc[0] == "models" and len(loc) == 3:
-        owner = ModelOverride
-    elif len(loc) != 1:
+    owner: type[BaseModel] | None = Study if len(loc) == 1 else _OWNERS.get((loc[0], len(loc)))
+    if loc[0] == "workloads" and len(loc) == 4:
+        owner = _KINDS[str(loc[2])]
+    if owner is None:
         return "; config/schemas/study.schema.json has the keys allowed here"
     return f"; allowed: {', '.join(owner.model_fields)}"
+
+
+def check_files(study: Study) -> Iterator[str]:
+    """A note for each workload whose requests will be made from its fallback, since its file is not there.
+
+    Raises:
+        StudyError: a workload's file is not there, or is another one than its sha256 says.
+    """
+    for name, workload in study.workloads.items():
+        if not isinstance(workload, FileWorkload):
+            continue
+        if isinstance(workload, ShareGptWorkload) and not workload.path.is_file():
+            yield f"workload {name!r}: {workload.file} is not there; requests of its fallback stand in"
+        elif fault := workload.file_fault():
+            raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,10 +277,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         study = load_study(args.study)
         cells = expand(study)
-    except StudyError as e:
+        notes = list(check_files(study))
+    except (StudyError, CatalogError) as e:
         print(e, file=sys.stderr)
         return 2
     print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
+    for note in notes:
+        print(f"note: {note}")
     return 0
 
 

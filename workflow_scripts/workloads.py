@@ -9,11 +9,16 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from workflow_scripts.files import sha256_of
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
 Tokens = Annotated[int, Field(ge=1)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A text or a truth value is no number, not even where it could be read as one.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class LengthDistribution(_Strict):
@@ -268,12 +273,27 @@ class LongContextWorkload(SharedTextWorkload):
         return SharedText(document, self.tokens_of_text(document)) if self.questions > 1 else None
 
 
-class _FileWorkload(_Workload):
-    file: Annotated[Path, Field(description="the file, relative to the checkout")]
+class FileWorkload(_Workload):
+    """Requests that are made from a file, which is held to its checksum."""
+
+    file: Annotated[Path, Field(strict=False, description="the file, relative to the checkout")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return CHECKOUT / self.file
 
-class ShareGptWorkload(_FileWorkload):
+    def file_fault(self) -> str | None:
+        """Why requests cannot be made from the file: it is not there, or is another one; None if they can."""
+        if not self.path.is_file():
+            return f"{self.path}: there is no such file; docs/workloads.md says where such files are from"
+        if (found := sha256_of(self.path)) != self.sha256:
+            return f"{self.path}: its sha256 is {found}, the study expects {self.sha256}"
+        return None
+
+
+class ShareGptWorkload(FileWorkload):
     """Conversations of a ShareGPT file, filtered as `vllm bench` filters them.
 
     Without the file the workload falls back to `fallback`, and the results name it so.
@@ -291,8 +311,14 @@ class TraceColumns(_Strict):
     prompt_tokens: str
     output_tokens: str
 
+    @model_validator(mode="after")
+    def _three(self) -> Self:
+        if len({self.arrival, self.prompt_tokens, self.output_tokens}) < 3:
+            raise ValueError("arrival, prompt_tokens and output_tokens are three columns; one is named twice")
+        return self
 
-class TraceWorkload(_FileWorkload):
+
+class TraceWorkload(FileWorkload):
     """Requests that arrive as in a CSV file, with the lengths that it gives and random tokens as prompts."""
 
     kind: Literal["trace"]
@@ -300,11 +326,11 @@ class TraceWorkload(_FileWorkload):
         TraceColumns | None, Field(description="names of the columns, where they are not those of a known format")
     ] = None
     time_scale: Annotated[
-        float, Field(gt=0, description="factor on arrival times: 0.5 makes requests arrive twice as fast")
+        float, Field(gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast")
     ] = 1.0
 
 
-class PromptsWorkload(_FileWorkload):
+class PromptsWorkload(FileWorkload):
     """Texts of a file, in its order: one a line, or JSON Lines with a `prompt` each."""
 
     kind: Literal["prompts"]

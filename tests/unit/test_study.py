@@ -40,6 +40,10 @@ def sweep(**changes: object) -> list[dict[str, object]]:
     return [{**GOOD["sweeps"][0], **changes}]  # type: ignore[index]
 
 
+def fixed(**changes: object) -> dict[str, object]:
+    return {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4, **changes}}
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(StudyError) as caught:
         expand(load_study(path))
@@ -99,7 +103,53 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> No
         ({"sweeps": [*sweep(), *sweep(name="b")]}, ["sweeps[1] (b)", "a duplicate of sweep 'a'"]),
         ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),
         ({"workloads": {"w": {"kind": "burst"}}}, ["workloads.w", "burst", "fixed", "synthetic", "shared_prefix"]),
-        ({"name": "../up"}, ["name", "pattern"]),
+        ({"name": "../up"}, ["name: a name has letters a to z, digits", "not '../up'"]),
+        ({"name": "a" * 101}, ["name", "at most 100 characters"]),
+        ({"workloads": {"w": {"num_prompts": 2}}}, ["workloads.w: `kind` is missing; allowed: fixed, synthetic"]),
+        ({"workloads": {"w": None}}, ["workloads.w: must be a mapping of keys to values, not None"]),
+        ({"workloads": fixed(prompts=1)}, ["workloads.w.prompts: unknown key; allowed: kind, num_prompts"]),
+        ({"workloads": fixed(num_prompts=True)}, ["workloads.w.num_prompts", "valid integer, not True"]),
+        ({"workloads": fixed(num_prompts="2")}, ["workloads.w.num_prompts", "valid integer, not '2'"]),
+        ({"repeats": True}, ["repeats", "valid integer, not True"]),
+        ({"cell_time_limit_s": float("inf")}, ["cell_time_limit_s", "finite number"]),
+        ({"slo": {"ttft": 1.0}}, ["slo.ttft: unknown key; allowed: ttft_s, tpot_s, e2e_s"]),
+        ({"engine_defaults": {"vlm": {}}}, ["engine_defaults: 'vlm' is unknown; allowed:", "vllm-serve"]),
+        # Of an engine that no sweep has, too.
+        (
+            {"engine_defaults": {"hf-static": {"batch": 1}}},
+            ["engine_defaults.hf-static: 'batch' is unknown; allowed: batch_size, cache_implementation"],
+        ),
+        (
+            {"engine_defaults": {"vllm": {"max_model_len": [64, 128]}}},
+            ["engine_defaults.vllm.max_model_len: one value for all sweeps"],
+        ),
+        (
+            {"engine_defaults": {"vllm": {"max_model_len": "64"}}},
+            ["knobs.max_model_len (from engine_defaults.vllm): ", "valid integer, not '64'"],
+        ),
+        ({"models": {"llama": {"load_format": "dummy"}}}, ["models: 'llama' is unknown; allowed:", "tiny-llama-57m"]),
+        ({"models": {"tiny-llama-57m": {"load_format": "hub"}}}, ["models.tiny-llama-57m.load_format", "set hub_repo"]),
+        (
+            {"models": {"tiny-llama-57m": {"trust_remote_code": True}}},
+            ["models.tiny-llama-57m: trust_remote_code needs load_format: hub"],
+        ),
+        ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
+        (
+            {"sweeps": sweep(gpu=["cpu-all", "h200"], knobs={"cpu_kv_cache_gib": 1})},
+            ["sweeps[0] (a): cpu_kv_cache_gib is for CPU devices, and changes nothing on h200"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"max_model_len": [64, 11]})},
+            ["sweeps[0] (a): requests of workload 'w' have 12 tokens, max_model_len is 11"],
+        ),
+        (
+            {"sweeps": sweep(knobs={name: list(range(1, 1001)) for name in ("block_size", "max_num_seqs")})},
+            ["sweeps[0] (a): 1,000,000 cells; a sweep has at most 100,000"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"attention_backend": "A" * 230})},
+            ["sweeps[0] (a): cpu-all/vllm/tiny-llama-57m/w/", "at most 240"],
+        ),
         ({"repeats": 0}, ["repeats", "greater than or equal to 1", "not 0"]),
     ],
 )
@@ -116,6 +166,35 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     assert "not readable as YAML" in refusal(broken)
     broken.write_text("- 1", encoding="utf-8")
     assert "a study is a mapping with the keys schema_version, name" in refusal(broken)
+    assert refusal(tmp_path) == f"{tmp_path}: Is a directory"
+
+
+def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text() + "repeats: 2\nquestion: again?\n", encoding="utf-8")
+    assert "key 'question' is said twice in line" in refusal(path)
+    merged = "workloads:\n  w: &w {kind: fixed, num_prompts: 2, prompt_tokens: 8, output_tokens: 4}\n"
+    merged += "  x: &x {<<: *w, num_prompts: 3}\n  y: {<<: *x, num_prompts: 4}\n"
+    rest = {key: value for key, value in GOOD.items() if key != "workloads"}
+    path.write_text(merged + yaml.safe_dump(rest), encoding="utf-8")
+    assert [w.num_prompts for w in load_study(path).workloads.values()] == [2, 3, 4]
+
+
+def test_the_command_tells_of_files_that_workloads_are_made_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = {"num_prompts": 2, "file": str(tmp_path / "source"), "sha256": "0" * 64}
+    lengths = {"median": 8, "sigma": 0, "maximum": 8}
+    stand_in = {"kind": "synthetic", "num_prompts": 2, "prompt_tokens": lengths, "output_tokens": lengths}
+    sharegpt = written(tmp_path, workloads={"w": {"kind": "sharegpt", "fallback": stand_in, **source}})
+    assert main([str(sharegpt)]) == 0
+    assert f"note: workload 'w': {tmp_path / 'source'} is not there" in capsys.readouterr().out
+    trace = written(tmp_path, workloads={"w": {"kind": "trace", **source}})
+    assert main([str(trace)]) == 2
+    assert f"workload 'w': {tmp_path / 'source'}: there is no such file" in capsys.readouterr().err
+    (tmp_path / "source").write_text("arrival_s\n", encoding="utf-8")
+    assert main([str(trace)]) == 2
+    assert f"the study expects {'0' * 64}" in capsys.readouterr().err
 
 
 def test_the_command_counts_cells_and_refuses_without_a_traceback(
@@ -130,6 +209,8 @@ def test_the_command_counts_cells_and_refuses_without_a_traceback(
 def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path: Path) -> None:
     assert study_file({"study": "a.yaml"}, ["config/config.yaml"]) == Path("a.yaml")
     given = written(tmp_path)
+    assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
+    given.write_text(given.read_text().replace("sweeps:", "sweep:"), encoding="utf-8")
     assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
     with pytest.raises(StudyError, match="must name a study file"):
         study_file({}, [])

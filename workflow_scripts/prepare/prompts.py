@@ -28,7 +28,7 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
     Raises:
         WorkloadError: the file is another one than the study's sha256 says, or holds no texts.
     """
-    path = checked_file(spec.file, spec.sha256)
+    path = checked_file(spec)
     lines = list(read_prompts(path))
     requests = (Request(vocabulary.encode(line.prompt), line.output_tokens or spec.output_tokens) for line in lines)
     return RequestStream("prompts", requests, {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)})
@@ -51,7 +51,9 @@ def read_prompts(path: Path) -> Iterator[_Line]:
         WorkloadError: a line is no such record, or there is none.
     """
     try:
-        lines = [(i, line) for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if line.strip()]
+        # Not splitlines(): it also breaks at separators such as U+2028, which a text or a JSON string may hold.
+        text = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
     except UnicodeDecodeError as e:
         raise WorkloadError(f"{path}: not UTF-8 text: {e}") from None
     if not lines:
@@ -65,6 +67,8 @@ def _record(line: str, where: str) -> _Line:
         return _Line.model_validate(json.loads(line))
     except ValidationError as e:
         fault = e.errors()[0]
+        if fault["type"] == "model_type":
+            raise WorkloadError(f"{where}: no JSON object with a `prompt`") from None
         place = ".".join(map(str, fault["loc"]))
         raise WorkloadError(f"{where}: {place + ': ' if place else ''}{fault['msg']}") from None
     except ValueError as e:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workflow_scripts.prepare.random_prompts import synthetic
 from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
-from workflow_scripts.prepare.source_file import CHECKOUT, checked_file
+from workflow_scripts.prepare.source_file import checked_file
 from workflow_scripts.prepare.tokenizer import Vocabulary
 from workflow_scripts.workloads import ShareGptWorkload
 
@@ -26,9 +26,9 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
     Raises:
         WorkloadError: the file is another one than the study's sha256 says, or no ShareGPT file.
     """
-    if not (CHECKOUT / spec.file).is_file():
+    if not spec.path.is_file():
         return _stand_in(spec, vocabulary, seed)
-    turns = _first_turns(spec.file, spec.sha256)
+    turns = _first_turns(checked_file(spec))
     order = list(turns)
     # The same shuffle of the same list as in vLLM's ShareGPTDataset, so that the same seed gives the same order.
     random.Random(seed).shuffle(order)
@@ -49,13 +49,15 @@ def _stand_in(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Requ
 
 
 @lru_cache(maxsize=1)  # the workload and its warm-up read one file of 0.7 GB
-def _first_turns(file: Path, sha256: str) -> tuple[tuple[str, str], ...]:
+def _first_turns(path: Path) -> tuple[tuple[str, str], ...]:
     """First two turns of every conversation that has as many."""
-    path = checked_file(file, sha256)
     try:
         conversations = [entry.get("conversations", []) for entry in json.loads(path.read_bytes())]
-        return tuple((turns[0]["value"], turns[1]["value"]) for turns in conversations if len(turns) >= 2)
-    except (ValueError, TypeError, AttributeError, KeyError) as e:
+        turns = tuple((turns[0]["value"], turns[1]["value"]) for turns in conversations if len(turns) >= 2)
+        if wrong := [value for pair in turns for value in pair if not isinstance(value, str)]:
+            raise TypeError(f"{wrong[0]!r} is no text")
+        return turns
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as e:
         raise WorkloadError(
             f"{path}: not a ShareGPT file, a JSON list of {{'conversations': [{{'value': text}}, ...]}}: {e!r}"
         ) from None

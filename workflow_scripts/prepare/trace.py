@@ -4,6 +4,7 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.prepare.random_prompts import generators
@@ -12,6 +13,7 @@ from workflow_scripts.prepare.source_file import checked_file
 from workflow_scripts.prepare.tokenizer import Vocabulary
 from workflow_scripts.workloads import TraceColumns, TraceWorkload
 
+MOST_TOKENS = 10**7
 KNOWN_FORMATS = {
     "Azure LLM inference trace": TraceColumns(
         arrival="TIMESTAMP", prompt_tokens="ContextTokens", output_tokens="GeneratedTokens"
@@ -29,7 +31,7 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStre
     Raises:
         WorkloadError: the file is another one than the study's sha256 says, or no trace.
     """
-    path = checked_file(spec.file, spec.sha256)
+    path = checked_file(spec)
     rows, source_format = read_trace(path, spec.columns)
     usable = rows[(rows["prompt_tokens"] > 0) & (rows["output_tokens"] > 0)]
     arrival_s = (usable["arrival_s"] - usable["arrival_s"].min()) * spec.time_scale
@@ -76,11 +78,15 @@ def _rows(table: pd.DataFrame, names: TraceColumns, path: Path) -> pd.DataFrame:
 
 def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool = False) -> pd.Series:
     try:
-        values = _seconds(table[column]) if are_times else pd.to_numeric(table[column])
+        values = (_seconds(table[column]) if are_times else pd.to_numeric(table[column])).astype(float)
     except (ValueError, TypeError) as e:
         raise WorkloadError(f"{path}: column {column!r}: {' '.join(str(e).split())}") from None
     if values.isna().any():
         raise WorkloadError(f"{path}: column {column!r}: {values.isna().sum()} rows have no value")
+    if not are_times and (wrong := values[~(values % 1 == 0) | (values > MOST_TOKENS)]).size:
+        raise WorkloadError(f"{path}: column {column!r}: {wrong.iloc[0]:g} is no number of tokens; allowed: 0 to 10^7")
+    if not np.isfinite(values).all():
+        raise WorkloadError(f"{path}: column {column!r}: {values[~np.isfinite(values)].iloc[0]} is no time")
     return values
 
 

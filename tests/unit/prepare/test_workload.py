@@ -107,11 +107,13 @@ def test_the_same_bytes_are_written_again(prepare, write_study, tmp_path):
 
 
 def test_a_request_must_fit_the_shortest_context_of_its_cells(prepare, fails, write_study, tmp_path):
-    # 32 + 8 prompt tokens and 4 output tokens.
-    message = fails(write_study(SHARED, {"max_model_len": [64, 43, 128]}))
+    # Lengths are drawn, so the study alone does not tell that one of them is 40.
+    drawn = {"median": 1000, "sigma": 0, "maximum": 40}
+    workload = {**SYNTHETIC, "prompt_tokens": drawn, "output_tokens": {"median": 4, "sigma": 0, "maximum": 4}}
+    message = fails(write_study(workload, {"max_model_len": [64, 43, 128]}))
     assert "workload 'load': a request of 40 prompt and 4 output tokens does not fit the max_model_len 43" in message
     assert "cell cpu-all/vllm/tiny-llama-57m/load/len43" in message
-    assert prepare(write_study(SHARED, {"max_model_len": [64, 44, 128]})) == 0
+    assert prepare(write_study(workload, {"max_model_len": [64, 44, 128]})) == 0
 
 
 def test_without_the_knob_the_models_own_context_counts(fails, write_study):

@@ -60,7 +60,7 @@ def test_warmup_is_as_long_and_no_text_of_the_file():
         ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}', ":2: prompt: Field required"),
         ("a.jsonl", '{"prompt": ""}', ":1: prompt: String should have at least 1 character"),
         ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: Input should be greater than"),
-        ("a.jsonl", "[1]", ":1: Input should be"),
+        ("a.jsonl", "[1]", ":1: no JSON object with a `prompt`"),
         ("a.jsonl", "text", ":1: not JSON"),
         ("a.txt", "\n \n", "there is no text in it"),
     ],
@@ -79,6 +79,16 @@ def test_what_is_no_text_is_refused(tmp_path):
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(WorkloadError, match="not UTF-8"):
         make_requests(prompts(file), VOCABULARY, 1)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_only_a_line_break_ends_a_text(tmp_path, name):
+    file = tmp_path / name
+    said = ["a\u2028b", "c"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in said] if name.endswith("l") else said
+    file.write_text("\n".join(lines), encoding="utf-8-sig")
+    requests, _ = make_requests(prompts(file), VOCABULARY, 2)
+    assert [text for text, _ in texts(requests)] == said
 
 
 @given(st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=12), st.integers(1, 12))

@@ -123,7 +123,16 @@ def test_another_file_than_the_study_means_is_refused(vocabulary, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["no JSON", '{"conversations": 1}', "[1]", '[{"conversations": [{}, {}]}]', '[{"conversations": 7}]']
+    "content",
+    [
+        "no JSON",
+        '{"conversations": 1}',
+        "[1]",
+        '[{"conversations": [{}, {}]}]',
+        '[{"conversations": 7}]',
+        '[{"conversations": [{"value": "said"}, {"value": null}]}]',
+        "[" * 100_000,
+    ],
 )
 def test_a_file_of_another_format_is_refused(vocabulary, tmp_path, content):
     file = tmp_path / "file.json"

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from workflow_scripts.files import sha256_of
 from workflow_scripts.prepare.request import WorkloadError
@@ -75,6 +76,10 @@ def test_columns_of_other_names_are_named_by_the_study(tmp_path):
         ("arrival_s,prompt_tokens,output_tokens\nsoon,1,1\n", "column 'arrival_s'"),
         ("arrival_s,prompt_tokens,output_tokens\n0,many,1\n", "column 'prompt_tokens'"),
         ("arrival_s,prompt_tokens,output_tokens\n0,1,1\n1,1,\n", "column 'output_tokens': 1 rows have no value"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,2.5,1\n", "'prompt_tokens': 2.5 is no number of tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,inf\n", "'output_tokens': inf is no number of tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1e11,1\n", "'prompt_tokens': 1e+11 is no number of tokens"),
+        ("arrival_s,prompt_tokens,output_tokens\n0,1,1\ninf,1,1\n", "'arrival_s': inf is no time"),
         ("", "not readable as CSV"),
         ("a,b\n1,2\n1,2,3\n", "not readable as CSV"),
     ],
@@ -87,6 +92,11 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content, words):
     assert words in str(error.value)
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_column_is_one_thing():
+    with pytest.raises(ValidationError, match="three columns; one is named twice"):
+        TraceColumns(arrival="t", prompt_tokens="tokens", output_tokens="tokens")
 
 
 def test_a_missing_file_and_another_one_are_refused(tmp_path):
