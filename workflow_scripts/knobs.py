@@ -54,7 +54,10 @@ class Knobs(BaseModel):
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:

@@ -53,6 +53,11 @@ def test_two_settings_share_a_slug_only_if_they_are_the_same(a: dict[str, object
     assert (one.slug() == other.slug()) == (one == other)
 
 
+def test_numbers_that_differ_late_are_told_apart_in_a_slug() -> None:
+    slugs = [VllmKnobs(gpu_memory_utilization=share).slug() for share in (0.9, 0.9000001)]
+    assert slugs == ["util0.9", "util0.9000001"]
+
+
 def test_the_demo_has_the_cells_that_it_promises() -> None:
     cells = expand(DEMO)
     assert len(cells) == len({c.id for c in cells}) == 17
