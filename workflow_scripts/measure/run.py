@@ -80,9 +80,10 @@ def measure(job: Job) -> None:
     gpu = load_gpus()[definition["gpu"]]
     try:
         elsewhere = (definition.get("endpoint") or {}).get("base_url")
-        device = {"server": elsewhere} if elsewhere else found_device(gpu, _ranks(definition["knobs"]))
+        ranks = _ranks(definition["knobs"])
+        device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
         measured.record["device"] = device
-        with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl"):
+        with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl", ranks):
             host_cores = sorted(os.sched_getaffinity(0))
             if gpu.kind == "cpu" and not elsewhere:
                 use_cores(device["cores"])

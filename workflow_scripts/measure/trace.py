@@ -30,10 +30,10 @@ Sample = dict[str, Any]
 
 
 @contextlib.contextmanager
-def sampled(kind: str, out: Path) -> Iterator[None]:
+def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
     """Sample while the body runs, and a little past its end, so that the last second is covered."""
     command = [sys.executable, "-m", "workflow_scripts.measure.trace", "--pid", str(os.getpid()), "--kind", kind]
-    sampler = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE)
+    sampler = subprocess.Popen([*command, "--gpus", str(gpus), "--out", str(out)], stdout=subprocess.PIPE)
     try:
         if sampler.stdout is not None:
             sampler.stdout.readline()  # it says when the first sample is taken
@@ -44,18 +44,22 @@ def sampled(kind: str, out: Path) -> Iterator[None]:
         sampler.wait()
 
 
-def gpu_sampler() -> Callable[[], Sample]:
-    """Read one GPU through NVML; what the GPU does not support is left out of the sample."""
+def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
+    """Read GPUs through NVML: power and energy of all together, the rest of the first.
+
+    What a GPU does not support is left out of the sample.
+    """
     import pynvml
 
     pynvml.nvmlInit()
-    handle = nvml_handle()
+    handles = [nvml_handle(place) for place in range(gpus)]
+    handle = handles[0]
     reads: dict[str, Callable[[], Any]] = {
         "memory_used_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
         "memory_total_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         "utilization_pct": lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+        "power_w": lambda: sum(map(pynvml.nvmlDeviceGetPowerUsage, handles)) / 1000,
+        "energy_j": lambda: sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1000,
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
         "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
@@ -137,9 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Sample the device of a process into a file of JSON Lines.")
     parser.add_argument("--pid", type=int, required=True, help="the process to watch; it must be this one's parent")
     parser.add_argument("--kind", choices=["cuda", "cpu"], required=True, help="cuda: by NVML; cpu: the process itself")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs whose power and energy count (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     args = parser.parse_args(argv)
-    sample = gpu_sampler() if args.kind == "cuda" else process_sampler(args.pid)
+    sample = gpu_sampler(args.gpus) if args.kind == "cuda" else process_sampler(args.pid)
     record(sample, args.pid, args.out)
     return 0
 

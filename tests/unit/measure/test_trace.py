@@ -1,4 +1,4 @@
-"""The sampler of a machine without a GPU: what it counts, and what it costs."""
+"""The samplers: what they count, and what sampling a machine without a GPU costs."""
 
 import itertools
 import subprocess
@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import psutil
+import pynvml
+import pytest
 
 from workflow_scripts.files import read_jsonl
-from workflow_scripts.measure.trace import SAMPLES_A_SCAN, process_sampler, sampled
+from workflow_scripts.measure import trace
+from workflow_scripts.measure.trace import SAMPLES_A_SCAN, gpu_sampler, process_sampler, sampled
 
 HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
 
@@ -50,3 +53,25 @@ def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path: Path) -> None
     assert len(times) >= 5
     assert all(later - earlier > 0.05 for earlier, later in itertools.pairwise(times))
     assert not [p for p in psutil.Process().children() if "measure.trace" in " ".join(p.cmdline())]
+
+
+def test_power_and_energy_are_of_all_gpus_and_the_rest_is_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(_: int) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    answers = {
+        "PowerUsage": lambda place: 100_000 * (place + 1),
+        "TotalEnergyConsumption": lambda place: 5_000 * (place + 1),
+        "Temperature": lambda place, _: 40 + place,
+        "ClockInfo": lambda place, _: 1000 + place,
+        "MemoryInfo": unsupported,
+        "UtilizationRates": unsupported,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(trace, "nvml_handle", lambda place=0: place)
+    monkeypatch.setattr(trace, "throttle_reasons", lambda _: ["GpuIdle"])
+    first = {"sm_clock_mhz": 1000, "memory_clock_mhz": 1000, "temperature_c": 40, "throttle_reasons": ["GpuIdle"]}
+    assert gpu_sampler(1)() == {"power_w": 100, "energy_j": 5, **first}
+    assert gpu_sampler(2)() == {"power_w": 300, "energy_j": 15, **first}
