@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import subprocess
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ from workflow_scripts.endpoints import Endpoint, filled
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engines import SCRATCH, EngineSetup, Request
 from workflow_scripts.measure.hf_model import with_random_weights
-from workflow_scripts.measure.processes import ServerProcess
+from workflow_scripts.measure.processes import LastCommand, ServerProcess
 from workflow_scripts.measure.server_http import Address, ServerError
 from workflow_scripts.measure.serving import Serving, address_on, check_port_is_free, free_port, new_api_key
 
@@ -28,6 +27,7 @@ class OpenAiEndpoint(Serving):
         super().__init__(setup)
         self._endpoint = Endpoint.model_validate(setup.endpoint)
         self._values: dict[str, str] = {}
+        self._last_command: LastCommand | None = None
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
         endpoint = self._endpoint
@@ -50,6 +50,8 @@ class OpenAiEndpoint(Serving):
             words, environment = self._filled(endpoint.command), self._environment()
             if shutil.which(words[0], path=environment.get("PATH")) is None:
                 raise ServerError(f"there is no command {words[0]!r} in PATH")
+            if endpoint.stop_command:
+                self._last_command = LastCommand(self._filled(endpoint.stop_command), environment)
             server = ServerProcess.command(words, environment, Path.cwd())
         model = endpoint.served_model.replace("{model_dir}", model_dir)
         target = Target(address, model, endpoint.completions_path, endpoint.extra_body)
@@ -85,10 +87,8 @@ class OpenAiEndpoint(Serving):
 
     def stop(self) -> None:
         """End the server: by its own command, where the catalogue has one, then its processes."""
-        if self._server is not None and self._endpoint.stop_command:
-            subprocess.run(
-                self._filled(self._endpoint.stop_command), env=self._environment(), timeout=STOP_LIMIT_S, check=False
-            )
+        if self._last_command is not None:
+            self._last_command.run(STOP_LIMIT_S)
         super().stop()
 
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -108,6 +109,26 @@ class ServerProcess:
             except ProcessLookupError:
                 continue
         return members
+
+
+class LastCommand:
+    """A command that runs once: when it is told to, or when this process is gone, even if that was killed by force.
+
+    It waits outside the session of the cell, so that it is not killed with that.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        # The shell reads until the other end of its input is closed, which this process alone holds.
+        words = ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh", *argv]
+        self._waiting = subprocess.Popen(words, stdin=subprocess.PIPE, env=dict(environment), start_new_session=True)
+
+    def run(self, limit_s: float) -> None:
+        """Let it run and wait for its end; kill it where it takes longer than `limit_s`."""
+        try:
+            self._waiting.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self._waiting.kill()
+            self._waiting.wait()
 
 
 def _run(body: Callable[[], None], parent: int) -> None:

@@ -1,8 +1,13 @@
-"""Prompts as text, for servers that take nothing else."""
+"""Prompts as text, for servers that take nothing else, and how a server that was started is ended."""
 
+from pathlib import Path
+
+import psutil
 import pytest
 
-from workflow_scripts.measure.openai_endpoint import text_of_as_many_tokens
+from workflow_scripts.measure.engines import EngineSetup
+from workflow_scripts.measure.openai_endpoint import OpenAiEndpoint, text_of_as_many_tokens
+from workflow_scripts.measure.server_http import ServerError
 
 
 class Characters:
@@ -31,3 +36,33 @@ def test_a_text_that_is_read_as_fewer_tokens_is_left_alone() -> None:
             return {"input_ids": text.split(">")[:2]}
 
     assert text_of_as_many_tokens(Words(), [1, 2, 3]) == "<1><2><3>"
+
+
+def endpoint(**entry: object) -> OpenAiEndpoint:
+    """A server that never answers."""
+    entry = {"command": ["sleep", "600"], "served_model": "m", **entry}
+    setup = EngineSetup(Path(), "auto", "float32", 0, {"endpoint": "e"}, "cpu", endpoint=entry, start_limit_s=0.3)
+    return OpenAiEndpoint(setup)
+
+
+def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by_force(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    engine = endpoint(stop_command=["sh", "-c", 'echo "{name}" > "$0"', str(done)])
+    with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
+        engine.start()
+    assert done.read_text().startswith("kvsweep-")
+    assert engine._server is not None
+    assert not psutil.pid_exists(engine._server.pid)
+
+
+def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path: Path) -> None:
+    engine = endpoint(stop_command=["no-such-command"])
+    with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
+        engine.start()
+    assert engine._server is not None
+    assert not psutil.pid_exists(engine._server.pid)
+
+
+def test_a_command_that_is_not_there_is_told_by_its_name() -> None:
+    with pytest.raises(ServerError, match="there is no command 'no-such-server' in PATH"):
+        endpoint(command=["no-such-server"], stop_command=["false"]).start()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from workflow_scripts.measure import processes
-from workflow_scripts.measure.processes import ServerProcess
+from workflow_scripts.measure.processes import LastCommand, ServerProcess
 
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -91,3 +92,41 @@ def test_a_forked_server_is_a_group_of_its_own_in_the_same_session() -> None:
     assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
     assert os.getsid(server.pid) == os.getsid(0)
     server.stop()
+
+
+def test_a_last_command_runs_when_it_is_told_to_and_not_before(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    last = LastCommand(["sh", "-c", 'echo "$WORD" > "$0"', str(done)], {**os.environ, "WORD": "over"})
+    time.sleep(0.2)
+    assert not done.exists()
+    last.run(limit_s=10)
+    assert done.read_text() == "over\n"
+
+
+def test_a_last_command_runs_when_all_of_its_session_is_killed(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    code = f"""
+import os, signal
+from workflow_scripts.measure.processes import LastCommand, ServerProcess
+LastCommand(["touch", {str(done)!r}], dict(os.environ))
+server = ServerProcess.command(["sleep", "600"], dict(os.environ), ".")
+print(server.pid, flush=True)
+signal.pause()
+"""
+    root = Path(processes.__file__).parents[2]
+    command = [sys.executable, "-c", code]
+    cell = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert cell.stdout is not None
+    server = int(cell.stdout.readline())
+    assert not done.exists()
+    cell.kill()
+    cell.communicate()
+    wait_for(done.exists)
+    wait_for(lambda: is_gone(server))
+
+
+def test_a_last_command_that_takes_too_long_or_is_not_there_is_no_error(tmp_path: Path) -> None:
+    began = time.monotonic()
+    LastCommand(["sleep", "600"], dict(os.environ)).run(limit_s=0.3)
+    LastCommand(["no-such-command"], dict(os.environ)).run(limit_s=10)
+    assert time.monotonic() - began < 10
