@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workflow_scripts.catalog import CatalogError, Gpu, Model, load_gpus, load_models
+from workflow_scripts.catalog import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.endpoints import Endpoint, load_endpoints
 from workflow_scripts.knobs import ENGINES, Knobs
 from workflow_scripts.study import Study, StudyError, Sweep
@@ -53,6 +53,9 @@ def expand(study: Study) -> tuple[Cell, ...]:
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         _check(sweep.gpu, gpus, f"{place}.gpu")
         _check(sweep.model, models, f"{place}.model")
+        # Among the defaults of all sweeps it may be meant for the CPUs of the study.
+        if "cpu_kv_cache_gib" in sweep.knobs and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != "cpu"]):
+            raise StudyError(f"{place}.knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on {', '.join(others)}")
         if (points := _points(sweep)) > MOST_CELLS:
             raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
         for cell in _cells_of(sweep, study, place):
@@ -60,7 +63,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
                 _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
             if (endpoint := cell.knobs.set_values().get("endpoint")) is not None:
                 _check([endpoint], endpoints, f"{place}.knobs.endpoint")
-            if (fault := _fault_of(cell, study, gpus)) is not None:
+            if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{place}: {fault}")
             known = cells.get(cell.id)
             # The same point may belong to two sweeps: it is measured once and counts in both.
@@ -101,12 +104,9 @@ def _points(sweep: Sweep) -> int:
     return math.prod(map(len, (*named, *sweep.knob_values().values())))
 
 
-def _fault_of(cell: Cell, study: Study, gpus: Mapping[str, Gpu]) -> str | None:
-    """Why the cell could say nothing, whatever the engine does; None if it may."""
-    knobs = cell.knobs
-    if getattr(knobs, "cpu_kv_cache_gib", None) is not None and gpus[cell.gpu].kind != "cpu":
-        return f"cpu_kv_cache_gib is for CPU devices, and changes nothing on {cell.gpu}"
-    context, needed = getattr(knobs, "max_model_len", None), study.workloads[cell.workload].total_tokens_needed()
+def _fault_of(cell: Cell, study: Study) -> str | None:
+    """Why the cell cannot be run, whatever the engine does; None if it may."""
+    context, needed = getattr(cell.knobs, "max_model_len", None), study.workloads[cell.workload].total_tokens_needed()
     if context is not None and needed is not None and needed > context:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
     if len(cell.id) > MOST_ID:

@@ -136,7 +136,7 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> No
         ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
         (
             {"sweeps": sweep(gpu=["cpu-all", "h200"], knobs={"cpu_kv_cache_gib": 1})},
-            ["sweeps[0] (a): cpu_kv_cache_gib is for CPU devices, and changes nothing on h200"],
+            ["sweeps[0] (a).knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on h200"],
         ),
         (
             {"sweeps": sweep(knobs={"max_model_len": [64, 11]})},
@@ -157,6 +157,11 @@ def test_a_bad_study_is_refused_in_one_message(tmp_path: Path, changes: dict[str
     message = refusal(written(tmp_path, **changes))
     assert all(word in message for word in words), message
     assert len(message.splitlines()) == 1
+
+
+def test_a_setting_for_cpus_may_be_a_default_of_a_study_with_gpus(tmp_path: Path) -> None:
+    both = written(tmp_path, engine_defaults={"vllm": {"cpu_kv_cache_gib": 1}}, sweeps=sweep(gpu=["cpu-all", "h200"]))
+    assert len(expand(load_study(both))) == 4
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
