@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels
-from workflow_scripts.present.series import evenly
+from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.style import COLOURS, INK, MUTED, PAPER, LineStyle, Mark, marks
 from workflow_scripts.present.tables import MissingError, Tables, records
 
@@ -49,7 +49,8 @@ def prefix_caching(tables: Tables) -> Plot:
     pairs = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     if pairs.empty:
         raise MissingError("no two measured cells differ in prefix caching alone")
-    rows = labelled(pairs, ["engine", "model"], "held").assign(name=pairs["gpu"], panel=pairs["workload"])
+    rows = pairs.assign(held=without_shared(pairs["held"]), name=pairs["gpu"], panel=pairs["workload"])
+    rows = labelled(rows, ["engine", "model"], "held")
     return _interval_plot(
         rows,
         marks(tables.devices),
@@ -226,7 +227,8 @@ def _draw(
 def write_label(ax: Axes, y: float, text: str) -> None:
     """Write above the marks that it names, at the axes' left, so that a long name takes no width from them."""
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
-    ax.text(0.005, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK, bbox=box)
+    label = ax.text(0.005, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK, bbox=box)
+    label.set_in_layout(False)
 
 
 def _limits(rows: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:

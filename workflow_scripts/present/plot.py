@@ -149,15 +149,20 @@ def write_plot(plot: Plot, folder: Path, name: str) -> None:
 def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     rows = math.ceil(len(plot.panels) / columns)
     title = textwrap.fill(plot.title, int(width_in * 11.5))
-    longest = max((len(str(handle.get_label())) for handle in plot.handles), default=1)
-    legend_columns = max(1, int(width_in * 13.9 / (longest + 6)))
-    head_in = LINE_IN * (title.count("\n") + 1 + math.ceil(len(plot.handles) / legend_columns)) + 0.12
+    # An entry takes the room of six letters beside its text.
+    letters = int(width_in * 13.9)
+    labels = [textwrap.fill(str(handle.get_label()), letters - 6) for handle in plot.handles]
+    legend_columns = max(1, letters // (max(map(len, labels), default=1) + 6))
+    legend_lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / legend_columns)
+    head_in = LINE_IN * (title.count("\n") + 1 + legend_lines) + 0.12
     body_in = rows * plot.panel_height_in
     figure = plt.figure(figsize=(width_in, head_in + body_in), layout="constrained")
     head, body = figure.subfigures(2, 1, height_ratios=[head_in, body_in])
     head.text(0.06 / width_in, 1 - 0.05 / head_in, title, va="top", fontsize=10, fontweight="bold")
     if plot.handles:
-        head.legend(handles=list(plot.handles), loc="lower left", ncols=legend_columns, borderaxespad=0.2)
+        head.legend(
+            handles=list(plot.handles), labels=labels, loc="lower left", ncols=legend_columns, borderaxespad=0.2
+        )
     grid = body.subplots(rows, columns, squeeze=False)
     for ax in grid.flat[len(plot.panels) :]:
         ax.set_visible(False)
@@ -172,7 +177,17 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     # Laid out once, not again for each file that is written.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for ax in figure.get_axes():
+        _fit_labels(ax)
     return figure
+
+
+def _fit_labels(ax: Axes) -> None:
+    """Make texts that would reach beyond the axes, into the next panel or off the page, as small as it takes."""
+    for text in ax.texts:
+        room = ax.get_window_extent().width / max(text.get_window_extent().width, 1)
+        if room < 1:
+            text.set_fontsize(float(text.get_fontsize()) * room)
 
 
 def _svg(figure: Any, plot: Plot) -> bytes:

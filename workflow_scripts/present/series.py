@@ -57,14 +57,17 @@ def _groups(rows: pd.DataFrame, others: Sequence[str], panel_keys: Sequence[str]
 
 
 def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
-    """For each row the settings of those knobs that are not the same in all rows.
+    """For each row the settings of those knobs that are not the same in all rows; defaults only if there is no other.
 
-    >>> rows = pd.DataFrame({"knob_a": [1, 2], "knob_b": [5, 5]})
-    >>> list(series_labels(rows, ["knob_a", "knob_b"]))
-    ['a 1', 'a 2']
+    >>> rows = pd.DataFrame({"knob_a": [1, 2, None], "knob_b": [5, 5, 5], "knob_c": [None, 3, None]})
+    >>> list(series_labels(rows, ["knob_a", "knob_b", "knob_c"]))
+    ['a 1', 'a 2, c 3', 'a default, c default']
     """
     varied = [knob for knob in knobs if rows[knob].nunique(dropna=False) > 1]
-    labels = [", ".join(map(setting, varied, values)) for _, *values in rows[varied].itertuples(name=None)]
+    labels = []
+    for _, *values in rows[varied].itertuples(name=None):
+        named = list(zip(varied, values, strict=True))
+        labels.append(", ".join(setting(*of_one) for of_one in [n for n in named if pd.notna(n[1])] or named))
     return pd.Series(labels, index=rows.index, dtype=object)
 
 
@@ -92,6 +95,17 @@ def setting(knob: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return f"{name} {'on' if value else 'off'}"
     return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
+
+
+def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
+    """Each of the settings ("a=1, b=2") without those that all of them have.
+
+    >>> list(without_shared(pd.Series(["a=1, b=2", "a=1, b=3"])))
+    ['b=2', 'b=3']
+    """
+    parts = settings.str.split(", ")
+    shared = set.intersection(*map(set, parts))
+    return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
 
 
 def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:

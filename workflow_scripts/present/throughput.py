@@ -45,19 +45,19 @@ MFU = Measure("mfu", "Model FLOP utilization (MFU)", "MFU", is_share=True)
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
     """Output tokens per second against max-num-seqs, a line a device, under the ceiling where one is known."""
-    groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:], len(LINE_STYLES))
+    groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
     return _plot(tables, groups, "max-num-seqs", "sequences", OUTPUT, _ceilings(tables, groups))
 
 
 def total_by_max_num_seqs(tables: Tables) -> Plot:
     """Prompt and output tokens per second against max-num-seqs, a line a device."""
-    groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:], len(LINE_STYLES))
+    groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
     return _plot(tables, groups, "max-num-seqs", "sequences", TOTAL)
 
 
 def output_by_block_size(tables: Tables) -> Plot:
     """Output tokens per second against the block size, a panel a device, a line for each setting of other knobs."""
-    groups = _compared(tables, tables.measured, "knob_block_size", NAMES, len(COLOURS))
+    groups = _compared(tables, tables.measured, "knob_block_size", NAMES)
     return _plot(tables, groups, "block size", "tokens", OUTPUT)
 
 
@@ -78,20 +78,23 @@ def _utilization(tables: Tables, share: Measure) -> Plot:
     rows = tables.measured.merge(limits[["cell_id", "repeat", share.column]], on=["cell_id", "repeat"])
     if rows.empty:
         raise MissingError(f"no {share.label} is known of any measured cell")
-    groups = _compared(tables, rows, "knob_max_num_seqs", NAMES[1:], len(LINE_STYLES))
+    groups = _compared(tables, rows, "knob_max_num_seqs", NAMES[1:])
     return replace(_plot(tables, groups, "max-num-seqs", "sequences", share), sources=["measured", "predicted"])
 
 
-def _compared(
-    tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str], most_series: int
-) -> list[Group]:
-    """Panels whose rows say which colour and which line style they are drawn in."""
+def _compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
+    """Panels whose rows say which colour and which line style they are drawn in.
+
+    Colours tell devices apart; settings, of which there may be more, where all of a panel is of one device.
+    """
     groups = groups_varying(rows, knob, tables.knobs, panel_keys)
+    one_device = pd.concat([group.rows for group in groups])["gpu"].nunique() == 1
+    by_setting = "gpu" in panel_keys or (one_device and any(len(group.labels) > 1 for group in groups))
+    most_series = len(COLOURS) if by_setting else len(LINE_STYLES)
     for group in groups:
         series = group.rows["series"] if len(group.labels) <= most_series else ALL_SETTINGS
-        one_device = "gpu" in panel_keys
-        group.rows["colour"] = series if one_device else group.rows["gpu"]
-        group.rows["style"] = "" if one_device else series
+        group.rows["colour"] = series if by_setting else group.rows["gpu"]
+        group.rows["style"] = "" if by_setting else series
     return groups
 
 

@@ -6,10 +6,22 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.figures import FIGURES, main
-from workflow_scripts.present.plot import MAX_PANELS, PAGE_WIDTH_IN, write_plot
+from workflow_scripts.present.intervals import write_label
+from workflow_scripts.present.plot import (
+    COLUMN_WIDTH_IN,
+    MAX_PANELS,
+    PAGE_WIDTH_IN,
+    Panel,
+    Plot,
+    _drawn,
+    use_style,
+    write_plot,
+)
 from workflow_scripts.present.tables import MissingError, Tables
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -220,6 +232,33 @@ def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(result
     assert any("a line is the median of all of them" in note for note in plot.notes)
 
 
+def test_settings_of_one_device_are_told_apart_by_colour(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    one = cells[
+        (cells["gpu"] == "h200") & (cells["knob_block_size"] == 16) & cells["knob_enable_prefix_caching"].isna()
+    ]
+    pd.concat([one.assign(knob_seed=i, cell_id=one["cell_id"] + str(i)) for i in range(4)]).to_parquet(
+        tmp_path / "cells.parquet"
+    )
+    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
+    assert len(lines) == 4
+    assert len({handle.get_color() for handle in lines}) == 4
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page() -> None:
+    use_style()
+    long = [Line2D([], [], label=f"setting {'with a long name ' * 6}{i}") for i in range(3)]
+    figure = _drawn(Plot("t", "a", [], [Panel("p", lambda ax: None)], handles=long), 1, COLUMN_WIDTH_IN)
+    head = figure.subfigs[0]
+    (legend,) = head.legends
+    drawn = legend.get_window_extent()
+    assert drawn.x1 <= figure.bbox.x1
+    assert head.bbox.y0 <= drawn.y0
+    assert drawn.y1 < head.texts[0].get_window_extent().y0
+
+
 def test_a_study_with_thousands_of_cells_counts_its_outcomes(results: Results, tmp_path: Path) -> None:
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]).to_parquet(
@@ -228,3 +267,21 @@ def test_a_study_with_thousands_of_cells_counts_its_outcomes(results: Results, t
     plot = FIGURES["grid_outcomes"](Tables(tmp_path))
     assert "bars count them" in plot.notes[0]
     assert "300 infeasible" in plot.alt
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("panels", [1, 3])
+def test_a_long_name_takes_no_room_from_the_marks_and_stays_within_its_panel(panels: int) -> None:
+    use_style()
+
+    def draw(ax: Axes) -> None:
+        ax.plot([1, 2], [1, 1])
+        write_label(ax, 1, "block_size=32, max_num_seqs=8, max_model_len=512, enforce_eager=true, cpu_kv_cache_gib=1")
+
+    figure = _drawn(Plot("t", "a", [], [Panel("p", draw)] * panels), panels, PAGE_WIDTH_IN)
+    for ax in figure.get_axes():
+        (label,) = ax.texts
+        width = ax.get_window_extent().width
+        assert width > 0.8 * figure.get_window_extent().width / panels
+        # Letters take whole pixels, so they do not shrink evenly.
+        assert label.get_window_extent().width <= 1.05 * width
