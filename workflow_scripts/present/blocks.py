@@ -23,7 +23,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Absent:
-    """Something that the report would show and that is not there, with the reason."""
+    """Something that the report would show and that is not there, with the reason; `what` may be left to it."""
 
     kind: ClassVar[str] = "absent"
     what: str
@@ -160,7 +160,8 @@ def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     >>> with_intervals(pd.DataFrame({"ratio": [2.0], "ratio_low": [1.5], "ratio_high": [2.5]}))["ratio"][0]
     '2 (1.5 to 2.5)'
     """
-    of = [c.removesuffix("_low") for c in map(str, rows) if c.endswith("_low") and c.removesuffix("_low") in rows]
+    lows = [c for c in map(str, rows) if c.endswith("_low") and rows[c].notna().any()]
+    of = [c for c in (low.removesuffix("_low") for low in lows) if c in rows]
     texts = {
         c: [
             f"{shown(value)} ({shown(low)} to {shown(high)})" if low == low else shown(value)

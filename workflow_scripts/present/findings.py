@@ -1,14 +1,19 @@
 """What the tables' verdicts come to: the headlines of the page, each in the words of its table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import pandas as pd
 
 from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.tables import MissingError, records
 
 # Sentences of one kind; the table holds all.
 MOST_SENTENCES = 6
+# A prediction of a KV cache that is off by no more may well be due to what else is in the device's memory.
+WITHIN_PCT = 1.0
 TONES: Mapping[str, str] = {
     "flat": "good",
     "changes": "neutral",
@@ -20,6 +25,8 @@ TONES: Mapping[str, str] = {
     "impossible": "bad",
     "exceeds": "bad",
 }
+# Knobs whose comparisons are told one by one, with what the engine says of them.
+PREFIX_CACHING, DRAFTED_TOKENS = "enable_prefix_caching", "num_speculative_tokens"
 ROLES: Mapping[str, str] = {
     "best_throughput": "Highest throughput",
     "best_within_latency": "Highest throughput within a latency",
@@ -30,7 +37,7 @@ ROLES: Mapping[str, str] = {
 def knobs(report: Report) -> Iterator[Block]:
     """For each knob the verdicts over all its values, and the largest change."""
     effects = report.tables.need("effects")
-    overall = effects[effects["comparison"] == "overall"]
+    overall = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([PREFIX_CACHING, DRAFTED_TOKENS])]
     findings = []
     for knob, rows in overall.groupby("knob", sort=False):
         counts = rows["verdict"].value_counts()
@@ -40,7 +47,54 @@ def knobs(report: Report) -> Iterator[Block]:
         of_several = f"{str(knob).replace('_', ' ')}, {len(rows)} comparisons: {counted}. Largest: "
         sentence = (of_several if len(rows) > 1 else "") + f"{largest['explanation']} ({_place(largest)})"
         findings.append(Finding(verdict, sentence, TONES.get(verdict, "neutral")))
-    yield Findings(findings, "Verdicts are on output tokens per second, within the margin that a sentence names.")
+    if findings:
+        yield Findings(findings, "Verdicts are on output tokens per second, within the margin that a sentence names.")
+
+
+def prefix_caching(report: Report) -> Iterator[Block]:
+    """What the cache of common beginnings brought to each workload, and what it found."""
+    yield _pairs(report, PREFIX_CACHING, "prefix_cache_hit_rate", _found_in_cache)
+
+
+def _found_in_cache(cell: Mapping[str, Any]) -> str:
+    return (
+        f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache, so "
+        f"{cell['prefix_cache_saved_pct']:.3g} % of all tokens were not computed."
+    )
+
+
+def speculation(report: Report) -> Iterator[Block]:
+    """What it brought to draft tokens ahead, and how many of the drafts were accepted."""
+    yield _pairs(report, DRAFTED_TOKENS, "draft_acceptance_rate", _accepted)
+
+
+def _accepted(cell: Mapping[str, Any]) -> str:
+    return (
+        f"{100 * cell['draft_acceptance_rate']:.3g} % of the {cell['draft_tokens']:g} tokens drafted in a repeat were "
+        f"accepted, and a sequence got {cell['tokens_per_draft_mean']:.3g} tokens in a step with drafts."
+    )
+
+
+def _pairs(report: Report, knob: str, known_by: str, found: Callable[[Mapping[str, Any]], str]) -> Findings:
+    """Pairs of cells that differ in the knob alone, the largest gain first, with medians over repeats of the former."""
+    effects = report.tables.need("effects", "comparison", "knob", "ratio", "held")
+    pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == knob)]
+    if pairs.empty:
+        raise MissingError(f"no two measured cells differ in {knob} alone")
+    report.tables.need("cells", known_by)
+    of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
+    shown = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
+    findings = []
+    for row in records(shown.sort_values("ratio", ascending=False, kind="stable")):
+        cell = of_cell.loc[row["cell_id"]]
+        sentence = f"{_place(row)}: {row['explanation']}"
+        sentence += f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
+        verdict = f"{row['ratio']:.3g}x" if row["verdict"] == "changes" else str(row["verdict"])
+        findings.append(Finding(verdict, sentence, TONES.get(str(row["verdict"]), "neutral")))
+    some = (
+        f"{len(shown)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
+    )
+    return Findings(findings, some + "holds all." if len(shown) < len(pairs) else "")
 
 
 def devices(report: Report) -> Iterator[Block]:
@@ -94,13 +148,29 @@ def decomposition(report: Report) -> Iterator[Block]:
     )
 
 
+def capacity_predicted(report: Report) -> Iterator[Block]:
+    """How near to what engines measured the predictions of the KV cache came."""
+    rows = report.tables.need("capacity", "source", "observed_kv_cache_tokens", "kv_cache_tokens_error_pct")
+    measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
+    error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
+    if error_pct.empty:
+        raise MissingError("of no cell were the tokens of its KV cache both predicted and measured")
+    within = int((error_pct <= WITHIN_PCT).sum())
+    sentence = (
+        f"Of {len(error_pct)} cells whose KV-cache tokens were predicted and measured, {within} were predicted within "
+        f"{WITHIN_PCT:g} %; the largest error is {error_pct.max():.3g} %."
+    )
+    if unpredicted := len(measured) - len(error_pct):
+        sentence += f" Of {unpredicted} more that were measured there is no prediction."
+    all_within = within == len(error_pct)
+    yield Findings([Finding("predicted" if all_within else "missed", sentence, "good" if all_within else "neutral")])
+
+
 def capacity(report: Report) -> Iterator[Block]:
     """Why predictions of the KV cache missed, where they did."""
     rows = report.tables.need("capacity", "cell_id", "source", "kv_cache_tokens_error_pct", "explanation")
     explained = rows[rows["explanation"].notna()]
     if explained.empty:
-        count = int(rows["kv_cache_tokens_error_pct"].notna().sum())
-        yield Findings([Finding("predicted", f"All {count} capacities that are known were predicted.", "good")])
         return
     # Cells that differ in knobs without any bearing on the cache have one and the same explanation.
     yield _some(

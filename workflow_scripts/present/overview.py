@@ -36,7 +36,7 @@ def counts(report: Report) -> Iterator[Block]:
     became = ", ".join(f"{outcomes[o]} {_words(o)}" for o in OUTCOMES if o in outcomes)
     yield Text(
         f"{len(grid)} cells: {became}. A cell is one point of the grid of device, engine, model, workload and engine "
-        f"settings; each was to be timed {study.repeats} times after a warm-up."
+        f"settings; each was to be timed {study.repeats} time{'s' if study.repeats > 1 else ''} after a warm-up."
     )
     names = {
         "Devices": "gpu",
@@ -114,8 +114,8 @@ def engines(report: Report) -> Iterator[Block]:
     """Engines with the versions that ran."""
     cells = report.tables.cells
     found = cells.groupby("engine", sort=False).agg(
-        versions=("engine_version", lambda v: ", ".join(sorted(map(str, v.dropna().unique())))),
-        backends=("attention_backend", lambda v: ", ".join(sorted(map(str, v.dropna().unique())))),
+        versions=("engine_version", _each_once),
+        backends=("attention_backend", _each_once),
         cells=("cell_id", "nunique"),
     )
     yield table_of(
@@ -123,6 +123,10 @@ def engines(report: Report) -> Iterator[Block]:
         {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
         "Engines as they ran",
     )
+
+
+def _each_once(values: pd.Series) -> str | None:
+    return ", ".join(sorted(map(str, values.dropna().unique()))) or None
 
 
 def workloads(report: Report) -> Iterator[Block]:
@@ -156,7 +160,7 @@ def workloads(report: Report) -> Iterator[Block]:
     yield table_of(pd.DataFrame(rows), columns, "Workloads with the lengths of their requests")
     if not made:
         yield Absent(
-            "Requests as made", "there is no workload.json below prepared/workloads, so lengths are as asked for"
+            "requests as made", "there is no workload.json below prepared/workloads, so lengths are as asked for"
         )
 
 
@@ -291,7 +295,7 @@ def provenance(report: Report) -> Iterator[Block]:
     yield _measured_where(cells)
     records = report.outcome_records
     if not records:
-        yield Absent("Versions", "no outcome.json of a cell was found")
+        yield Absent("versions", "no outcome.json of a cell was found")
     for record in records:
         yield Fold(f"Recorded with {record['cell_id']}", [_flat_table(record["provenance"])])
 

@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 
 from workflow_scripts.files import write_text
+from workflow_scripts.present.blocks import Absent
 from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.sections import SECTIONS, Section
 from workflow_scripts.present.tables import MissingError, Tables
@@ -34,13 +35,36 @@ def render(report: Report) -> str:
         question=report.study.question,
         style=(REPORT / "page.css").read_text(encoding="utf-8"),
         script=(REPORT / "page.js").read_text(encoding="utf-8"),
-        sections=[_filled(section, report) for section in SECTIONS],
+        # What this study says something of comes first.
+        sections=sorted((_filled(section, report) for section in SECTIONS), key=lambda section: section["is_empty"]),
     )
 
 
 def _filled(section: Section, report: Report) -> dict[str, Any]:
     blocks = [block for part in section.parts for block in blocks_of(part, report)]
-    return {"id": section.id, "title": section.title, "lead": section.lead, "blocks": blocks}
+    shown = [block for block in blocks if not isinstance(block, Absent)]
+    absent = _together([block for block in blocks if isinstance(block, Absent)])
+    is_empty = not shown
+    return {
+        "id": section.id,
+        "title": section.title,
+        "lead": section.lead,
+        "blocks": [*shown, *absent],
+        "is_empty": is_empty,
+    }
+
+
+def _together(absent: Sequence[Absent]) -> list[Absent]:
+    """One block in place of several: each reason once, with what it is the reason of.
+
+    >>> _together([Absent("figure a", "none ran"), Absent("", "no table"), Absent("figure b", "none ran")])
+    [Absent(what='Not shown', reason='none ran (figure a, figure b); no table')]
+    """
+    lacking: dict[str, list[str]] = {}
+    for block in absent:
+        lacking.setdefault(block.reason, []).extend(filter(None, [block.what]))
+    reasons = [f"{reason} ({', '.join(whats)})" if whats else reason for reason, whats in lacking.items()]
+    return [Absent("Not shown", "; ".join(reasons))] if reasons else []
 
 
 def _sha256(text: str) -> str:

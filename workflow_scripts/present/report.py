@@ -71,7 +71,7 @@ def blocks_of(part: Part, report: Report) -> Iterator[Block]:
     try:
         yield from list(part(report))
     except MissingError as e:
-        yield Absent("Not shown", str(e))
+        yield Absent("", str(e))
 
 
 def figure(name: str) -> Part:
@@ -81,7 +81,7 @@ def figure(name: str) -> Part:
         facts = report.manifest.get(name, {"missing": "the figures were not drawn"})
         wide, narrow = report.figures / f"{name}.svg", report.figures / f"{name}.column.svg"
         if "missing" in facts or not (wide.exists() and narrow.exists()):
-            yield Absent(f"Figure {name.replace('_', ' ')}", facts.get("missing", "its file is not there"))
+            yield Absent(f"figure {name.replace('_', ' ')}", facts.get("missing", "its file is not there"))
             return
         width, height = size_px(wide)
         yield Figure(

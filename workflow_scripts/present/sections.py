@@ -35,6 +35,8 @@ _EFFECTS = {
     "bound_by": "Bound by",
 }
 
+# Knobs whose effects have a section of their own.
+_OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
 
 _SERVERS = {
     "gpu": "Device",
@@ -81,9 +83,13 @@ SECTIONS: Sequence[Section] = (
         [
             overview.remote_code,
             overview.load_warning,
+            serving.sustained,
+            findings.speculation,
+            findings.prefix_caching,
             findings.knobs,
             findings.engines,
             findings.devices,
+            findings.capacity_predicted,
             findings.claims_counted,
         ],
     ),
@@ -129,12 +135,50 @@ SECTIONS: Sequence[Section] = (
                     "num_requests": "Requests",
                     "requests_with_prefix_hits": "of them with hits",
                     "prefix_cache_hit_rate": "Hit rate of tokens",
-                    "prefix_cache_hit_rate_predicted": "predicted",
+                    "prefix_cache_hit_rate_predicted": "Hit rate predicted",
                     "prefix_cache_saved_pct": "Tokens not computed (%)",
                 },
                 "What the prefix cache found, in the first repeat of each cell that has one",
                 lambda cells: cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)],
             ),
+        ],
+    ),
+    Section(
+        "speculation",
+        "Speculative decoding",
+        "Tokens drafted ahead, by n-grams of the text or by a small model, and checked by the model in one step.",
+        [
+            effects_of("num_speculative_tokens"),
+            table(
+                "cells",
+                {
+                    "gpu": "Device",
+                    "model": "Model",
+                    "workload": "Workload",
+                    "knobs": "Settings",
+                    "repeat": "Repeat",
+                    "draft_tokens": "Drafted tokens",
+                    "accepted_draft_tokens": "of them accepted",
+                    "draft_acceptance_rate": "Share accepted",
+                    "tokens_per_draft_mean": "Tokens a sequence and step with drafts",
+                    "output_tokens_per_s": "Output tokens per s",
+                },
+                "What became of the drafts, a row a repeat",
+                lambda cells: cells[cells["draft_tokens"] > 0],
+            ),
+        ],
+    ),
+    Section(
+        "settings",
+        "Other settings",
+        "Cells that differ in one other setting alone.",
+        [
+            table(
+                "effects",
+                {"knob": "Setting", **_EFFECTS},
+                "Effects of other settings on output tokens per second",
+                lambda effects: effects[~effects["knob"].isin(_OWN_SECTION) & (effects["comparison"] == "overall")],
+            )
         ],
     ),
     Section(
@@ -180,6 +224,7 @@ SECTIONS: Sequence[Section] = (
         "How many tokens, blocks and requests fit, predicted beside measured.",
         [
             figure("kv_capacity"),
+            findings.capacity_predicted,
             findings.capacity,
             table(
                 "capacity",
@@ -226,11 +271,13 @@ SECTIONS: Sequence[Section] = (
                     "fitted": "Fitted to",
                     "flagged": "Worth a look",
                     "running_peak_predicted": "Sequences at once, predicted",
-                    "running_peak_measured": "measured",
+                    "running_peak_measured": "Sequences at once, measured",
                     "speed_source": "Speed of the device from",
                 },
                 "Output tokens per s of every cell, predicted beside measured",
-                lambda predictions: predictions[predictions["quantity"] == "output_tokens_per_s"],
+                lambda predictions: predictions[
+                    (predictions["quantity"] == "output_tokens_per_s") & predictions["predicted"].notna()
+                ],
             ),
         ],
     ),

@@ -29,6 +29,8 @@ RATES: Mapping[str, tuple[LineStyle, str]] = {
     "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
 }
 OFFERED: LineStyle = (0, (1, 1.2))
+# What needs another word than the table's: a server that only the load limits has kept up with it.
+LIMITED: Mapping[str, str] = {"load": "kept up"}
 SATURATED_LABEL = "more load than the server sustains"
 MOST_SERIES = 6
 
@@ -51,6 +53,8 @@ def _plot(
     groups = _groups(rows)
     low = min(float(rows.loc[rows[name] > 0, name].min()) for name in known)
     high = max(float(rows[name].max()) for name in known)
+    if offered:
+        high = max(high, float(rows.loc[rows["axis"] == "request_rate_per_s", "x"].max(skipna=True) or 0))
     colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
     drawn = [
         Panel(head, partial(_draw, rows=part, columns=known, colours=colours, limits=(low, high), offered=offered))
@@ -132,8 +136,11 @@ def _draw(
             at = known.groupby("x")[name].agg(["median", "min", "max"])
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
             ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+            if len(at) == 1:
+                # One load makes no line; a stroke in its style tells which quantity the mark is.
+                ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
             over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
-            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3)
+            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
     loads = sorted(rows["x"].unique())
     log2_axis(ax, loads)
     ratio_axis(ax, *limits)
@@ -174,6 +181,56 @@ def _in_words(
 MOST_FINDINGS = 8
 
 
+def sustained(report: Report) -> Iterator[Block]:
+    """For each server and setting the loads between which lies the most that it sustains, and what users see there."""
+    loads = {f"knob_{load}" for load in (*LOADS, "ramp_to_per_s")}
+    knobs = [name for name in report.tables.knobs if name not in loads]
+    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *knobs]]
+    rows = report.tables.need("serving_summary", "saturated", "limited_by", *LOADS).merge(cells, on="cell_id")
+    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    # Where the client was the limit, nothing is known of the server.
+    rows = rows[rows["x"].notna() & ~rows["limited_by"].str.contains("client|users")]
+    if rows.empty:
+        raise MissingError("no server was measured at a load that the client could send")
+    rows["series"] = _series(rows, knobs)
+    groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
+    findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]
+    note = f"{MOST_FINDINGS} of {len(findings)}; the table serving_summary holds all."
+    yield Findings(findings[:MOST_FINDINGS], note if len(findings) > MOST_FINDINGS else "")
+
+
+def _most_sustained(rows: pd.DataFrame) -> Finding:
+    """Of one server and setting, from the lowest load to the highest."""
+    first, last = records(rows)[0], records(rows)[-1]
+    place = ", ".join([first["gpu"], first["model"], first["workload"], first["series"]])
+    if pd.notna(first["ramp_to_per_s"]):
+        ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
+        return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}. {first['explanation']}")
+    if first["axis"] == "users":
+        at = [f"with {row['x']:g} users {_users_see(row)}" for row in ([first, last] if len(rows) > 1 else [first])]
+        return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
+    over = rows[rows["saturated"].eq(True)].head(1)
+    below = rows[~rows["saturated"].eq(True) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
+    told = [f"it kept up with {row['x']:g} requests/s: {_users_see(row)}" for row in records(below)]
+    told += [f"{row['x']:g} requests/s were more than it sustains: {_users_see(row)}" for row in records(over)]
+    low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
+    verdict = f"sustains {low}, not {high} requests/s" if low and high else f"not {high} requests/s"
+    verdict = verdict if high else f"sustains {low} requests/s"
+    return Finding(verdict, f"{place}: {'; '.join(told)}.")
+
+
+def _users_see(row: Mapping[str, Any]) -> str:
+    """
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
+    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
+    """
+    return (
+        f"it answered {row['requests_per_s']:.3g} requests/s, with a TTFT of {row['ttft_s_p50']:.3g} s in the "
+        f"median and {row['ttft_s_p99']:.3g} s at the 99th percentile"
+    )
+
+
 def load_findings(report: Report) -> Iterator[Block]:
     """What limited each load, in the words of the table; what needs a warning comes first."""
     rows = report.tables.need("serving_summary")
@@ -189,5 +246,6 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     if row["saturated"] is True:
         verdict, tone = "saturated", "bad"
     else:
-        verdict, tone = f"limited by {row['limited_by']}", "bad" if "client" in row["limited_by"] else "neutral"
+        verdict, tone = LIMITED.get(row["limited_by"], f"limited by {row['limited_by']}"), "neutral"
+        tone = "bad" if "client" in row["limited_by"] else tone
     return Finding(verdict, f"{place}: {row['explanation']}", tone)

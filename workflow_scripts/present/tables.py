@@ -12,6 +12,18 @@ class MissingError(Exception):
     """What a figure or a section needs is not there; the message says what, and the page shows it."""
 
 
+# What it means that a table has no rows.
+EMPTY = {
+    "effects": "no two measured cells differ in one setting alone",
+    "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
+    "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
+    "ratios": "no two devices were measured with the same settings",
+    "serving": "no server was measured",
+    "serving_summary": "no server was measured",
+    "waste": "of no cell is it known which KV memory its requests held",
+}
+
+
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
     """The table with NumPy's types, which the drawing libraries know, in place of pandas' nullable ones."""
     numbers = table.select_dtypes(["Int64", "Float64"]).columns
@@ -55,7 +67,7 @@ class Tables:
             self._read[name] = _with_source(_plain(pd.read_parquet(path)))
         table = self._read[name]
         if table.empty:
-            raise MissingError(f"the table {name} has no rows")
+            raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
         if absent := [column for column in columns if column not in table.columns]:
             raise MissingError(f"the table {name} has no column {', '.join(absent)}")
         return table

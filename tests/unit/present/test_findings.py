@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from workflow_scripts.present import findings
-from workflow_scripts.present.report import Report
+from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import load_study
 
@@ -49,3 +50,92 @@ def test_without_any_ceiling_nothing_is_said(report: Report) -> None:
     write_limits(report, ("a", float("nan"), 0.0, False))
     with pytest.raises(MissingError, match="no ceiling is known of any cell"):
         verdicts(report)
+
+
+def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list[float]) -> None:
+    """Tables of pairs of cells that differ in a knob, and of the cells with the knob on, two repeats each."""
+    ids = [str(i) for i in range(len(ratios))]
+    effects = pd.DataFrame({"cell_id": ids, "ratio": ratios, "knob": knob, "comparison": "pair"})
+    effects = effects.assign(gpu="h200", model="m", workload="w", verdict="changes", explanation="So.")
+    effects = effects.assign(held=[f"block_size=16, max_num_seqs={i}" for i in ids])
+    effects.loc[effects["ratio"] == 1, "verdict"] = "flat"
+    effects.to_parquet(report.tables.folder / "effects.parquet")
+    of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "repeat": 0.0, **cells})
+    pd.concat([of_cells, of_cells.assign(repeat=1.0)]).to_parquet(report.tables.folder / "cells.parquet")
+
+
+def told(part: Part, report: Report) -> list[tuple[str, str]]:
+    (block,) = part(report)
+    assert isinstance(block, findings.Findings)
+    return [(finding.verdict, finding.sentence) for finding in block.findings]
+
+
+def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed(report: Report) -> None:
+    found = {"prefix_cache_hit_rate": [0.0, 0.8634], "prefix_cache_saved_pct": [0.0, 84.999]}
+    pairs(report, "enable_prefix_caching", found, [1.0, 6.762])
+    assert told(findings.prefix_caching, report) == [
+        (
+            "6.76x",
+            "h200, m, w, max_num_seqs=1: So. 86.3 % of the prompt tokens were in the cache, so 85 % of all tokens were "
+            "not computed.",
+        ),
+        (
+            "flat",
+            "h200, m, w, max_num_seqs=0: So. 0 % of the prompt tokens were in the cache, so 0 % of all tokens were not "
+            "computed.",
+        ),
+    ]
+
+
+def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(report: Report) -> None:
+    found = {"draft_acceptance_rate": [0.5], "draft_tokens": [116.0], "tokens_per_draft_mean": [2.515]}
+    pairs(report, "num_speculative_tokens", found, [0.95])
+    assert told(findings.speculation, report) == [
+        (
+            "0.95x",
+            "h200, m, w: So. 50 % of the 116 tokens drafted in a repeat were accepted, and a sequence got 2.52 "
+            "tokens in a step with drafts.",
+        )
+    ]
+
+
+def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(report: Report) -> None:
+    many = [float(ratio) for ratio in range(2, 22)]
+    pairs(report, "num_speculative_tokens", {"draft_acceptance_rate": [float("nan")] * 20}, many)
+    verdicts = [verdict for verdict, _ in told(findings.speculation, report)]
+    assert (len(verdicts), verdicts[0], verdicts[-1]) == (6, "21x", "2x")
+    (block,) = findings.speculation(report)
+    assert isinstance(block, findings.Findings)
+    assert block.note.startswith("6 of 20 comparisons")
+
+
+def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report: Report) -> None:
+    pairs(report, "block_size", {"draft_acceptance_rate": [0.5]}, [2.0])
+    with pytest.raises(MissingError, match="no two measured cells differ in num_speculative_tokens alone"):
+        told(findings.speculation, report)
+
+
+def write_capacity(report: Report, *rows: tuple[str, float, float]) -> None:
+    names = ["source", "observed_kv_cache_tokens", "kv_cache_tokens_error_pct"]
+    pd.DataFrame(rows, columns=names).to_parquet(report.tables.folder / "capacity.parquet")
+
+
+def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) -> None:
+    nan = float("nan")
+    write_capacity(
+        report, ("measured", 100, 0.5), ("measured", 100, -12.34), ("measured", 9, nan), ("published", 100, 110.0)
+    )
+    assert told(findings.capacity_predicted, report) == [
+        (
+            "missed",
+            "Of 2 cells whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest "
+            "error is 12.3 %. Of 1 more that were measured there is no prediction.",
+        )
+    ]
+    report = replace(report, tables=Tables(report.tables.folder))
+    write_capacity(report, ("measured", 100, 0.0))
+    assert told(findings.capacity_predicted, report)[0][0] == "predicted"
+    report = replace(report, tables=Tables(report.tables.folder))
+    write_capacity(report, ("published", 100, 0.0), ("measured", 100, nan))
+    with pytest.raises(MissingError, match="both predicted and measured"):
+        told(findings.capacity_predicted, report)

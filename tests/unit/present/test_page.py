@@ -80,8 +80,10 @@ def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, pa
 
 
 def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -> None:
-    assert [attributes["id"] for attributes in page.all("section")] == [section.id for section in SECTIONS]
-    assert page.text["h2"] == [section.title for section in SECTIONS]
+    titles = {section.id: section.title for section in SECTIONS}
+    there = [attributes["id"] for attributes in page.all("section")]
+    assert sorted(there) == sorted(titles)
+    assert page.text["h2"] == [titles[section] for section in there]
     assert len(page.text["h1"]) == 1
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -151,10 +153,24 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
     shutil.copy(results.root / "tables" / "cells.parquet", tables)
     assert results.write_page(tmp_path / "report.html", tables, tmp_path / "no figures") == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert [attributes["id"] for attributes in page.all("section")] == [section.id for section in SECTIONS]
-    absent = [text for text in page.text["p"] if "the figures were not drawn" in text]
-    assert len(absent) == len(FIGURES)
-    assert any("there is no table effects (effects.parquet was not made)" in text for text in page.text["p"])
+    assert {attributes["id"] for attributes in page.all("section")} == {section.id for section in SECTIONS}
+    absent = [text for text in page.text["p"] if text.startswith("Not shown: ")]
+    lacking = " ".join(re.findall(r"the figures were not drawn \(([^)]*)\)", " ".join(absent)))
+    assert lacking.count("figure ") == len(FIGURES)
+    assert any("there is no table effects (effects.parquet was not made)" in text for text in absent)
+
+
+def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
+    here = [attributes["id"] for attributes in page.all("section")]
+    order = [section.id for section in SECTIONS]
+    empty = here[here.index("glossary") + 1 :]
+    assert empty == ["speculation"]
+    assert [section for section in order if section not in empty] == here[: -len(empty)]
+    last = results.html[results.html.index('<section id="speculation"') :]
+    assert last.count("Not shown:") == len(empty)
+    assert [text for text in page.text["li"] if "(nothing to show)" in text] == [
+        "Speculative decoding (nothing to show)",
+    ]
 
 
 def test_a_missing_cell_that_was_tried_tells_why_and_leads_to_its_log(results: Results, tmp_path: Path) -> None:

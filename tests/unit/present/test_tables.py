@@ -3,6 +3,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from workflow_scripts.present.blocks import table_of
 from workflow_scripts.present.tables import MissingError, Tables
 
 
@@ -46,3 +47,10 @@ def test_a_device_measured_elsewhere_is_named_so_and_never_in_one_line_with_ours
     sources = ["measured", "measured elsewhere", "predicted"]
     pd.DataFrame({"gpu": ["h200"] * 3, "source": sources}).to_parquet(tmp_path / "t.parquet")
     assert list(Tables(tmp_path).need("t")["gpu"]) == ["h200", "h200 (measured elsewhere)", "h200"]
+
+
+def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers() -> None:
+    rows = pd.DataFrame({"a": [1.0, 2.0], "a_low": [float("nan")] * 2, "b": [1.0, 2.0], "b_low": [0.5, float("nan")]})
+    shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), {"a": "A", "b": "B"}, "caption")
+    assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
+    assert shown.numeric == [True, False]
