@@ -10,6 +10,7 @@ import pytest
 
 from workflow_scripts.measure import hf_continuous, hf_static
 from workflow_scripts.measure.engines import EngineSetup, Request, make_engine
+from workflow_scripts.measure.failures import run_failure
 
 torch = pytest.importorskip("torch")
 
@@ -181,6 +182,14 @@ def test_what_took_effect_in_continuous_batching_is_read_off_its_cache(paged: An
     assert (cache.num_blocks, cache.max_batch_tokens) == (12, 64)
     names = ("block_size", "num_gpu_blocks", "max_num_batched_tokens", "enable_prefix_caching")
     assert [paged.effective[name] for name in names] == [16, 12, 64, False]
+
+
+def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir: Path, tmp_path: Path) -> None:
+    engine = started(model_dir, "hf-continuous", page_size=16, num_blocks=2, max_batch_tokens=64)
+    with pytest.raises(RuntimeError, match="request 1/a failed") as failed:
+        engine.run([Request("a", [1] * 40, 2)])
+    engine.stop()
+    assert run_failure(failed.value, tmp_path / "no.log") == ("infeasible", f"RuntimeError: {failed.value}")
 
 
 @pytest.mark.parametrize("trusted", [False, True])
