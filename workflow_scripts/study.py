@@ -165,7 +165,7 @@ def load_study(path: Path) -> Study:
         StudyError: the file is missing, is no YAML, or says something that is not allowed.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+        content = _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
     except FileNotFoundError:
         raise StudyError(f"{path}: there is no such study file") from None
     except OSError as e:
