@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from workflow_scripts.measure.server_http import Address
@@ -70,6 +71,19 @@ def parse_metrics(text: str) -> dict[str, Any]:
     return found
 
 
+def queues(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The queues among a server's metrics; of ranks that each tell their own, the longest.
+
+    >>> queues({"sglang:num_running_reqs{engine_type=unified,tp_rank=0}": 3.0, "vllm:num_requests_waiting": 1.0})
+    {'running': 3, 'waiting': 1}
+    """
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if column := _QUEUES.get(name.partition("{")[0]):
+            found[column] = max(int(value) if column in _COUNTS else value, found.get(column, 0))
+    return found
+
+
 class Scraper:
     """Asks a server for its queues about once a second, from a thread, while it is a context."""
 
@@ -91,11 +105,8 @@ class Scraper:
     def _watch(self) -> None:
         while True:
             asked_s = time.monotonic()
-            metrics = read_metrics(self._address)
-            step = {column: metrics[name] for name, column in _QUEUES.items() if name in metrics}
-            if step:
-                counts = {column: int(step[column]) for column in _COUNTS if column in step}
+            if step := queues(read_metrics(self._address)):
                 # The moment of the answer lies between the question and now.
-                self.steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step, **counts})
+                self.steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step})
             if self._stop.wait(max(0.0, asked_s + self._interval_s - time.monotonic())):
                 return

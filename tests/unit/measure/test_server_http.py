@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.measure.failures import request_failures, start_failure
-from workflow_scripts.measure.scrape import Scraper, read_metrics
+from workflow_scripts.measure.scrape import Scraper, parse_metrics, queues, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, ServerTimeoutError, wait_until_healthy
 from workflow_scripts.measure.serving import check_port_is_free, free_port
 
@@ -102,6 +102,19 @@ def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve: Callab
         "vllm:time_to_first_token_seconds": {"count": 4.0, "sum": 0.9, "buckets": {"0.1": 2.0, "+Inf": 4.0}},
     }
     assert read_metrics(Address(f"http://127.0.0.1:{free_port()}")) == {}
+
+
+def test_queues_are_found_whatever_labels_say_whose_they_are() -> None:
+    text = """# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 4.0
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="1"} 3.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.5
+# TYPE sglang:num_running_reqs_grammar gauge
+sglang:num_running_reqs_grammar{engine_type="unified"} 9.0
+"""
+    assert queues(parse_metrics(text)) == {"running": 4, "kv_cache_usage": 0.5}
+    assert queues({}) == {}
 
 
 def test_queues_are_asked_for_again_and_again(serve: Callable[..., Address]) -> None:
