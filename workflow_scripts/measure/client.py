@@ -50,9 +50,8 @@ def send(
         users: most requests under way at once; None: no limit.
         log: what the benchmark prints is added here.
     """
-    # The session of the benchmark would ask a proxy of the environment for an address on this machine, too.
-    for name in ("NO_PROXY", "no_proxy"):
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
+    # The session of the benchmark would ask a proxy of the environment, as nothing else that talks to the server does.
+    os.environ |= {"NO_PROXY": "*", "no_proxy": "*"}
     with log.open("a", encoding="utf-8", buffering=1) as out, contextlib.redirect_stdout(out):
         outputs, began_s = asyncio.run(_benchmark(target, requests, prompts, arrivals_s, users))
     # With users alone a request is there when one of them is free; its place in the file is no arrival.

@@ -1,0 +1,82 @@
+"""From when a request's latency counts: its scheduled arrival, or the moment of sending where a user was waited for."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workflow_scripts.measure import client
+from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.engines import Request, RequestRecord
+from workflow_scripts.measure.server_http import Address
+
+BEGAN_S = 100.0
+FIRST_S, GAPS_S = 0.2, [0.05, 0.06]
+
+
+def sent(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    arrivals_s: Sequence[float],
+    sent_s: Sequence[float],
+    users: int | None = None,
+    failed: Sequence[int] = (),
+) -> list[RequestRecord]:
+    """Records of requests that left the client so many seconds after the load began, on a clock that is the host's."""
+    outputs = {
+        f"r{i}": SimpleNamespace(
+            start_time=BEGAN_S + at,
+            success=i not in failed,
+            error="HTTP 500",
+            ttft=FIRST_S,
+            itl=GAPS_S,
+            prompt_len=4,
+            output_tokens=3,
+        )
+        for i, at in enumerate(sent_s)
+    }
+
+    async def benchmark(*_: object) -> tuple[dict[str, Any], float]:
+        return outputs, BEGAN_S
+
+    monkeypatch.setattr(client, "_benchmark", benchmark)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0))
+    monkeypatch.setattr(os, "environ", {"NO_PROXY": "example.org", "HTTPS_PROXY": "http://proxy:1"})
+    requests = [Request(f"r{i}", [1, 2, 3, 4], 3) for i in range(len(arrivals_s))]
+    prompts = [request.prompt_token_ids for request in requests]
+    return send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users, folder / "client.log")
+
+
+def test_latency_counts_from_the_scheduled_arrival(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A client that is late in mid-run makes latency longer, and so does one that holds requests back."""
+    for users in (None, 1):
+        records = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.5, 1.0], sent_s=[0.0, 0.9, 1.0], users=users)
+        assert [r.queued_s for r in records] == pytest.approx([100.0, 100.5, 101.0])
+        assert [r.sent_s for r in records] == pytest.approx([100.0, 100.9, 101.0])
+        assert records[1].first_token_s == pytest.approx(101.1)
+        assert records[1].last_token_s == pytest.approx(101.21)
+        assert records[1].itl_s == GAPS_S
+
+
+def test_users_alone_are_a_closed_loop_in_which_a_request_arrives_when_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7], users=1)
+    assert [r.queued_s for r in records] == [r.sent_s for r in records]
+    at_once = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7])
+    assert {r.queued_s for r in at_once} == {100.0}
+
+
+def test_a_failed_request_has_its_error_and_no_times_of_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    good, bad = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.5], sent_s=[0.0, 0.5], failed=[1])
+    assert good.error is None
+    assert bad.error == "HTTP 500"
+    assert (bad.first_token_s, bad.last_token_s) == (None, None)
+
+
+def test_no_proxy_is_asked_wherever_the_server_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent(monkeypatch, tmp_path, arrivals_s=[0.0], sent_s=[0.0])
+    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == ("*", "*")
