@@ -148,6 +148,29 @@ def decomposition(report: Report) -> Iterator[Block]:
     )
 
 
+def models(report: Report) -> Iterator[Block]:
+    """What models did with the same device, engine, workload and settings, where most of them ran."""
+    places = ["gpu", "engine", "workload"]
+    names = ["output_tokens_per_s", "kv_cache_tokens"]
+    cells = report.tables.measured.groupby([*places, "knobs", "model"], sort=False)[names].median().reset_index()
+    cells["models"] = cells.groupby([*places, "knobs"])["model"].transform("nunique")
+    fastest_first = cells.sort_values(["models", "output_tokens_per_s"], ascending=False, kind="stable")
+    findings = []
+    for place, of_place in fastest_first.groupby(places, sort=False):
+        knobs = of_place["knobs"].iloc[0]
+        rows = records(of_place[of_place["knobs"] == knobs])
+        told = [f"{row['model']} {row['output_tokens_per_s']:,.4g} output tokens/s{_kv_tokens(row)}" for row in rows]
+        if len(rows) > 1:
+            findings.append(Finding("models", f"{', '.join(map(str, place))}, {knobs}, medians: {'; '.join(told)}."))
+    if not findings:
+        raise MissingError("no two models were measured with the same settings")
+    yield _some(findings, "cells")
+
+
+def _kv_tokens(row: Mapping[str, Any]) -> str:
+    return f" with a KV cache of {row['kv_cache_tokens']:,.0f} tokens" if pd.notna(row["kv_cache_tokens"]) else ""
+
+
 def capacity_predicted(report: Report) -> Iterator[Block]:
     """How near to what engines measured the predictions of the KV cache came."""
     rows = report.tables.need("capacity", "source", "observed_kv_cache_tokens", "kv_cache_tokens_error_pct")

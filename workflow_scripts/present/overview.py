@@ -191,6 +191,21 @@ def reasons(report: Report) -> Iterator[Block]:
     yield table_of(rows.head(MOST_ROWS), columns, "Cells that are not ok, by reason", note)
 
 
+def unsuccessful(report: Report) -> Iterator[Block]:
+    """How many cells ended otherwise than ok, with the reason that most of them have."""
+    troubled = report.grid[~report.grid["outcome"].isin(["ok", "missing"])]
+    findings = []
+    for outcome, cells in troubled.groupby("outcome", sort=False):
+        reasons = cells["reason"].dropna().value_counts()
+        sentence = f"{len(cells)} of {len(report.grid)} cells ended as {_words(outcome)}."
+        if len(reasons):
+            example = cells.loc[cells["reason"] == reasons.index[0], "cell_id"].iloc[0]
+            sentence += f" In {reasons.iloc[0]} of them: {reasons.index[0]} ({example})"
+        findings.append(Finding(_words(outcome), sentence, "bad"))
+    if findings:
+        yield Findings(findings, "All reasons are under Every cell.")
+
+
 def not_as_asked(report: Report) -> Iterator[Block]:
     """Cells that ran with other settings than the study asks for, by what differs."""
     replaced = report.grid[report.grid["not_as_asked"].notna()] if "not_as_asked" in report.grid else pd.DataFrame()

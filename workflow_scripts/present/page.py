@@ -44,13 +44,14 @@ def _filled(section: Section, report: Report) -> dict[str, Any]:
     blocks = [block for part in section.parts for block in blocks_of(part, report)]
     shown = [block for block in blocks if not isinstance(block, Absent)]
     absent = _together([block for block in blocks if isinstance(block, Absent)])
-    is_empty = not shown
+    if section.is_summary and shown:
+        absent = []
     return {
         "id": section.id,
         "title": section.title,
         "lead": section.lead,
         "blocks": [*shown, *absent],
-        "is_empty": is_empty,
+        "is_empty": not shown,
     }
 
 

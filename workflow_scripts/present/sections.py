@@ -8,16 +8,18 @@ import pandas as pd
 from workflow_scripts.present import findings, overview, predicted, reserved, serving
 from workflow_scripts.present.glossary import glossary
 from workflow_scripts.present.report import Part, figure, table
+from workflow_scripts.present.tables import MissingError
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section; `id` is its address in the page."""
+    """One section; `id` is its address in the page. What a summary lacks is told where it would be taken up."""
 
     id: str
     title: str
     lead: str
     parts: Sequence[Part]
+    is_summary: bool = False
 
 
 _EFFECTS = {
@@ -75,6 +77,14 @@ def effects_of(knob: str) -> Part:
     return table("effects", _EFFECTS, f"Effect of {knob} on output tokens per second", keep)
 
 
+def _with_prefix_cache(cells: pd.DataFrame) -> pd.DataFrame:
+    """First repeats with a prefix cache; engines have one by default, which says nothing where it is of no use."""
+    knob = cells.get("knob_enable_prefix_caching", pd.Series(dtype=object))
+    if not (cells["prefix_cache_hits"] > 0).any() and knob.nunique() < 2:
+        raise MissingError("no prefix cache found anything, and the study does not turn it on and off")
+    return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)]
+
+
 SECTIONS: Sequence[Section] = (
     Section(
         "findings",
@@ -83,15 +93,18 @@ SECTIONS: Sequence[Section] = (
         [
             overview.remote_code,
             overview.load_warning,
+            overview.unsuccessful,
             serving.sustained,
             findings.speculation,
             findings.prefix_caching,
             findings.knobs,
+            findings.models,
             findings.engines,
             findings.devices,
             findings.capacity_predicted,
             findings.claims_counted,
         ],
+        is_summary=True,
     ),
     Section(
         "runs",
@@ -139,7 +152,7 @@ SECTIONS: Sequence[Section] = (
                     "prefix_cache_saved_pct": "Tokens not computed (%)",
                 },
                 "What the prefix cache found, in the first repeat of each cell that has one",
-                lambda cells: cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)],
+                _with_prefix_cache,
             ),
         ],
     ),

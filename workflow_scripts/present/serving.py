@@ -208,7 +208,10 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
         ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
         return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}. {first['explanation']}")
     if first["axis"] == "users":
-        at = [f"with {row['x']:g} users {_users_see(row)}" for row in ([first, last] if len(rows) > 1 else [first])]
+        at = [
+            f"with {row['x']:g} user{'s' if row['x'] > 1 else ''} {_users_see(row)}"
+            for row in ([first, last] if len(rows) > 1 else [first])
+        ]
         return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
     over = rows[rows["saturated"].eq(True)].head(1)
     below = rows[~rows["saturated"].eq(True) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)

@@ -25,7 +25,7 @@ CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
 }
 # The sign that invalid cells have in the figure of outcomes too.
 INVALID = f"${OUTCOMES['invalid'][1]}$"
-ALL_SETTINGS = "all settings of other knobs"
+ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
 
 
 class Measure(NamedTuple):
@@ -89,10 +89,13 @@ def _compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequenc
     """
     groups = groups_varying(rows, knob, tables.knobs, panel_keys)
     one_device = pd.concat([group.rows for group in groups])["gpu"].nunique() == 1
-    by_setting = "gpu" in panel_keys or (one_device and any(len(group.labels) > 1 for group in groups))
+    several = any(len(group.labels) > 1 for group in groups)
+    by_setting = "gpu" in panel_keys or (one_device and several)
     most_series = len(COLOURS) if by_setting else len(LINE_STYLES)
     for group in groups:
         series = group.rows["series"] if len(group.labels) <= most_series else ALL_SETTINGS
+        if several and group.labels == [""]:
+            series = ONE_SETTING
         group.rows["colour"] = series if by_setting else group.rows["gpu"]
         group.rows["style"] = "" if by_setting else series
     return groups

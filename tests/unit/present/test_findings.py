@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workflow_scripts.present import findings
+from workflow_scripts.present import findings, overview, sections
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import load_study
@@ -139,3 +139,37 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
     write_capacity(report, ("published", 100, 0.0), ("measured", 100, nan))
     with pytest.raises(MissingError, match="both predicted and measured"):
         told(findings.capacity_predicted, report)
+
+
+def test_models_are_told_side_by_side_at_the_settings_that_most_of_them_ran_with(report: Report) -> None:
+    rows = [("a", "k1", 10.0, 100.0), ("a", "k1", 12.0, 100.0), ("b", "k1", 5.0, None), ("a", "k2", 99.0, 100.0)]
+    cells = pd.DataFrame(rows, columns=["model", "knobs", "output_tokens_per_s", "kv_cache_tokens"])
+    cells = cells.assign(cell_id=cells["model"] + cells["knobs"], gpu="h200", engine="vllm", workload="w")
+    cells.assign(outcome="ok", comparable=True).to_parquet(report.tables.folder / "cells.parquet")
+    sentence = "h200, vllm, w, k1, medians: a 11 output tokens/s with a KV cache of 100 tokens; b 5 output tokens/s."
+    assert told(findings.models, report) == [("models", sentence)]
+
+
+def test_a_study_of_one_model_compares_none(report: Report) -> None:
+    cells = pd.DataFrame(
+        {"cell_id": ["1"], "gpu": "h200", "engine": "vllm", "workload": "w", "knobs": "k", "model": "m"}
+    )
+    numbers = {"output_tokens_per_s": 1.0, "kv_cache_tokens": 1.0}
+    cells.assign(outcome="ok", comparable=True, **numbers).to_parquet(report.tables.folder / "cells.parquet")
+    with pytest.raises(MissingError, match="no two models"):
+        told(findings.models, report)
+
+
+def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(report: Report) -> None:
+    cells = pd.DataFrame({"cell_id": list("abcd"), "outcome": ["ok", "engine_error", "engine_error", "engine_error"]})
+    cells.assign(reason=[None, "rare", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
+    sentence = "3 of 4 cells ended as engine error. In 2 of them: often (c)"
+    assert told(overview.unsuccessful, report) == [("engine error", sentence)]
+
+
+def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report: Report) -> None:
+    cells = pd.DataFrame({"repeat": [0, 0], "prefix_cache_queries": [9, 0], "prefix_cache_hits": [0, 0]})
+    with pytest.raises(MissingError, match="found anything"):
+        sections._with_prefix_cache(cells)
+    assert len(sections._with_prefix_cache(cells.assign(prefix_cache_hits=[1, 0]))) == 1
+    assert len(sections._with_prefix_cache(cells.assign(knob_enable_prefix_caching=[True, False]))) == 1

@@ -165,6 +165,7 @@ def test_sections_without_anything_to_show_come_last_and_say_once_why(results: R
     order = [section.id for section in SECTIONS]
     empty = here[here.index("glossary") + 1 :]
     assert empty == ["speculation"]
+    assert "Not shown:" not in results.html[: results.html.index('<section id="runs"')]
     assert [section for section in order if section not in empty] == here[: -len(empty)]
     last = results.html[results.html.index('<section id="speculation"') :]
     assert last.count("Not shown:") == len(empty)

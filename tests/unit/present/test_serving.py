@@ -139,7 +139,7 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path: Path) -> None
         "h200, m, w, tgi",
     ]
     assert found[3][1].endswith("So.")
-    assert "with 1 users it answered 1 requests/s" in found[4][1]
+    assert "with 1 user it answered 1 requests/s" in found[4][1]
     assert "with 8 users it answered 5 requests/s" in found[4][1]
 
 
