@@ -4,6 +4,7 @@ Measuring rules do not depend on the source of the measuring modules, so that a 
 Raise the version when what is measured changes; every cell of an older protocol is then measured again.
 
 1: fixed output lengths with `ignore_eos`, greedy, warm-up with other prompts, prefix cache reset between repeats.
+2: HuggingFace and vLLM's server leave aside what a checkpoint sets for generating, such as a penalty for repetitions.
 """
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2

@@ -145,8 +145,12 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         if failure is None:
             raise
         measured.ended(*failure)
-    with measured.phase("stop"):
-        engine.stop()
+    try:
+        with measured.phase("stop"):
+            engine.stop()
+    except Exception:
+        # What was measured stays so; what is left of the engine ends with this process group.
+        traceback.print_exc()
 
 
 def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, log: Path) -> None:

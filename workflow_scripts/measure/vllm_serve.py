@@ -41,6 +41,8 @@ class VllmServe(Serving):
             "load_format": "dummy" if self._setup.load_format == "dummy" else "auto",
             "dtype": self._setup.dtype,
             "seed": self._setup.seed,
+            # A checkpoint may set penalties, which are work that the other engines are not asked to do.
+            "generation_config": "vllm",
             "host": LOOPBACK,
             "port": port,
             **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),

@@ -36,6 +36,7 @@ def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(
     text = " ".join(words)
     assert "--host 127.0.0.1" in text
     assert "--block-size 32" in text
+    assert "--generation-config vllm" in text
     assert "users" not in text
     assert "trust-remote-code" not in text
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
