@@ -103,7 +103,6 @@ _OVER_REPEATS = {
     "preemptions": "sum",
     "kv_cache_usage_peak": "max",
     "memory_utilization": "max",
-    "saturated": "max",
 }
 table_schema(
     "serving_summary",
@@ -113,6 +112,7 @@ table_schema(
         "repeats": INTEGER,
         **{f"{name}{end}": NUMBER for name in MEANS for end in ("", "_low", "_high")},
         **{name: COLUMNS[name] for name in _OVER_REPEATS},
+        "saturated": FLAG,
         "limited_by": TEXT,
         "explanation": TEXT,
     },
@@ -362,6 +362,9 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
+    # A repeat that says nothing leaves open what the others do not show.
+    saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
+    summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(_distinct).array
     summary["explanation"] = table["explanation"].reindex(worst.reindex(summary["cell_id"])).array
     return summary

@@ -206,6 +206,19 @@ def test_a_run_shorter_than_its_answers_does_not_say_what_the_server_sustains(tm
     )
 
 
+def test_a_repeat_that_is_too_short_leaves_open_what_the_others_do_not_show(tmp_path):
+    short = served(ARRIVALS / 4, ARRIVALS / 4 + 0.1, ARRIVALS / 4 + 10)
+    last = 1 + np.arange(40, dtype=float)
+    slow = served(ARRIVALS, last - 0.5, last)
+    for name, repeats, rates, saturated in (
+        ("none", [prompt_server(), short], [2.0, 2.1], [pd.NA]),
+        ("one", [prompt_server(), short, slow], [2.0, 2.1, 1.0], [True]),
+        ("all", [prompt_server(), prompt_server()], [2.0, 2.0], [False]),
+    ):
+        _, summary = tables(tmp_path / name, {"request_rate_per_s": 2.0}, repeats, rates=rates)
+        assert summary["saturated"].tolist() == saturated
+
+
 def test_one_request_says_nothing_of_what_the_server_sustains(tmp_path):
     one = served([0.0], [0.1], [0.6], sent=[0.001])
     rows, summary = tables(tmp_path, {"request_rate_per_s": 2.0}, [one], num_requests=1, requests_per_s=1.6)
