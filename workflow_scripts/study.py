@@ -170,7 +170,7 @@ def load_study(path: Path) -> Study:
         raise StudyError(f"{path}: there is no such study file") from None
     except OSError as e:
         raise StudyError(f"{path}: {e.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML lets through what is wrong in a date
         words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
         raise StudyError(f"{path}: not readable as YAML: {words}") from None
     if not isinstance(content, dict):

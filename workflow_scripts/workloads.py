@@ -13,7 +13,9 @@ from workflow_scripts.files import sha256_of
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
-Tokens = Annotated[int, Field(ge=1)]
+# Far above every context and benchmark; a slip of the pen should not fill the memory.
+MOST_TOKENS = MOST_PROMPTS = 10_000_000
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 class _Strict(BaseModel):
@@ -48,10 +50,10 @@ class SharedText(NamedTuple):
 
 class _Workload(_Strict):
     kind: str
-    num_prompts: Annotated[int, Field(ge=1, description="requests in one repeat")]
+    num_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS, description="requests in one repeat")]
     prompts_per_seq: Annotated[
         int | None,
-        Field(ge=1, description="at least this many requests for each sequence that may run at once"),
+        Field(ge=1, le=100_000, description="at least this many requests for each sequence that may run at once"),
     ] = None
     max_total_tokens: Annotated[
         int | None,
@@ -67,6 +69,8 @@ class _Workload(_Strict):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         needed = self.total_tokens_needed()
+        if needed is not None and needed > MOST_TOKENS:
+            raise ValueError(f"requests have {needed:,} tokens; at most {MOST_TOKENS:,}")
         if self.max_total_tokens is not None and needed is not None and needed > self.max_total_tokens:
             raise ValueError(f"max_total_tokens {self.max_total_tokens} is too small: requests have {needed} tokens")
         return self

@@ -110,6 +110,11 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> No
         ({"workloads": fixed(prompts=1)}, ["workloads.w.prompts: unknown key; allowed: kind, num_prompts"]),
         ({"workloads": fixed(num_prompts=True)}, ["workloads.w.num_prompts", "valid integer, not True"]),
         ({"workloads": fixed(num_prompts="2")}, ["workloads.w.num_prompts", "valid integer, not '2'"]),
+        ({"workloads": fixed(num_prompts=10**11)}, ["workloads.w.num_prompts", "less than or equal to 10000000"]),
+        (
+            {"workloads": fixed(kind="multi_turn", turns=10**7, prompt_tokens=8)},
+            ["workloads.w: requests have 120,000,000 tokens; at most 10,000,000"],
+        ),
         ({"repeats": True}, ["repeats", "valid integer, not True"]),
         ({"cell_time_limit_s": float("inf")}, ["cell_time_limit_s", "finite number"]),
         ({"slo": {"ttft": 1.0}}, ["slo.ttft: unknown key; allowed: ttft_s, tpot_s, e2e_s"]),
@@ -169,6 +174,8 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("sweeps: [", encoding="utf-8")
     assert "not readable as YAML" in refusal(broken)
+    broken.write_text("name: 2024-13-41", encoding="utf-8")
+    assert "not readable as YAML: month must be in 1..12" in refusal(broken)
     broken.write_text("- 1", encoding="utf-8")
     assert "a study is a mapping with the keys schema_version, name" in refusal(broken)
     assert refusal(tmp_path) == f"{tmp_path}: Is a directory"

@@ -11,9 +11,8 @@ from workflow_scripts.prepare.random_prompts import generators
 from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
 from workflow_scripts.prepare.source_file import checked_file
 from workflow_scripts.prepare.tokenizer import Vocabulary
-from workflow_scripts.workloads import TraceColumns, TraceWorkload
+from workflow_scripts.workloads import MOST_TOKENS, TraceColumns, TraceWorkload
 
-MOST_TOKENS = 10**7
 KNOWN_FORMATS = {
     "Azure LLM inference trace": TraceColumns(
         arrival="TIMESTAMP", prompt_tokens="ContextTokens", output_tokens="GeneratedTokens"
@@ -84,7 +83,9 @@ def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool = Fal
     if values.isna().any():
         raise WorkloadError(f"{path}: column {column!r}: {values.isna().sum()} rows have no value")
     if not are_times and (wrong := values[~(values % 1 == 0) | (values > MOST_TOKENS)]).size:
-        raise WorkloadError(f"{path}: column {column!r}: {wrong.iloc[0]:g} is no number of tokens; allowed: 0 to 10^7")
+        raise WorkloadError(
+            f"{path}: column {column!r}: {wrong.iloc[0]:g} is no number of tokens; allowed: 0 to {MOST_TOKENS}"
+        )
     if not np.isfinite(values).all():
         raise WorkloadError(f"{path}: column {column!r}: {values[~np.isfinite(values)].iloc[0]} is no time")
     return values
