@@ -30,7 +30,7 @@ RATES: Mapping[str, tuple[LineStyle, str]] = {
 }
 OFFERED: LineStyle = (0, (1, 1.2))
 # What needs another word than the table's: a server that only the load limits has kept up with it.
-LIMITED: Mapping[str, str] = {"load": "kept up"}
+LIMITED: Mapping[str, str] = {"load": "kept up", "unknown": "too short to say"}
 SATURATED_LABEL = "more load than the server sustains"
 MOST_SERIES = 6
 
@@ -213,8 +213,11 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
             for row in ([first, last] if len(rows) > 1 else [first])
         ]
         return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
+    # A run that is too short to say is neither.
     over = rows[rows["saturated"].eq(True)].head(1)
-    below = rows[~rows["saturated"].eq(True) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
+    below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
+    if over.empty and below.empty:
+        return Finding("not known", f"{place}: {first['explanation']}")
     told = [f"it kept up with {row['x']:g} requests/s: {_users_see(row)}" for row in records(below)]
     told += [f"{row['x']:g} requests/s were more than it sustains: {_users_see(row)}" for row in records(over)]
     low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))

@@ -116,6 +116,29 @@ def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path: Pat
     assert verdict == "not 4 requests/s"
 
 
+def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path: Path) -> None:
+    too_short = {"saturated": None, "limited_by": "unknown"}
+    ((verdict, sentence),) = sustained(tmp_path, rate(32, 10.0, **too_short))
+    assert (verdict, sentence) == ("not known", "h200, m, w, vllm-serve: So.")
+    ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(32, 10.0, **too_short))
+    assert verdict == "sustains 1 requests/s"
+
+
+def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path: Path) -> None:
+    """That a closed loop or a short run saturates is not known."""
+    rows = pd.DataFrame(
+        {**LOAD, "knobs": "bs16", "saturated": saturated, "limited_by": limited_by}
+        for saturated, limited_by in ((None, "server"), (None, "unknown"), (False, "load"), (True, "server"))
+    )
+    rows.astype({"saturated": "boolean", "limited_by": "string"}).to_parquet(tmp_path / "serving_summary.parquet")
+    study = load_study(Path("config/studies/demo.yaml"))
+    report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    (block,) = serving.load_findings(report)
+    assert isinstance(block, Findings)
+    verdicts = [finding.verdict for finding in block.findings]
+    assert verdicts == ["saturated", "limited by server", "too short to say", "kept up"]
+
+
 def test_servers_settings_ramps_and_users_are_told_apart(tmp_path: Path) -> None:
     found = sustained(
         tmp_path,
