@@ -60,10 +60,13 @@ class Endpoint(BaseModel):
             raise ValueError("api_key_env belongs to a base_url; a command gets a key of this run as {api_key}")
         if any("{api_key}" in word for word in (*(self.command or ()), *(self.stop_command or ()))):
             raise ValueError("a key on a command line is seen by everybody on the machine; give it in environment")
-        for text in (self.served_model, *(self.command or ()), *(self.stop_command or ()), *self.environment.values()):
+        for text in (*(self.command or ()), *(self.stop_command or ()), *self.environment.values()):
             for name in re.findall(r"\{(\w*)\}", text):
                 if name not in PLACEHOLDERS:
                     raise ValueError(f"{{{name}}} is unknown; placeholders: {', '.join(PLACEHOLDERS)}")
+        for name in re.findall(r"\{(\w*)\}", self.served_model):
+            if name != "model_dir":
+                raise ValueError(f"served_model: {{{name}}} is not filled in there; placeholder: model_dir")
         return self
 
 
