@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text
+from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text, shown
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.tables import MissingError, records
@@ -83,18 +83,16 @@ def _pairs(report: Report, knob: str, known_by: str, found: Callable[[Mapping[st
         raise MissingError(f"no two measured cells differ in {knob} alone")
     report.tables.need("cells", known_by)
     of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
-    shown = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
+    told = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
     findings = []
-    for row in records(shown.sort_values("ratio", ascending=False, kind="stable")):
+    for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
         cell = of_cell.loc[row["cell_id"]]
         sentence = f"{_place(row)}: {row['explanation']}"
         sentence += f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
         verdict = f"{row['ratio']:.3g}x" if row["verdict"] == "changes" else str(row["verdict"])
         findings.append(Finding(verdict, sentence, TONES.get(str(row["verdict"]), "neutral")))
-    some = (
-        f"{len(shown)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
-    )
-    return Findings(findings, some + "holds all." if len(shown) < len(pairs) else "")
+    some = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
+    return Findings(findings, some + "holds all." if len(told) < len(pairs) else "")
 
 
 def devices(report: Report) -> Iterator[Block]:
@@ -173,13 +171,16 @@ def _kv_tokens(row: Mapping[str, Any]) -> str:
 
 def capacity_predicted(report: Report) -> Iterator[Block]:
     """How near to what engines measured the predictions of the KV cache came."""
-    rows = report.tables.need("capacity", "source", "observed_kv_cache_tokens", "kv_cache_tokens_error_pct")
+    names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
+    rows = report.tables.need("capacity", "source", "kv_cache_tokens_error_pct", *names)
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
     error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
     if error_pct.empty:
         raise MissingError("of no cell were the tokens of its KV cache both predicted and measured")
     within = int((error_pct <= WITHIN_PCT).sum())
+    tokens, requests = (f"{shown(measured[name].min())} to {shown(measured[name].max())}" for name in names)
     sentence = (
+        f"KV caches hold {tokens} tokens, which is {requests} requests of full length, measured. "
         f"Of {len(error_pct)} cells whose KV-cache tokens were predicted and measured, {within} were predicted within "
         f"{WITHIN_PCT:g} %; the largest error is {error_pct.max():.3g} %."
     )

@@ -197,7 +197,8 @@ def _flags(rows: pd.DataFrame) -> Iterator[Finding]:
     if len(flagged):
         first = records(flagged)[0]
         sentence = (
-            f"{len(flagged)} cells are far from their prediction and worth a look; {first['cell_id']}: {first['why']}."
+            f"Far from their prediction and worth a look: {len(flagged)} of {len(rows)} cells; {first['cell_id']}: "
+            f"{first['why']}."
         )
         yield Finding("flagged", sentence, "bad")
 

@@ -74,7 +74,7 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     """For each cell what tells it apart from the others shown: names, and on a second line the settings."""
     names = [key for key in NAMES if cells[key].nunique() > 1] or ["engine"]
-    varied = [knob for knob in knobs if cells.groupby("engine")[knob].nunique().max() > 1]
+    varied = [knob for knob in knobs if cells.groupby("engine")[knob].nunique(dropna=False).max() > 1]
     settings = [
         ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))
         for _, *values in cells[varied].itertuples(name=None)

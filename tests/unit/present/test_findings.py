@@ -117,7 +117,10 @@ def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report: Report) 
 
 def write_capacity(report: Report, *rows: tuple[str, float, float]) -> None:
     names = ["source", "observed_kv_cache_tokens", "kv_cache_tokens_error_pct"]
-    pd.DataFrame(rows, columns=names).to_parquet(report.tables.folder / "capacity.parquet")
+    table = pd.DataFrame(rows, columns=names)
+    table.assign(observed_max_concurrency=table["observed_kv_cache_tokens"] / 8).to_parquet(
+        report.tables.folder / "capacity.parquet"
+    )
 
 
 def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) -> None:
@@ -128,8 +131,9 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
     assert told(findings.capacity_predicted, report) == [
         (
             "missed",
-            "Of 2 cells whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest "
-            "error is 12.3 %. Of 1 more that were measured there is no prediction.",
+            "KV caches hold 9 to 100 tokens, which is 1.125 to 12.5 requests of full length, measured. Of 2 cells "
+            "whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest error is 12.3 %. "
+            "Of 1 more that were measured there is no prediction.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
