@@ -132,8 +132,8 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
         (
             "missed",
             "KV caches hold 9 to 100 tokens, which is 1.125 to 12.5 requests of full length, measured. Of 2 cells "
-            "whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest error is 12.3 %. "
-            "Of 1 more that were measured there is no prediction.",
+            "whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest error is 12.3 "
+            "%. Of 1 more that were measured there is no prediction.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
