@@ -44,7 +44,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
     """All cells of a study, each once, in the order in which its sweeps name them.
 
     Raises:
-        StudyError: a GPU, model or knob that does not exist, or a value that is not allowed.
+        StudyError: a GPU, model or knob that does not exist, a value that is not allowed, or a cell that cannot be run.
     """
     gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
     cells: dict[str, Cell] = {}

@@ -237,6 +237,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StudyError, CatalogError, ModelFactsError, TokenizerError, WorkloadError) as e:
         print(f"prepare.workload: {e}", file=sys.stderr)
         return 2
+    except OSError as e:
+        print(f"prepare.workload: {e.filename}: {e.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

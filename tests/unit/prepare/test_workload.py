@@ -126,6 +126,12 @@ def test_a_workload_that_no_cell_has_is_refused(fails, write_study):
     assert "no cell has the workload 'other' and the model 'tiny-llama-57m'" in message
 
 
+def test_a_folder_that_cannot_be_written_is_told(prepare, write_study, tmp_path, capsys):
+    (tmp_path / "made").write_text("a file")
+    assert prepare(write_study(SYNTHETIC)) == 2
+    assert capsys.readouterr().err == f"prepare.workload: {tmp_path / 'made'}: File exists\n"
+
+
 def test_a_missing_model_folder_is_told(fails, write_study, tmp_path):
     assert str(tmp_path / "nowhere") in fails(write_study(SYNTHETIC), folder=tmp_path / "nowhere")
 
