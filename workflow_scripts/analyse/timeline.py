@@ -16,15 +16,16 @@ REPEAT = ["cell_id", "repeat"]
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
     """Counts, latencies (s) and phases (s) over the requests of each repeat.
 
-    TTFT and end-to-end latency count from being queued; TPOT is the mean time of an output token after the first.
+    TTFT and end-to-end latency count from being queued; TPOT is the mean time of an output token after the first;
+    an answer of which all was seen at one moment has none.
     """
+    decode_s = requests["last_token_s"] - requests["first_token_s"]
     r = requests.assign(
         ttft_s=requests["first_token_s"] - requests["queued_s"],
         e2e_s=requests["last_token_s"] - requests["queued_s"],
-        tpot_s=(requests["last_token_s"] - requests["first_token_s"])
-        / (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1),
+        tpot_s=decode_s.where(decode_s > 0) / (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1),
         prefill_s=requests["first_token_s"] - requests["scheduled_s"],
-        decode_s=requests["last_token_s"] - requests["first_token_s"],
+        decode_s=decode_s,
         found=(requests["cached_prompt_tokens"] > 0).astype("Int64"),
     )
     groups = r.groupby(REPEAT)

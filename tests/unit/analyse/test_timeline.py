@@ -51,6 +51,11 @@ def test_latencies_count_from_being_queued() -> None:
     assert facts["preemptions"] == 0
 
 
+def test_an_answer_that_was_seen_at_one_moment_has_no_tpot() -> None:
+    facts = only(request_facts(requests(("0", 10, 5, 0.0, 0.0, 4.0, 8.0), ("1", 10, 5, 0.0, 0.0, 9.0, 9.0))))
+    assert facts["tpot_s_p50"] == pytest.approx(1.0)
+
+
 def test_requests_that_found_a_prefix_are_counted_where_the_engine_tells() -> None:
     rows = [(str(i), 10, 5, 0.0, 0.0, 1.0, 2.0) for i in range(3)]
     assert only(request_facts(requests(*rows, cached=[0, 8, 4])))["requests_with_prefix_hits"] == 2
