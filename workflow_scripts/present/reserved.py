@@ -32,7 +32,6 @@ DRAWN: Mapping[str, dict[str, Any]] = {
         "label": "set aside, peak",
         "marker": "D",
         "color": COLOURS[1],
-        "markerfacecolor": "none",
         "markersize": 8,
     },
     "held_bytes": {"label": "held by requests, mean", "marker": "s", "color": COLOURS[2]},

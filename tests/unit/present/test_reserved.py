@@ -10,7 +10,13 @@ import pytest
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Table, Text
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.reserved import HOW_ENGINES_RESERVE, MOST_CELLS, kv_reserved_and_used, reserved_and_used
+from workflow_scripts.present.reserved import (
+    DRAWN,
+    HOW_ENGINES_RESERVE,
+    MOST_CELLS,
+    kv_reserved_and_used,
+    reserved_and_used,
+)
 from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.study import load_study
 
@@ -89,3 +95,7 @@ def test_without_a_reservation_the_section_says_so(report: Report, tmp_path: Pat
     pd.read_parquet(path).assign(kv_bytes_reserved_peak=float("nan")).to_parquet(path)
     with pytest.raises(MissingError, match="no cell tells the bytes"):
         list(reserved_and_used(replace(report, tables=Tables(tmp_path))))
+
+
+def test_marks_of_what_was_measured_are_solid() -> None:
+    assert all("markerfacecolor" not in style for style in DRAWN.values())
