@@ -144,6 +144,18 @@ def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, Floa
     )
 
 
+def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
+    """How many devices of a kind the ranks of each row have: one each, and on a CPU one for all.
+
+    >>> from workflow_scripts.catalog import get_gpu
+    >>> ranks = pd.DataFrame({"tensor_parallel_size": [1, 2], "pipeline_parallel_size": [1, 2]})
+    >>> [devices_of(ranks, get_gpu(name)).tolist() for name in ("h200", "cpu-all")]
+    [[1, 4], [1, 1]]
+    """
+    ranks = work["tensor_parallel_size"] * work["pipeline_parallel_size"]
+    return ranks.clip(upper=1) if gpu.kind == "cpu" else ranks
+
+
 def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     """Shortest times (s) of the two phases of a repeat by memory and by arithmetic, and of both together.
 
@@ -151,30 +163,30 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
         work: sums of `analyse.work`, the columns of `least_steps`, and the ranks `tensor_parallel_size` and
             `pipeline_parallel_size`.
         facts: the model that all rows ran.
-        rates: the device, each rank on one of its kind.
+        rates: the device, each rank on one of its kind; on a CPU all ranks share it.
         kv_cache_dtype: type of the KV cache; "auto" is the model's.
 
     Returns:
         `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null where
         a rate is unknown. No time by memory is above 0 where all weights fit in the cache (`weights_fit_cache`).
     """
-    stages = work["pipeline_parallel_size"]
-    ranks = work["tensor_parallel_size"] * stages
+    devices = devices_of(work, rates.gpu)
     # What the cache keeps from one step to the next is not read from memory again.
-    weights_read = (facts.decode_weight_bytes - rates.cache_bytes * ranks).clip(lower=0) * work["steps_min"]
+    weights_read = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
     # Tokens that come out of one step have read the same cache once: what was there before the first of them.
     per_step = work["sequence_tokens_per_step_max"]
     read = (work["kv_tokens_read"] - work["decode_tokens"] * (per_step - 1) / 2).clip(lower=0) / per_step
     shared = np.minimum(work["kv_tokens_shared"] / per_step, read)
     own = read - shared
     kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"]) * (weights_read > 0)
-    bytes_per_s = rates.memory_bandwidth_bytes_per_s * ranks
-    # The stages of a pipeline read their weights one after the other for each of its batches.
+    bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
+    # The stages of a pipeline read their weights one after the other for each of its batches, each from its own memory.
+    stages = work["pipeline_parallel_size"].clip(upper=devices)
     weights_s = weights_read * stages / bytes_per_s
     # Each request's first token comes from its prefill.
     prefills = work["requests"] / work["sequence_steps_min"]
     prefill_flops, decode_flops = phase_flops(work, facts)
-    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * ranks
+    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
     times = pd.DataFrame(
         {
             "prefill_memory_s": weights_s * prefills,
@@ -189,7 +201,7 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     # A sequence alone is either in its prefill or decoding; of several, one may compute while another reads.
     alone = work["sequences_max"] == 1
     times["wall_s_min"] = (prefill_s + decode_s).where(alone, np.fmax(memory_s, arithmetic_s))
-    times["weights_fit_cache"] = (facts.decode_weight_bytes <= rates.cache_bytes * ranks).astype("boolean")
+    times["weights_fit_cache"] = (facts.decode_weight_bytes <= rates.cache_bytes * devices).astype("boolean")
     return times
 
 

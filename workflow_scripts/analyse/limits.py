@@ -22,6 +22,7 @@ from workflow_scripts.analyse.ceilings import (
     Rates,
     binding,
     by_resource,
+    devices_of,
     least_steps,
     phase_flops,
     phase_times,
@@ -147,18 +148,20 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
     for rate, count in tokens.items():
         for by, time_s in (("", times["wall_s_min"]), ("_memory", memory_s), ("_arithmetic", arithmetic_s)):
             table[f"{rate}_ceiling{by}"] = count / time_s.where(time_s > 0)
-    return _verdict(_utilization(table, facts, kv_cache_dtype))
+    return _verdict(_utilization(table, facts, rates, kv_cache_dtype))
 
 
-def _utilization(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> pd.DataFrame:
+def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     """Add what the repeat had to read and compute, as a share of what the device could in the same time.
 
     The difference to the engine's estimate of the bytes read is taken with what the engine counts besides.
     """
     ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
-    bytes_per_s, flop_per_s = (numbers(table[name]) * ranks for name in ("memory_bandwidth_bytes_per_s", "flop_per_s"))
-    # Estimates are per device.
+    devices = numbers(devices_of(table, rates.gpu))
+    bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
+    flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
+    # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
     kv_bytes = numbers(table["kv_tokens_read"]) * facts.bytes_per_token(kv_cache_dtype) * _readings_per_token(table)
     read_bytes = steps * facts.decode_weight_bytes + kv_bytes

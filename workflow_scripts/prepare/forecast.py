@@ -197,6 +197,8 @@ def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) ->
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
     if (knobs.pipeline_parallel_size or 1) > 1:
         raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
+    if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
+        raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
     engine = engine_settings(knobs, gpu)
     batch = batch_of(engine, facts, gpu)
     record |= {"max_num_seqs": batch.max_num_seqs, "max_num_batched_tokens": batch.max_num_batched_tokens}

@@ -42,9 +42,10 @@ TOY = model_facts(
 CPU = get_gpu("cpu-all")
 
 
-def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured"):
+def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured", kind="cuda"):
     flops = None if fp32 is None else {"fp32": fp32}
-    gpu = CPU.model_copy(update={"memory_bandwidth_bytes_per_s": bandwidth, "dense_flop_per_s": flops})
+    update = {"memory_bandwidth_bytes_per_s": bandwidth, "dense_flop_per_s": flops, "kind": kind}
+    gpu = CPU.model_copy(update=update)
     return Rates(source, gpu, cache_bytes)
 
 
@@ -64,6 +65,15 @@ def work(rows, *, allowed=256, effective=None, blocks=None, block_size=None, tp=
 def times(rows, facts=TINY, device=None, kv_cache_dtype="auto", **options):
     device = device or rates(1e9, 1e9)
     return phase_times(work(rows, **options), facts, device, kv_cache_dtype).iloc[0].to_dict()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_ranks_on_a_cpu_share_it_and_shorten_nothing(cache_bytes):
+    device = rates(1e9, 1e9, cache_bytes, kind="cpu")
+    rows = [(100, 20, 0), (50, 30, 0)]
+    assert times(rows, device=device, tp=2, pp=2) == times(rows, device=device)
+    gpus = rates(1e9, 1e9, cache_bytes)
+    assert times(rows, device=gpus, tp=2)["wall_s_min"] < 0.51 * times(rows, device=gpus)["wall_s_min"]
 
 
 def test_steps_stay_with_their_repeats():

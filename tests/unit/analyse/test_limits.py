@@ -158,6 +158,16 @@ def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
         assert of_four[name] == pytest.approx(of_one[name])
 
 
+def test_ranks_on_a_cpu_share_its_bandwidth(parsed):
+    measured_device(parsed.devices)
+    alone = parsed.cell([(10, 3, 0)], {}, steps_taken=5, estimated_read_bytes=4e8)
+    two = parsed.cell([(10, 3, 0)], {"tensor_parallel_size": 2}, steps_taken=5, estimated_read_bytes=2e8)
+    found, _ = parsed.limits()
+    of_one, of_two = (found.set_index("cell_id").loc[name] for name in (alone, two))
+    for name in ("mbu", "mfu", "engine_mbu", "output_tokens_per_s_ceiling"):
+        assert of_two[name] == pytest.approx(of_one[name])
+
+
 def test_without_steps_or_estimates_there_is_no_bandwidth_utilization(parsed):
     measured_device(parsed.devices)
     parsed.cell([(10, 3, 0)], {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64}, engine="hf-continuous")

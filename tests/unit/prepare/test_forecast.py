@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from tests.unit.prepare.planned import study, sweep
@@ -102,6 +104,10 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
         ),
         ({"gpu": "cpu-all", "knobs": {"block_size": 32}}, "without cpu_kv_cache_gib"),
         ({"knobs": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size above 1"),
+        (
+            {"gpu": "cpu-all", "knobs": {"block_size": 32, "cpu_kv_cache_gib": 1, "tensor_parallel_size": 2}},
+            "ranks that share a CPU",
+        ),
         ({"knobs": {"speculative_method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
         (
             {"engine": "hf-continuous", "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64}},
@@ -143,7 +149,10 @@ def test_infeasible_cells_say_why_and_nothing_else(tmp_path):
 
 
 def test_requests_that_are_too_long_are_not_predicted(tmp_path):
-    assert "a request of 96 tokens" in one(tmp_path, knobs={"max_model_len": 80})["unknown"]
+    drawn = {"median": 48, "sigma": 0.001, "minimum": 48, "maximum": 49}
+    workload = {"kind": "synthetic", "num_prompts": 24, "prompt_tokens": drawn, "output_tokens": drawn}
+    record = one(tmp_path, None, {"even": workload}, knobs={"max_model_len": 80})
+    assert re.search(r"a request of 9[678] tokens does not fit a context of 80", record["unknown"])
 
 
 def test_arrivals_decide_on_each_device_by_itself(tmp_path):
