@@ -89,6 +89,9 @@ _SEEN_IN = {
     "gpu_memory_utilization": "kv_cache_tokens",
     "cpu_kv_cache_gib": "kv_cache_tokens",
     "kv_cache_dtype": "kv_cache_tokens",
+    "tensor_parallel_size": "kv_cache_tokens",
+    "pipeline_parallel_size": "kv_cache_tokens",
+    "users": "running_peak",
     "num_blocks": "num_gpu_blocks",
     "enable_prefix_caching": "prefix_cache_hits",
     "num_speculative_tokens": "draft_tokens",
@@ -110,8 +113,8 @@ _OBSERVED = BOUND_BY_NEEDS | {
     "kv_cache_tokens": "first",
     "num_gpu_blocks": "first",
     "attention_backend": "first",
-    "prefix_cache_hits": "sum",
-    "draft_tokens": "sum",
+    "prefix_cache_hits": "mean",
+    "draft_tokens": "mean",
 }
 
 
@@ -298,7 +301,8 @@ def _verdict_text(row: Record) -> str:
         return (
             f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_REPEATS} further repeats of each"
         )
-    return f"not decided at a margin of {margin}: about {row['repeats_needed']:g} further repeats of each would decide"
+    few = "1 further repeat" if row["repeats_needed"] == 1 else f"{row['repeats_needed']:g} further repeats"
+    return f"not decided at a margin of {margin}: about {few} of each would decide"
 
 
 def _effect_text(row: Record, a: Record, b: Record, seen_in: str) -> str:

@@ -1,5 +1,7 @@
 """The cells table by hand: which fact becomes which column, what is derived, and which rows there are."""
 
+import re
+
 import pandas as pd
 import pytest
 import yaml
@@ -320,7 +322,8 @@ def test_the_command_writes_the_table(tmp_path, capsys):
     assert "'h2000' is unknown; allowed: " in capsys.readouterr().err
     study.write_text(yaml.safe_dump(DEFINITION))
     assert main([*command[:-1], str(tmp_path / "all.parquet")]) == 2
-    assert "no schema of a table 'all'; allowed: cells" in capsys.readouterr().err
+    # Which others there are depends on what was imported before.
+    assert re.search("no schema of a table 'all'; allowed: .*cells", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("missing", ["--study", "--parsed", "--out"])

@@ -275,6 +275,9 @@ def test_groups_come_one_after_the_other_pairs_first():
         ("vllm", "gpu_memory_utilization", (0.5, 0.75), "kv_cache_tokens"),
         ("vllm", "cpu_kv_cache_gib", (1, 2), "kv_cache_tokens"),
         ("vllm", "kv_cache_dtype", ("auto", "fp8"), "kv_cache_tokens"),
+        ("vllm", "tensor_parallel_size", (1, 2), "kv_cache_tokens"),
+        ("vllm", "pipeline_parallel_size", (1, 2), "kv_cache_tokens"),
+        ("vllm-serve", "users", (1, 4), "running_peak"),
         ("vllm", "enable_prefix_caching", (False, True), "prefix_cache_hits"),
         ("vllm", "num_speculative_tokens", (0, 4), "draft_tokens"),
         ("vllm", "attention_backend", ("FLASHINFER", "FLASH_ATTN"), "attention_backend"),
@@ -303,6 +306,16 @@ def test_a_knob_took_effect_if_the_engine_shows_a_difference(engine, knob, value
     assert found(("A", "B") if text else (3, 4)) is True
     assert found(("A", "A") if text else (3, 3)) is False
     assert found(("A", None) if text else (3, None)) is None
+
+
+def test_what_the_engine_shows_is_that_of_one_repeat():
+    found = effects(
+        *(
+            cell({"enable_prefix_caching": on}, around(1), prefix_cache_hits=hits)
+            for on, hits in ((False, 0), (True, 96))
+        )
+    )
+    assert found["explanation"].str.contains("It took effect: prefix_cache_hits was 96, against 0.").any()
 
 
 def test_nothing_shows_whether_another_knob_took_effect():

@@ -149,7 +149,7 @@ def test_infeasible_cells_say_why_and_nothing_else(tmp_path):
 
 
 def test_requests_that_are_too_long_are_not_predicted(tmp_path):
-    drawn = {"median": 48, "sigma": 0.001, "minimum": 48, "maximum": 49}
+    drawn = {"median": 48, "sigma": 0.001, "minimum": 8, "maximum": 60}
     workload = {"kind": "synthetic", "num_prompts": 24, "prompt_tokens": drawn, "output_tokens": drawn}
     record = one(tmp_path, None, {"even": workload}, knobs={"max_model_len": 80})
     assert re.search(r"a request of 9[678] tokens does not fit a context of 80", record["unknown"])
