@@ -15,6 +15,8 @@ STUDIES = CHECKOUT / "config" / "studies"
 PAGE = (CHECKOUT / "docs" / "studies.md").read_text(encoding="utf-8")
 # The demo is a CPU study itself; the others are about devices and numbers that they name.
 WITHOUT_CUT = {"demo", "h200_reference", "paged_attention", "published_claims", "what_if"}
+# Sweeps that take too long on a CPU, as the cuts' own comments say.
+LEFT_OUT = {"parallelism": ["both"]}
 NAMES = sorted({path.stem for path in STUDIES.glob("*.yaml")} - WITHOUT_CUT)
 
 
@@ -36,8 +38,9 @@ def test_a_cut_varies_the_same_knobs_of_the_same_engines(name: str) -> None:
     study, cut = load_study(STUDIES / f"{name}.yaml"), cut_of(name)
     assert cut.name == f"tiny_{name}"
     of_study, of_cut = ({sweep.name: sweep for sweep in s.sweeps} for s in (study, cut))
-    assert list(of_cut) == list(of_study)
-    for sweep, small in zip(study.sweeps, cut.sweeps, strict=True):
+    assert [*of_cut, *LEFT_OUT.get(name, [])] == list(of_study)
+    for small in cut.sweeps:
+        sweep = of_study[small.name]
         assert set(small.engine) == set(sweep.engine), sweep.name
         assert varied(small) == varied(sweep), sweep.name
         assert (len(small.workload) > 1) == (len(sweep.workload) > 1), sweep.name
