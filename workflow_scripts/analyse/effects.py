@@ -1,9 +1,10 @@
-"""Effects of knobs: what each knob does to throughput, whether it took effect, and what bound the engine instead.
+"""Effects of knobs and models: what each does to throughput, whether it took effect, and what bound the engine instead.
 
     python -m workflow_scripts.analyse.effects --study config/studies/demo.yaml \
         --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
 
-Cells are compared that differ in one knob alone. docs/tables.md documents every column, docs/statistics.md the tests.
+Cells are compared that differ in one knob alone, or in the model. docs/tables.md documents every column,
+docs/statistics.md the tests.
 """
 
 import math
@@ -45,6 +46,8 @@ from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_s
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")
 PAIR, OVERALL = "pair", "overall"
+# What differs between cells beside a knob, as the table names it.
+MODEL = "model"
 
 SCHEMA = table_schema(
     "effects",
@@ -120,7 +123,7 @@ _OBSERVED = BOUND_BY_NEEDS | {
 
 def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
     """The effects table: for every knob and group of cells that differ in it alone, each value against the baseline
-    (the smallest value, or false), then all values of the group together.
+    (the smallest value, or false), then all values of the group together. The model counts as a knob.
 
     Args:
         cells: the cells table; a cell where the study leaves the knob to the engine is no value of it.
@@ -129,7 +132,7 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
     summary = cell_summary(cells, METRIC, _OBSERVED)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
-    effects = [row for knob in knobs for row in _effects_of(summary, knob, knobs, margin_pct)]
+    effects = [row for knob in (*knobs, MODEL) for row in _effects_of(summary, knob, knobs, margin_pct)]
     return pd.DataFrame(effects, columns=list(SCHEMA.columns))
 
 
@@ -168,7 +171,7 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
 
 def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
     """Cells that have others from which they differ in the knob alone: in order of `group` and the knob's value."""
-    alike = [*_PLACE, "lock_sha256", *others]
+    alike = [name for name in (*_PLACE, "lock_sha256", *others) if name != column]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
     rows = rows.assign(group=group, value=rows[column].map(knob_text)).sort_values(["group", column])
@@ -306,6 +309,8 @@ def _verdict_text(row: Record) -> str:
 
 
 def _effect_text(row: Record, a: Record, b: Record, seen_in: str) -> str:
+    if row["knob"] == MODEL:
+        return ""
     if pd.isna(row["took_effect"]):
         return "Nothing that the engine tells shows whether the knob took effect."
     if row["comparison"] == OVERALL:

@@ -26,7 +26,7 @@ TONES: Mapping[str, str] = {
     "exceeds": "bad",
 }
 # Knobs whose comparisons are told one by one, with what the engine says of them.
-PREFIX_CACHING, DRAFTED_TOKENS = "enable_prefix_caching", "num_speculative_tokens"
+PREFIX_CACHING, DRAFTED_TOKENS, MODEL = "enable_prefix_caching", "num_speculative_tokens", "model"
 ROLES: Mapping[str, str] = {
     "best_throughput": "Highest throughput",
     "best_within_latency": "Highest throughput within a latency",
@@ -37,7 +37,8 @@ ROLES: Mapping[str, str] = {
 def knobs(report: Report) -> Iterator[Block]:
     """For each knob the verdicts over all its values, and the largest change."""
     effects = report.tables.need("effects")
-    overall = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([PREFIX_CACHING, DRAFTED_TOKENS])]
+    told_apart = effects["knob"].isin([PREFIX_CACHING, DRAFTED_TOKENS, MODEL])
+    overall = effects[(effects["comparison"] == "overall") & ~told_apart]
     findings = []
     for knob, rows in overall.groupby("knob", sort=False):
         counts = rows["verdict"].value_counts()
@@ -147,26 +148,12 @@ def decomposition(report: Report) -> Iterator[Block]:
 
 
 def models(report: Report) -> Iterator[Block]:
-    """What models did with the same device, engine, workload and settings, where most of them ran."""
-    places = ["gpu", "engine", "workload"]
-    names = ["output_tokens_per_s", "kv_cache_tokens"]
-    cells = report.tables.measured.groupby([*places, "knobs", "model"], sort=False)[names].median().reset_index()
-    cells["models"] = cells.groupby([*places, "knobs"])["model"].transform("nunique")
-    fastest_first = cells.sort_values(["models", "output_tokens_per_s"], ascending=False, kind="stable")
-    findings = []
-    for place, of_place in fastest_first.groupby(places, sort=False):
-        knobs = of_place["knobs"].iloc[0]
-        rows = records(of_place[of_place["knobs"] == knobs])
-        told = [f"{row['model']} {row['output_tokens_per_s']:,.4g} output tokens/s{_kv_tokens(row)}" for row in rows]
-        if len(rows) > 1:
-            findings.append(Finding("models", f"{', '.join(map(str, place))}, {knobs}, medians: {'; '.join(told)}."))
-    if not findings:
-        raise MissingError("no two models were measured with the same settings")
-    yield _some(findings, "cells")
+    """What another model, or the same with weights of another type, brought at equal settings."""
+    yield _pairs(report, MODEL, "kv_cache_tokens", _room)
 
 
-def _kv_tokens(row: Mapping[str, Any]) -> str:
-    return f" with a KV cache of {row['kv_cache_tokens']:,.0f} tokens" if pd.notna(row["kv_cache_tokens"]) else ""
+def _room(cell: Mapping[str, Any]) -> str:
+    return f"Its KV cache holds {cell['kv_cache_tokens']:,.0f} tokens."
 
 
 def capacity_predicted(report: Report) -> Iterator[Block]:

@@ -76,6 +76,27 @@ def test_cells_that_differ_in_anything_else_are_not_compared(other):
     assert effects(cell({"max_num_seqs": 1}), cell(knobs, **other)).empty
 
 
+def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
+    found = effects(
+        *(
+            cell({"max_num_seqs": seqs}, around(rate), model=model)
+            for seqs in (1, 16)
+            for model, rate in (("opt", 100), ("opt-awq", 200))
+        ),
+        cell({"max_num_seqs": 64}, around(100), model="opt"),
+    )
+    by_model = found[found["knob"] == "model"]
+    pairs = by_model[by_model["comparison"] == "pair"]
+    assert pairs[["model", "value", "baseline", "held"]].values.tolist() == [
+        ["opt-awq", "opt-awq", "opt", f"max_num_seqs={seqs}"] for seqs in (1, 16)
+    ]
+    assert pairs["ratio"].tolist() == pytest.approx([2, 2])
+    assert by_model["took_effect"].isna().all()
+    assert by_model["explanation"].str.startswith("model ").all()
+    assert not by_model["explanation"].str.contains("effect|engine tells").any()
+    assert set(found.loc[found["knob"] == "max_num_seqs", "model"]) == {"opt", "opt-awq"}
+
+
 def test_a_knob_that_a_cell_leaves_to_the_engine_has_no_value_there():
     found = effects(
         cell({"max_num_seqs": 1}),

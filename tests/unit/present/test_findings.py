@@ -145,22 +145,13 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
         told(findings.capacity_predicted, report)
 
 
-def test_models_are_told_side_by_side_at_the_settings_that_most_of_them_ran_with(report: Report) -> None:
-    rows = [("a", "k1", 10.0, 100.0), ("a", "k1", 12.0, 100.0), ("b", "k1", 5.0, None), ("a", "k2", 99.0, 100.0)]
-    cells = pd.DataFrame(rows, columns=["model", "knobs", "output_tokens_per_s", "kv_cache_tokens"])
-    cells = cells.assign(cell_id=cells["model"] + cells["knobs"], gpu="h200", engine="vllm", workload="w")
-    cells.assign(outcome="ok", comparable=True).to_parquet(report.tables.folder / "cells.parquet")
-    sentence = "h200, vllm, w, k1, medians: a 11 output tokens/s with a KV cache of 100 tokens; b 5 output tokens/s."
-    assert told(findings.models, report) == [("models", sentence)]
-
-
-def test_a_study_of_one_model_compares_none(report: Report) -> None:
-    cells = pd.DataFrame(
-        {"cell_id": ["1"], "gpu": "h200", "engine": "vllm", "workload": "w", "knobs": "k", "model": "m"}
-    )
-    numbers = {"output_tokens_per_s": 1.0, "kv_cache_tokens": 1.0}
-    cells.assign(outcome="ok", comparable=True, **numbers).to_parquet(report.tables.folder / "cells.parquet")
-    with pytest.raises(MissingError, match="no two models"):
+def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report: Report) -> None:
+    pairs(report, "model", {"kv_cache_tokens": [65536.0]}, [0.25])
+    assert told(findings.models, report) == [("0.25x", "h200, m, w: So. Its KV cache holds 65,536 tokens.")]
+    (report.tables.folder / "effects.parquet").rename(report.tables.folder / "old.parquet")
+    pairs(report, "block_size", {"kv_cache_tokens": [1.0]}, [2.0])
+    report = replace(report, tables=Tables(report.tables.folder))
+    with pytest.raises(MissingError, match="no two measured cells differ in model alone"):
         told(findings.models, report)
 
 
