@@ -38,9 +38,7 @@ def batches(cells: Iterable[Cell], definitions: Mapping[str, str], size: int) ->
     """
     alike: dict[tuple[str, str, int], list[str]] = {}
     for cell in cells:
-        knobs = cell.knobs.set_values()
-        ranks = knobs.get("tensor_parallel_size", 1) * knobs.get("pipeline_parallel_size", 1)
-        alike.setdefault((cell.gpu, cell.model, ranks), []).append(cell.id)
+        alike.setdefault((cell.gpu, cell.model, cell.knobs.ranks), []).append(cell.id)
     for (gpu, _, _), ids in alike.items():
         for first in range(0, len(ids), size):
             some = tuple(ids[first : first + size])

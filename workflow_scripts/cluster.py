@@ -144,9 +144,7 @@ class Needs:
 
 def needs_of(cell: Cell) -> Needs:
     """Portable needs of a cell: one GPU for each rank of its parallelism, cores and host memory to feed them."""
-    knobs = cell.knobs.set_values()
-    ranks = knobs.get("tensor_parallel_size", 1) * knobs.get("pipeline_parallel_size", 1)
-    return _needs(cell.gpu, cell.model, ranks)
+    return _needs(cell.gpu, cell.model, cell.knobs.ranks)
 
 
 @cache

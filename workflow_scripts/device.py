@@ -179,8 +179,8 @@ def _or_none(read: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def device_lock(gpu: Gpu) -> Iterator[None]:
-    """Hold the device for one job, against any other on this host, of this snakemake or another.
+def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
+    """Hold `count` devices for one job, against any other on this host, of this snakemake or another.
 
     All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
     """
@@ -188,8 +188,23 @@ def device_lock(gpu: Gpu) -> Iterator[None]:
     place.mkdir(exist_ok=True)
     with contextlib.suppress(PermissionError):
         place.chmod(0o1777)  # for every user of the host
-    name = "cpu" if gpu.kind == "cpu" else "gpu-" + (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
-    lock = FileLock(place / f"{name}.lock", mode=0o666)
+    with contextlib.ExitStack() as held:
+        for name in _lock_names(gpu, count):
+            held.enter_context(_held(FileLock(place / f"{name}.lock", mode=0o666)))
+        yield
+
+
+def _lock_names(gpu: Gpu, count: int) -> list[str]:
+    """In one order for all jobs, so that no two of them each wait for what the other holds."""
+    if gpu.kind == "cpu":
+        return ["cpu"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    places = visible.split(",") if visible else list(map(str, range(count)))
+    return sorted(f"gpu-{place}" for place in places[:count])
+
+
+@contextlib.contextmanager
+def _held(lock: FileLock) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -46,6 +46,11 @@ class Knobs(BaseModel):
         raise NotImplementedError
 
     @property
+    def ranks(self) -> int:
+        """Parts of the model that run side by side, each on a GPU of its own; on a CPU they share its cores."""
+        return 1
+
+    @property
     def draft_model(self) -> str | None:
         """Name of the model that the engine loads beside the cell's own, to draft tokens with; None for most."""
         return None
@@ -145,6 +150,15 @@ class VllmKnobs(Knobs):
     def max_concurrency(self) -> int:
         """`max_num_seqs`; vLLM's own default for the offline engine is 256 where a study sets none."""
         return self.max_num_seqs or 256
+
+    @property
+    def ranks(self) -> int:
+        """Tensor parallel ranks of each stage of the pipeline.
+
+        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2).ranks, VllmKnobs().ranks
+        (8, 1)
+        """
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
 
     @property
     def draft_model(self) -> str | None:

@@ -1,16 +1,19 @@
 """Is the GPU here the one that a cell is for? NVML is a stand-in that shows one card, changed from test to test."""
 
 import sys
+import tempfile
 from itertools import cycle
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pynvml
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from workflow_scripts import device
 from workflow_scripts.catalog import load_gpus
-from workflow_scripts.device import WrongDeviceError, found_device, throttle_reasons
+from workflow_scripts.device import WrongDeviceError, device_lock, found_device, throttle_reasons
 
 H200 = load_gpus()["h200"]
 IDLE, POWER_CAP, HOT, HOT_TOO = 0x1, 0x4, 0x40, 0x20
@@ -153,3 +156,36 @@ def test_reasons_have_nvmls_names(card):
     assert throttle_reasons(None) == ["HwPowerBrakeSlowdown", "HwSlowdown"]
     card.throttled = [0]
     assert throttle_reasons(None) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "names"),
+    [
+        (None, 2, ["gpu-0", "gpu-1"]),
+        ("", 1, ["gpu-0"]),
+        ("3,1,2", 2, ["gpu-1", "gpu-3"]),
+        ("GPU-b,GPU-a", 2, ["gpu-GPU-a", "gpu-GPU-b"]),
+    ],
+)
+def test_a_job_locks_each_gpu_that_it_uses_in_one_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, count: int, names: list[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    order: list[str] = []
+    held = device._held
+    monkeypatch.setattr(device, "_held", lambda lock: order.append(Path(lock.lock_file).stem) or held(lock))
+    with device_lock(H200, count):
+        for name in names:
+            with pytest.raises(Timeout):
+                FileLock(tmp_path / "kvsweep-locks" / f"{name}.lock").acquire(timeout=0)
+    assert order == names
+    FileLock(tmp_path / "kvsweep-locks" / f"{names[0]}.lock").acquire(timeout=0)
+
+
+def test_all_cpu_devices_and_ranks_share_one_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with device_lock(load_gpus()["cpu-1core"], 2):
+        assert [path.name for path in (tmp_path / "kvsweep-locks").iterdir()] == ["cpu.lock"]

@@ -77,7 +77,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
             "start_limit_s": min(study.server_start_limit_s, time_limit_s),
         },
     )
-    with device_lock(load_gpus()[cell.gpu]):
+    with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks):
         print(f"measuring {cell.id}", flush=True)
         began = time.monotonic()
         with (evidence / "engine.log").open("wb") as log:

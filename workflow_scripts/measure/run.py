@@ -26,6 +26,7 @@ from workflow_scripts.catalog import load_gpus
 from workflow_scripts.device import WrongDeviceError, found_device, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.host_load import HostLoad
+from workflow_scripts.knobs import ENGINES
 from workflow_scripts.measure.engines import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.trace import sampled
@@ -80,7 +81,7 @@ def measure(job: Job) -> None:
     gpu = load_gpus()[definition["gpu"]]
     try:
         elsewhere = (definition.get("endpoint") or {}).get("base_url")
-        ranks = _ranks(definition["knobs"])
+        ranks = ENGINES[definition["engine"]].model_validate(definition["knobs"]).ranks
         device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
         measured.record["device"] = device
         with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl", ranks):
@@ -111,10 +112,6 @@ def measure(job: Job) -> None:
         measured.record["wrong_device"] = True
     shutil.rmtree(job.evidence / SCRATCH, ignore_errors=True)
     measured.write(job.evidence)
-
-
-def _ranks(knobs: dict[str, Any]) -> int:
-    return int(knobs.get("tensor_parallel_size", 1) * knobs.get("pipeline_parallel_size", 1))
 
 
 def _run(engine: Engine, job: Job, measured: _Measured) -> None:

@@ -99,10 +99,9 @@ def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:
     if setup.device_kind != "cpu":
         return environment
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    ranks = (knobs.tensor_parallel_size or 1) * (knobs.pipeline_parallel_size or 1)
-    if ranks > 1:
+    if knobs.ranks > 1:
         # By itself vLLM wants a NUMA node for each rank.
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cores_of_ranks(setup.cores, ranks))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cores_of_ranks(setup.cores, knobs.ranks))
     return environment
 
 
