@@ -200,7 +200,8 @@ def unsuccessful(report: Report) -> Iterator[Block]:
         sentence = f"{len(cells)} of {len(report.grid)} cells ended as {_words(outcome)}."
         if len(reasons):
             example = cells.loc[cells["reason"] == reasons.index[0], "cell_id"].iloc[0]
-            sentence += f" In {reasons.iloc[0]} of them: {reasons.index[0]} ({example})"
+            of_some = "" if reasons.iloc[0] == len(cells) else f"In {reasons.iloc[0]} of them: "
+            sentence += f" {of_some}{reasons.index[0]} ({example})"
         findings.append(Finding(_words(outcome), sentence, "bad"))
     if findings:
         yield Findings(findings, "All reasons are under Every cell.")

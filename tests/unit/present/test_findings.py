@@ -160,6 +160,9 @@ def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(rep
     cells.assign(reason=[None, "rare", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
     sentence = "3 of 4 cells ended as engine error. In 2 of them: often (c)"
     assert told(overview.unsuccessful, report) == [("engine error", sentence)]
+    report = replace(report, tables=Tables(report.tables.folder))
+    cells.assign(reason=[None, "often", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
+    assert told(overview.unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (b)")]
 
 
 def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report: Report) -> None:
