@@ -8,7 +8,7 @@ import pandas as pd
 from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text, shown
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.series import evenly, without_shared
-from workflow_scripts.present.tables import MissingError, records
+from workflow_scripts.present.tables import MissingError, Tables, records
 
 # Sentences of one kind; the table holds all.
 MOST_SENTENCES = 6
@@ -159,22 +159,41 @@ def _room(cell: Mapping[str, Any]) -> str:
 def capacity_predicted(report: Report) -> Iterator[Block]:
     """How near to what engines measured the predictions of the KV cache came."""
     names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
-    rows = report.tables.need("capacity", "source", "kv_cache_tokens_error_pct", *names)
+    rows = report.tables.need("capacity", "cell_id", "source", "kv_cache_tokens_error_pct", *names)
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
     error_pct = measured["kv_cache_tokens_error_pct"].dropna().abs()
     if error_pct.empty:
         raise MissingError("of no cell were the tokens of its KV cache both predicted and measured")
     within = int((error_pct <= WITHIN_PCT).sum())
-    tokens, requests = (f"{shown(measured[name].min())} to {shown(measured[name].max())}" for name in names)
+    # Requests of full length are not known of every cell, so the tokens beside them are those of the same cells.
+    whole = measured.dropna(subset=names)
+    held = [_span(whole[name]) for name in names]
     sentence = (
-        f"KV caches hold {tokens} tokens, which is {requests} requests of full length, measured. "
+        f"KV caches hold {held[0]} tokens, which is {held[1]} requests of full length, measured. " if held[0] else ""
+    )
+    sentence += (
         f"Of {len(error_pct)} cells whose KV-cache tokens were predicted and measured, {within} were predicted within "
         f"{WITHIN_PCT:g} %; the largest error is {error_pct.max():.3g} %."
     )
+    if given := int(measured.loc[error_pct.index, "cell_id"].isin(_size_given(report.tables)).sum()):
+        sentence += (
+            f" In {given} of them the study gives the cache's size, so that their prediction is mere arithmetic."
+        )
     if unpredicted := len(measured) - len(error_pct):
         sentence += f" Of {unpredicted} more that were measured there is no prediction."
     all_within = within == len(error_pct)
     yield Findings([Finding("predicted" if all_within else "missed", sentence, "good" if all_within else "neutral")])
+
+
+def _span(values: pd.Series) -> str:
+    """From the least to the most, once where they are the same; empty without any."""
+    return " to ".join(dict.fromkeys([shown(values.min()), shown(values.max())])) if len(values) else ""
+
+
+def _size_given(tables: Tables) -> set[str]:
+    """Cells of which the study says how large the KV cache is."""
+    knobs = [name for name in ("knob_cpu_kv_cache_gib", "knob_num_blocks") if name in tables.cells]
+    return set(tables.cells.loc[tables.cells[knobs].notna().any(axis=1), "cell_id"])
 
 
 def capacity(report: Report) -> Iterator[Block]:

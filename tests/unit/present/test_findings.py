@@ -115,32 +115,43 @@ def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report: Report) 
         told(findings.speculation, report)
 
 
-def write_capacity(report: Report, *rows: tuple[str, float, float]) -> None:
-    names = ["source", "observed_kv_cache_tokens", "kv_cache_tokens_error_pct"]
-    table = pd.DataFrame(rows, columns=names)
-    table.assign(observed_max_concurrency=table["observed_kv_cache_tokens"] / 8).to_parquet(
-        report.tables.folder / "capacity.parquet"
-    )
+def write_capacity(report: Report, *rows: tuple[str, float, float, float], given: bool = False) -> None:
+    names = ["source", "observed_kv_cache_tokens", "observed_max_concurrency", "kv_cache_tokens_error_pct"]
+    table = pd.DataFrame(rows, columns=names).assign(cell_id=[f"c{i}" for i in range(len(rows))])
+    table.to_parquet(report.tables.folder / "capacity.parquet")
+    cells = table[["cell_id"]].assign(outcome="ok", knob_cpu_kv_cache_gib=1.0 if given else float("nan"))
+    cells.to_parquet(report.tables.folder / "cells.parquet")
 
 
 def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) -> None:
     nan = float("nan")
     write_capacity(
-        report, ("measured", 100, 0.5), ("measured", 100, -12.34), ("measured", 9, nan), ("published", 100, 110.0)
+        report,
+        ("measured", 100, 12.5, 0.5),
+        ("measured", 80, 10, -12.34),
+        ("measured", 9, nan, nan),
+        ("published", 100, 12.5, 110.0),
     )
+    # The third tells no requests, so its tokens do not stand beside those of the others.
     assert told(findings.capacity_predicted, report) == [
         (
             "missed",
-            "KV caches hold 9 to 100 tokens, which is 1.125 to 12.5 requests of full length, measured. Of 2 cells "
+            "KV caches hold 80 to 100 tokens, which is 10 to 12.5 requests of full length, measured. Of 2 cells "
             "whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest error is 12.3 "
             "%. Of 1 more that were measured there is no prediction.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
-    write_capacity(report, ("measured", 100, 0.0))
-    assert told(findings.capacity_predicted, report)[0][0] == "predicted"
+    write_capacity(report, ("measured", 100, nan, 0.0), given=True)
+    assert told(findings.capacity_predicted, report) == [
+        (
+            "predicted",
+            "Of 1 cells whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest "
+            "error is 0 %. In 1 of them the study gives the cache's size, so that their prediction is mere arithmetic.",
+        )
+    ]
     report = replace(report, tables=Tables(report.tables.folder))
-    write_capacity(report, ("published", 100, 0.0), ("measured", 100, nan))
+    write_capacity(report, ("published", 100, 12.5, 0.0), ("measured", 100, 12.5, nan))
     with pytest.raises(MissingError, match="both predicted and measured"):
         told(findings.capacity_predicted, report)
 
