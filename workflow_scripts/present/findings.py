@@ -49,7 +49,11 @@ def knobs(report: Report) -> Iterator[Block]:
         sentence = (of_several if len(rows) > 1 else "") + f"{largest['explanation']} ({_place(largest)})"
         findings.append(Finding(verdict, sentence, TONES.get(verdict, "neutral")))
     if findings:
-        yield Findings(findings, "Verdicts are on output tokens per second, within the margin that a sentence names.")
+        yield Findings(
+            findings,
+            "Verdicts are on output tokens per second, within the margin that a sentence names. Intervals cover what "
+            "varies between repeats in one start of an engine, not between starts, days or cards of one type.",
+        )
 
 
 def prefix_caching(report: Report) -> Iterator[Block]:

@@ -182,3 +182,12 @@ def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it
         sections._with_prefix_cache(cells)
     assert len(sections._with_prefix_cache(cells.assign(prefix_cache_hits=[1, 0]))) == 1
     assert len(sections._with_prefix_cache(cells.assign(knob_enable_prefix_caching=[True, False]))) == 1
+
+
+def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> None:
+    pairs(report, "max_num_seqs", {}, [2.0])
+    effects = pd.read_parquet(report.tables.folder / "effects.parquet")
+    effects.assign(comparison="overall").to_parquet(report.tables.folder / "effects.parquet")
+    (block,) = findings.knobs(report)
+    assert isinstance(block, findings.Findings)
+    assert "Intervals cover what varies between repeats in one start of an engine, not between starts" in block.note
