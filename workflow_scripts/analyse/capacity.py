@@ -4,8 +4,8 @@
         --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
         --out results/demo/tables/capacity.parquet
 
-One row a cell with a prediction, and one a published number of blocks. docs/capacity.md says how predictions are made,
-docs/tables.md documents every column.
+One row per cell with a prediction, and one per published number of blocks. docs/capacity.md says how predictions are
+made, docs/tables.md documents every column.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import pandas as pd
 from workflow_scripts import formulas
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import Record, numbers, records
-from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.files import read_jsonl
 from workflow_scripts.study import Study
 
@@ -78,20 +78,60 @@ _CELL = ("study", "source", "cell_id", "gpu", "engine", "model", "workload", "kn
 
 SCHEMA = table_schema(
     "capacity",
-    {
-        **dict.fromkeys(_CELL, TEXT),
-        **dict.fromkeys(_PREDICTED_TEXT, TEXT),
-        **dict.fromkeys(_PREDICTED, NUMBER),
-        "predicted_overhead_bytes": NUMBER,
-        **dict.fromkeys([*_PRINTED_GIB, *_OBSERVED], NUMBER),
-        **{f"{term}_error_pct": NUMBER for term in COMPARED},
-        "recomputed_kv_cache_tokens": NUMBER,
-        "recomputed_error_pct": NUMBER,
-        "consistent": FLAG,
-        "implied_memory_bytes": NUMBER,
-        "implied_overhead_bytes": NUMBER,
-        "explanation": TEXT,
-    },
+    "KV capacity as it was predicted before the cell was measured, beside what the engine had: one row per cell of "
+    "vLLM and of HuggingFace's continuous batching, and one row per published number of blocks. `source` says what the "
+    "`observed_*` columns are (`measured`, `measured elsewhere` or `published`); `predicted_*` columns are "
+    "predicted in every row. [capacity.md](capacity.md) says how.",
+    columns(
+        "study source cell_id gpu engine model workload knobs outcome",
+        TEXT,
+        "as in `cells`; of a published row as it was published, with `cell_id` `published/TABLE/ROW`",
+    ),
+    columns(
+        "engine_version predicted_for_version",
+        TEXT,
+        "the version that ran, and vLLM's version that was predicted",
+    ),
+    columns("predicted_infeasible", TEXT, "why the engine would refuse the cell; null if it would not"),
+    columns("predicted_unknown", TEXT, "why there is no prediction; null if there is one"),
+    columns("gpu_memory_utilization", NUMBER, "share of the memory; null where the size of the cache is given"),
+    columns("predicted_block_size", NUMBER, "tokens per block"),
+    columns("bytes_per_token bytes_per_block", NUMBER, "in the KV cache of one device, by formula"),
+    columns(
+        "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
+        NUMBER,
+        "memory of the device, the engine's share of it, and what libraries take",
+    ),
+    columns(
+        [f"predicted_{term}" for term in COMPARED],
+        NUMBER,
+        "terms of the prediction; activation includes the graphs that come off the budget, as engines print it",
+    ),
+    columns("predicted_overhead_bytes", NUMBER, "weights, activation, graphs and libraries together"),
+    columns([*_PRINTED_GIB, *_OBSERVED], NUMBER, "the same terms as the engine printed them"),
+    columns(
+        [f"{term}_error_pct" for term in COMPARED],
+        NUMBER,
+        "error of the prediction, in per cent of what was observed",
+    ),
+    columns(
+        "recomputed_kv_cache_tokens",
+        NUMBER,
+        "tokens counted from the KV memory that the log names; null for pipelines, where ranks differ",
+    ),
+    columns("recomputed_error_pct", NUMBER, "the same in per cent above the engine's own number"),
+    columns("consistent", FLAG, "whether the two agree to 0.5 %, and to what the log's rounding to 0.01 GiB hides"),
+    columns(
+        "implied_memory_bytes implied_overhead_bytes",
+        NUMBER,
+        "device memory and overhead that the blocks at several utilizations imply, all else being equal",
+    ),
+    columns(
+        "explanation",
+        TEXT,
+        "where prediction and engine differ (tokens by more than 5 %, block size, feasibility, the log within "
+        "itself), in which term; null where they agree",
+    ),
 )
 
 

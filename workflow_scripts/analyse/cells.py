@@ -16,7 +16,7 @@ import pandas as pd
 from workflow_scripts.analyse.as_asked import not_as_asked
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.kv_memory import kv_memory
-from workflow_scripts.analyse.tables import TableError, write_table
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, columns, table_schema, write_table
 from workflow_scripts.analyse.timeline import (
     REPEAT,
     request_facts,
@@ -33,6 +33,163 @@ from workflow_scripts.study import Study, StudyError, load_study
 from workflow_scripts.workloads import SharedTextWorkload
 
 MEASURED = "measured"
+
+SCHEMA = table_schema(
+    "cells",
+    "One row per cell and repeat. A cell that did not end `ok` has one row, with `repeat` null and no measured "
+    "values; a cell that was not run yet has one row with outcome `missing`.",
+    columns("cell_id", TEXT, "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
+    columns("study", TEXT, "name of the study"),
+    columns("sweeps", TEXT, "names of the sweeps that hold the cell, comma-separated"),
+    columns("gpu engine model workload", TEXT, "names in the catalogues and the study"),
+    columns("knobs", TEXT, "slug of what the study sets"),
+    columns("max_concurrency_allowed", INTEGER, "maximum number of sequences that the knobs let run at once"),
+    columns("outcome", TEXT, "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
+    columns("reason", TEXT, "why not `ok`, in the engine's words where it has any"),
+    columns(
+        "comparable",
+        FLAG,
+        "false where the cell was measured under another definition (protocol version, workload, repeats) than "
+        "the study's: shown, and kept out of comparisons",
+    ),
+    columns("repeat", INTEGER, "timed pass, from 0"),
+    columns("num_requests", INTEGER, "requests served in the repeat"),
+    columns("prompt_tokens output_tokens", INTEGER, "tokens of all requests of the repeat, as the engine counted them"),
+    columns("wall_s", NUMBER, "from handing in the first request to the end of the last"),
+    columns(
+        "output_tokens_per_s total_tokens_per_s requests_per_s",
+        NUMBER,
+        "tokens or requests over `wall_s`; total counts prompt tokens too",
+    ),
+    columns(
+        "steady_output_tokens_per_s",
+        NUMBER,
+        "output rate between the moment when the allowed number of sequences has its first token and the moment "
+        "when fewer requests than that remain; null when the workload never fills the engine",
+    ),
+    columns("ttft_s_p50 ttft_s_p90 ttft_s_p99", NUMBER, "time from being queued to the first token"),
+    columns("tpot_s_p50 tpot_s_p99", NUMBER, "mean time per output token after the first, per request"),
+    columns("e2e_s_p50 e2e_s_p99", NUMBER, "time from being queued to the last token"),
+    columns(
+        "prefill_s_mean decode_s_mean",
+        NUMBER,
+        "mean over requests of scheduled to first token, first to last token",
+    ),
+    columns("running_peak running_mean", NUMBER, "sequences running at once: the peak, and the mean over time"),
+    columns("waiting_peak", INTEGER, "requests waiting at once"),
+    columns("kv_cache_usage_peak kv_cache_usage_mean", NUMBER, "share of KV blocks in use, 0 to 1"),
+    columns("preemptions", INTEGER, "requests that lost their blocks and were recomputed"),
+    columns(
+        "draft_tokens accepted_draft_tokens",
+        NUMBER,
+        "tokens drafted by speculative decoding, and those of them that were accepted; null without it, but 0 are "
+        "drafted where the study sets `num_speculative_tokens` to 0",
+    ),
+    columns("draft_acceptance_rate", NUMBER, "accepted over drafted tokens, 0 to 1"),
+    columns(
+        "tokens_per_draft_mean",
+        NUMBER,
+        "tokens that a sequence got in a step in which tokens were drafted for it: the accepted ones and one more",
+    ),
+    columns("prefix_cache_queries prefix_cache_hits", NUMBER, "tokens looked up in and found in the prefix cache"),
+    columns("prefix_cache_hit_rate", NUMBER, "hits over queries, in tokens, 0 to 1"),
+    columns(
+        "prefix_cache_hit_rate_predicted",
+        NUMBER,
+        "predicted: share of the prompt tokens that lie in whole blocks which an earlier request began with too; "
+        "null where the cache is off or the study does not say what prompts share",
+    ),
+    columns(
+        "prefix_cache_saved_pct",
+        NUMBER,
+        "hits over all tokens, of prompts and outputs, in per cent: what was not computed",
+    ),
+    columns("requests_with_prefix_hits", INTEGER, "requests that found any of their prompt in the cache"),
+    columns(
+        "estimated_read_bytes estimated_write_bytes estimated_flops",
+        NUMBER,
+        "the engine's own estimate of the work of the repeat, per device",
+    ),
+    columns(
+        "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
+        NUMBER,
+        "what took effect: tokens per block, blocks, tokens in the cache, requests of full length that fit",
+    ),
+    columns(
+        "max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective",
+        INTEGER,
+        "what took effect",
+    ),
+    columns("attention_backend", TEXT, "as the engine named it"),
+    columns(
+        "not_as_asked",
+        TEXT,
+        "settings that the engine replaced without a refusal, and by what: `attention_backend CPU_ATTN, not "
+        "FLASH_ATTN`; null where all that it tells is as the study asks",
+    ),
+    columns(
+        "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
+        NUMBER,
+        "memory terms that the engine printed",
+    ),
+    columns(
+        "memory_used_bytes_max memory_used_bytes_mean",
+        NUMBER,
+        "from the device trace in the repeat, of the first GPU where a cell has several (a CPU: resident memory of "
+        "the engine's processes)",
+    ),
+    columns("utilization_pct_mean", NUMBER, "from the trace, in per cent of the device (of a CPU: of its cores)"),
+    columns(
+        "power_w_mean energy_j",
+        NUMBER,
+        "of the trace, of all GPUs of the cell together; energy from the counter, else by trapezoid over the "
+        "power samples",
+    ),
+    columns("energy_j_per_output_token", NUMBER, "`energy_j / output_tokens`"),
+    columns("trace_gap_s_max", NUMBER, "longest time between two samples in the repeat"),
+    columns("throttle_reasons", TEXT, "reasons seen in the repeat, comma-separated"),
+    columns(
+        "kv_tokens_live_mean",
+        NUMBER,
+        "tokens that live requests held in the cache, mean over time: as the engine tells at each step, else from "
+        "the times of the requests, where a shared prefix counts for each that begins with it",
+    ),
+    columns("kv_slots_reserved_mean", NUMBER, "token slots set aside for them, mean over time"),
+    columns(
+        "kv_bytes_used_mean",
+        NUMBER,
+        "`kv_tokens_live_mean` in bytes of keys and values on all devices together, by the model's shape and the "
+        "type of the cache; with those of a draft model, and with the copies that tensor ranks keep where they "
+        "are more than the KV heads",
+    ),
+    columns(
+        "kv_bytes_reserved_mean kv_bytes_reserved_peak",
+        NUMBER,
+        "bytes set aside for keys and values: a cache that is allocated for each batch, at each step; a pool of "
+        "blocks, all of it from the start to the end; counted as `kv_bytes_used_mean` is",
+    ),
+    columns(
+        "torch_memory_bytes_max",
+        NUMBER,
+        "HuggingFace engines on a GPU: `torch.cuda.max_memory_allocated` in the repeat, weights included",
+    ),
+    columns(
+        "process_memory_growth_bytes_max",
+        NUMBER,
+        "on a CPU: the highest resident memory of the engine's processes in the repeat, less what was there "
+        "before the engine started",
+    ),
+    columns(
+        "cpu_steal_pct cpu_others_pct",
+        NUMBER,
+        "CPU taken by the hypervisor, and by other processes, in per cent of all cores",
+    ),
+    columns("start_s warmup_s measure_s", NUMBER, "time the harness spent in the cell's phases"),
+    columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
+    columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
+    columns("source", TEXT, "`measured`, or `measured elsewhere` for reference data"),
+    knobs=True,
+)
 
 # Column of the table <- facts to take it from, the first that is known.
 _CELL_FACTS = {
@@ -218,7 +375,7 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the cells table of a study."""
-    parser = argparse.ArgumentParser(description="One row a cell and repeat, with everything measured of it.")
+    parser = argparse.ArgumentParser(description="One row per cell and repeat, with everything measured of it.")
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
     parser.add_argument("--out", type=Path, required=True, help="cells.parquet; cells.csv is written beside it")

@@ -22,7 +22,7 @@ from workflow_scripts.analyse import (
 )
 from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
 from workflow_scripts.analyse.published import Claim, Published, PublishedError
-from workflow_scripts.analyse.tables import TEXT, TableError, table_schema, write_table
+from workflow_scripts.analyse.tables import TEXT, TableError, columns, table_schema, write_table
 from workflow_scripts.catalog import CONFIG, CatalogError
 from workflow_scripts.model_facts import ModelFactsError
 from workflow_scripts.study import StudyError, load_study
@@ -38,25 +38,39 @@ MOST_IDS = 20
 
 SCHEMA = table_schema(
     "claims",
-    dict.fromkeys(
-        (
-            "study",
-            "claim_id",
-            "claim",
-            "published_by",
-            "quantity",
-            "published_value",
-            "verdict",
-            "scope",
-            "evidence",
-            "evidence_sources",
-            "seen_here",
-            "would_test",
-            "evidence_ids",
-            "source",
-        ),
+    "Every claim of `config/published/claims.yaml` with a verdict, the evidence for it, and what was seen in this "
+    "study. One row per claim. [claims.md](claims.md) says how verdicts come about. Lists are separated by "
+    "semicolons.",
+    columns("study", TEXT, "name of the study whose tables were looked at"),
+    columns("claim_id claim", TEXT, "the claim, in our words"),
+    columns("published_by", TEXT, "who published it, by the labels in `config/published/README.md`"),
+    columns("quantity published_value", TEXT, "names of its numbers, and the numbers as published"),
+    columns("verdict", TEXT, "`supported`, `contradicted` or `not testable here`"),
+    columns(
+        "scope",
         TEXT,
+        "what the verdict holds for: devices, models, workloads or a formula of the evidence that decides; null "
+        "without a verdict",
     ),
+    columns(
+        "evidence",
+        TEXT,
+        "sentences with numbers, each behind the label of its source: `[measured here]`, `[computed from a "
+        "formula]`, `[published]`, or the source of rows measured elsewhere; what decides comes first",
+    ),
+    columns("evidence_sources", TEXT, "these labels"),
+    columns(
+        "seen_here",
+        TEXT,
+        "the same of what was measured on other devices or models than the claim is about; it decides nothing",
+    ),
+    columns("would_test", TEXT, "the command, study or argument that would give a verdict; null where there is one"),
+    columns(
+        "evidence_ids",
+        TEXT,
+        "cells (of many, the first 20), tables, files and formulas of the evidence that is written out",
+    ),
+    columns("source", TEXT, "`published`: where the claim is from"),
 )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.analyse.cells import SCHEMA as CELLS
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.catalog import CatalogError
 from workflow_scripts.study import Study, StudyError, load_study
@@ -37,7 +38,7 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, make: Make)
     """Read the study and its cells, make the tables and write them; 2 with one message if an input is bad."""
     args = parser.parse_args(argv)
     try:
-        study, cells = load_study(args.study), read_table(args.cells, "cells")
+        study, cells = load_study(args.study), read_table(args.cells, CELLS.name)
         for path, table, frame in make(args, study, cells):
             write_table(frame, path, table)
     except (StudyError, TableError, CatalogError) as e:

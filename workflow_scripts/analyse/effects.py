@@ -41,7 +41,7 @@ from workflow_scripts.analyse.statistics import (
     ratio_interval,
     verdicts,
 )
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")
@@ -51,33 +51,55 @@ MODEL = "model"
 
 SCHEMA = table_schema(
     "effects",
-    {
-        "study": TEXT,
-        "source": TEXT,
-        "gpu": TEXT,
-        "engine": TEXT,
-        "model": TEXT,
-        "workload": TEXT,
-        "held": TEXT,
-        "knob": TEXT,
-        "comparison": TEXT,
-        "value": TEXT,
-        "baseline": TEXT,
-        "values": TEXT,
-        "cell_id": TEXT,
-        "baseline_cell_id": TEXT,
-        "repeats": INTEGER,
-        "baseline_repeats": INTEGER,
-        "ratio": NUMBER,
-        "ratio_low": NUMBER,
-        "ratio_high": NUMBER,
-        "verdict": TEXT,
-        "margin_pct": NUMBER,
-        "repeats_needed": INTEGER,
-        "took_effect": FLAG,
-        "bound_by": TEXT,
-        "explanation": TEXT,
-    },
+    "What each knob does to `output_tokens_per_s`: cells that differ in one knob alone, or in the model alone, "
+    "which may have weights of other types or be another model altogether. A cell where the study leaves the knob "
+    "to the engine is no value of it. A value is compared with the baseline, the smallest value or `false` "
+    "(`comparison` is `pair`); then all values of the group together (`overall`): the faster, in `value`, and the "
+    "slower, in `baseline`, of the two that are furthest apart (of those that show a change, if any do), with an "
+    "interval and a verdict that hold over all pairs of values.",
+    columns("study source gpu engine model workload", TEXT, "what the cells share; of several models that of `value`"),
+    columns("held", TEXT, "the other knobs that the study sets, e.g. `block_size=32, enforce_eager=true`"),
+    columns("knob", TEXT, "the knob that differs, or `model`"),
+    columns("comparison", TEXT, "`pair` or `overall`"),
+    columns("value baseline", TEXT, "the knob's values that are compared"),
+    columns("values", TEXT, "all values of the group, in order"),
+    columns("cell_id baseline_cell_id", TEXT, "the cells of `value` and `baseline`"),
+    columns("repeats baseline_repeats", INTEGER, "repeats that count"),
+    columns(
+        "ratio ratio_low ratio_high",
+        NUMBER,
+        "rate of `value` over that of `baseline`, with its 95 % interval; null with one repeat on a side",
+    ),
+    columns("verdict", TEXT, "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`"),
+    columns("margin_pct", NUMBER, "the study's `equivalence_margin_pct`"),
+    columns(
+        "repeats_needed",
+        INTEGER,
+        "further repeats of each cell that would decide, if means and variances stay; 0 if decided; null if not "
+        "known or more than 100",
+    ),
+    columns(
+        "took_effect",
+        FLAG,
+        "whether what the engine shows of the knob differs between the two (`overall`: between any two); null if "
+        "it shows nothing",
+    ),
+    columns(
+        "bound_by",
+        TEXT,
+        "what kept more sequences from running at once, at `value` (`overall`: at any value, comma-separated): "
+        "`sequences` (as many as the settings allow), `prompts` (all requests ran), `kv_blocks` (preemptions, or "
+        "requests waited with 95 % or more of the blocks in use), `token_budget` (none of these)",
+    ),
+    columns("explanation", TEXT, "the same in words"),
+    notes=(
+        "What the engine shows of a knob: `running_peak` for `max_num_seqs` and `batch_size`; "
+        "`block_size_effective`, `max_num_batched_tokens_effective` and `max_model_len_effective` for the knobs "
+        "of that name (`page_size` and `max_batch_tokens` for continuous batching on HuggingFace); "
+        "`kv_cache_tokens` for `gpu_memory_utilization`, `cpu_kv_cache_gib` and `kv_cache_dtype`; "
+        "`num_gpu_blocks` for `num_blocks`; `prefix_cache_hits` for `enable_prefix_caching`; `draft_tokens` for "
+        "`num_speculative_tokens`; `attention_backend`."
+    ),
 )
 
 # What an engine shows of a knob: where two cells agree in it, the knob made no difference to the engine.

@@ -18,7 +18,7 @@ import pandas as pd
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import Record, cell_summary, records
 from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio_interval
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.study import Study
 
 METRIC = "output_tokens_per_s"
@@ -27,51 +27,51 @@ BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batch
 
 SCHEMA = table_schema(
     "engines",
-    {
-        "study": TEXT,
-        "source": TEXT,
-        "gpu": TEXT,
-        "model": TEXT,
-        "workload": TEXT,
-        "vllm_knobs": TEXT,
-        "vllm_max_num_seqs": INTEGER,
-        "vllm_repeats": INTEGER,
-        "vllm_output_tokens_per_s": NUMBER,
-        "hf_engine": TEXT,
-        "hf_knobs": TEXT,
-        "hf_kind": TEXT,
-        "hf_batch_size": INTEGER,
-        "hf_repeats": INTEGER,
-        "hf_output_tokens_per_s": NUMBER,
-        "comparable": FLAG,
-        "reason": TEXT,
-        "improvement_ratio": NUMBER,
-        "improvement_ratio_low": NUMBER,
-        "improvement_ratio_high": NUMBER,
-        "explanation": TEXT,
-    },
+    "Every vLLM cell against every HuggingFace cell of the same device, model and workload. Two cells are "
+    "comparable if they did equal work: in every repeat the same number of requests, prompt tokens and output "
+    "tokens, without quantised weights or KV cache, drafted tokens or more than one device on either side; and if "
+    "their environments have one lock.",
+    columns("study source gpu model workload", TEXT, "what the cells share"),
+    columns("vllm_knobs", TEXT, "settings of vLLM"),
+    columns("vllm_max_num_seqs", INTEGER, "maximum number of sequences that they let run at once"),
+    columns("vllm_repeats", INTEGER, "repeats that count"),
+    columns("vllm_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("hf_engine hf_knobs", TEXT, "engine and settings of HuggingFace"),
+    columns("hf_kind", TEXT, "`batch 1`, `static batch` or `continuous batching`"),
+    columns("hf_batch_size", INTEGER, "size of the static batches; null for continuous batching"),
+    columns("hf_repeats", INTEGER, "repeats that count"),
+    columns("hf_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("comparable", FLAG, "whether the work and the environment were equal"),
+    columns("reason", TEXT, "why not"),
+    columns(
+        "improvement_ratio improvement_ratio_low improvement_ratio_high",
+        NUMBER,
+        "vLLM's rate over HuggingFace's, with its 95 % interval; null where not comparable",
+    ),
+    columns("explanation", TEXT, "the same in words, and what is in the ratio"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
-    {
-        "study": TEXT,
-        "source": TEXT,
-        "gpu": TEXT,
-        "model": TEXT,
-        "workload": TEXT,
-        "vllm_knobs": TEXT,
-        "vllm_max_num_seqs": INTEGER,
-        "factor": TEXT,
-        "numerator": TEXT,
-        "denominator": TEXT,
-        "comparable": FLAG,
-        "reason": TEXT,
-        "ratio": NUMBER,
-        "ratio_low": NUMBER,
-        "ratio_high": NUMBER,
-        "share_pct": NUMBER,
-        "explanation": TEXT,
-    },
+    "The gain of each vLLM cell that batches over HuggingFace on single requests, as a product of steps: the "
+    "`total` is `static_batching` x `continuous_batching` x `engine`. The static batch is the fastest that was "
+    "measured, the single requests have the same kind of cache, and continuous batching is the fastest that was "
+    "measured. HuggingFace's continuous batching keeps its cache in pages too, so paging is part of that step and "
+    "`engine` is what is left.",
+    columns("study source gpu model workload", TEXT, "what the cells share"),
+    columns("vllm_knobs", TEXT, "the vLLM cell"),
+    columns("vllm_max_num_seqs", INTEGER, "the vLLM cell"),
+    columns("factor", TEXT, "`static_batching`, `continuous_batching`, `engine` or `total`"),
+    columns("numerator denominator", TEXT, "the two cells, `engine/knobs`; null where there is none"),
+    columns("comparable", FLAG, "as in `engines`"),
+    columns("reason", TEXT, "as in `engines`"),
+    columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null where not comparable"),
+    columns(
+        "share_pct",
+        NUMBER,
+        "part of the total as logarithms, so that steps add up to 100 %; a step that loses is negative; null "
+        "where the total is not shown to be a gain",
+    ),
+    columns("explanation", TEXT, "the same in words"),
 )
 
 # Steps from single requests on HuggingFace to vLLM; their product is the last row.

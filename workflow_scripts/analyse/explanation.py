@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workflow_scripts.analyse.repeats import Record
-from workflow_scripts.analyse.tables import NUMBER, TEXT
 from workflow_scripts.catalog import Dtype, Gpu
 from workflow_scripts.formulas import relative_difference, speedup_bounds
 
@@ -23,13 +22,7 @@ CANDIDATES = {
     "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
 }
 _WORDS = dict(CANDIDATES.values())
-EXPLANATION_COLUMNS = {
-    "explanation": TEXT,
-    "support": TEXT,
-    "nearest": TEXT,
-    "nearest_difference_pct": NUMBER,
-    "verdict_text": TEXT,
-}
+EXPLANATION_COLUMNS = ("explanation", "support", "nearest", "nearest_difference_pct", "verdict_text")
 
 
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: Dtype | None) -> tuple[float, float]:

@@ -3,7 +3,7 @@
     python -m workflow_scripts.analyse.fragmentation --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed --out results/demo/tables/waste.parquet
 
-One row a repeat and layout. docs/fragmentation.md says how the numbers are made.
+One row per repeat and layout. docs/fragmentation.md says how the numbers are made.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.facts import read_parsed
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.study import Study
 from workflow_scripts.workloads import SharedText, SharedTextWorkload
@@ -27,22 +27,37 @@ from workflow_scripts.workloads import SharedText, SharedTextWorkload
 PREDICTED = "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
-COLUMNS = {
-    "cell_id": TEXT,
-    "repeat": INTEGER,
-    "layout": TEXT,
-    "block_size": INTEGER,
-    "sequences_live_mean": NUMBER,
-    "tokens_held_mean": NUMBER,
-    "slots_held_mean": NUMBER,
-    "waste_pct": NUMBER,
-    "wasted_slots_per_sequence": NUMBER,
-    "expected_wasted_slots_per_sequence": NUMBER,
-    "engine_slots_held_mean": NUMBER,
-    "computed_from": TEXT,
-    "source": TEXT,
-}
-table_schema("waste", COLUMNS)
+SCHEMA = table_schema(
+    "waste",
+    "Share of the memory set aside for keys and values that held no token. One row per repeat and layout; what-if "
+    "block sizes have a row each. [fragmentation.md](fragmentation.md) says how the numbers are made.",
+    columns("cell_id", TEXT, "the repeat, as in `cells`"),
+    columns("repeat", INTEGER, "the repeat, as in `cells`"),
+    columns(
+        "layout",
+        TEXT,
+        "`paged`, `block_size_whatif`, `contiguous_max_model_len`, `contiguous_request_length`, `padded_batch`, "
+        "`hf_dynamic_cache` or `hf_static_cache`",
+    ),
+    columns("block_size", INTEGER, "tokens per block; null for layouts without blocks"),
+    columns("sequences_live_mean", NUMBER, "live sequences, mean over time"),
+    columns(
+        "tokens_held_mean slots_held_mean",
+        NUMBER,
+        "tokens held and slots set aside, mean over time (`padded_batch`: over steps)",
+    ),
+    columns("waste_pct", NUMBER, "share of the slots that held no token, in per cent"),
+    columns("wasted_slots_per_sequence", NUMBER, "slots without a token for each live sequence"),
+    columns("expected_wasted_slots_per_sequence", NUMBER, "`(block_size - 1) / 2`"),
+    columns("engine_slots_held_mean", NUMBER, "slots in use by the engine's own gauge, on rows of `paged`"),
+    columns(
+        "computed_from",
+        TEXT,
+        "`timeline`: the measured times of the requests; `lengths`: their lengths alone; `steps`: what the engine "
+        "told at each step",
+    ),
+    columns("source", TEXT, "`measured` for the layout that the engine had, `predicted` for the others"),
+)
 
 TIMES = ("scheduled_s", "first_token_s", "last_token_s")
 OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
@@ -63,7 +78,7 @@ def waste_table(cells: pd.DataFrame, parsed: Path, texts: Mapping[str, SharedTex
             requests = read_parsed(parsed, str(gpu), "requests", OF_REQUEST)
             parts += layouts(timeline(rows, requests, texts))
     table = pd.concat([part for part in parts if len(part)] or parts)
-    return table.reindex(columns=list(COLUMNS)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
+    return table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
 
 
 # --- the life of every request -----------------------------------------------------------------------------------

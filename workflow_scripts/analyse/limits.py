@@ -32,7 +32,7 @@ from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog import get_gpu, get_model
@@ -53,42 +53,78 @@ _SETTINGS: dict[str, tuple[str, str | int]] = {
     "num_speculative_tokens": ("knob_num_speculative_tokens", 0),
 }
 
-COLUMNS = {
-    "cell_id": TEXT,
-    "repeat": INTEGER,
-    "rates": TEXT,
-    "memory_bandwidth_bytes_per_s": NUMBER,
-    "flop_per_s": NUMBER,
-    "weights_fit_cache": FLAG,
-    "sequences_max": NUMBER,
-    "steps_min": NUMBER,
-    "output_tokens_per_step_max": NUMBER,
-    "steps_bound_by": TEXT,
-    "prefill_memory_s": NUMBER,
-    "prefill_arithmetic_s": NUMBER,
-    "decode_memory_s": NUMBER,
-    "decode_arithmetic_s": NUMBER,
-    "prefill_bound_by": TEXT,
-    "decode_bound_by": TEXT,
-    "bound_by": TEXT,
-    "wall_s_min": NUMBER,
-    **{f"{rate}_ceiling{by}": NUMBER for rate in TOKEN_RATES for by in ("", "_memory", "_arithmetic")},
-    "steps": NUMBER,
-    "read_bytes": NUMBER,
-    "flops": NUMBER,
-    "mbu": NUMBER,
-    "mfu": NUMBER,
-    "engine_mbu": NUMBER,
-    "engine_mfu": NUMBER,
-    "engine_read_bytes_difference": NUMBER,
-    "engine_flops_difference": NUMBER,
-    "factor": NUMBER,
-    "tolerance": NUMBER,
-    "exceeds": FLAG,
-    "ceiling_broken": TEXT,
-    "source": TEXT,
-}
-table_schema("limits", COLUMNS)
+SCHEMA = table_schema(
+    "limits",
+    "The most that the hardware allows each repeat, and how near the repeat came to it. One row per repeat and source "
+    "of rates. [limits.md](limits.md) says how the numbers are made.",
+    columns("cell_id", TEXT, "the repeat, as in `cells`"),
+    columns("repeat", INTEGER, "the repeat, as in `cells`"),
+    columns("rates", TEXT, "where the device's rates are from: `datasheet` or `measured`"),
+    columns(
+        "memory_bandwidth_bytes_per_s flop_per_s",
+        NUMBER,
+        "the rates of one device, the latter for the model's dtype",
+    ),
+    columns("weights_fit_cache", FLAG, "all weights fit in the last-level cache, so that memory gives no ceiling"),
+    columns(
+        "sequences_max",
+        NUMBER,
+        "sequences that may run at once: the smaller of the setting and the number of requests",
+    ),
+    columns("steps_min", NUMBER, "fewest steps that give all output tokens"),
+    columns("output_tokens_per_step_max", NUMBER, "output tokens over `steps_min`"),
+    columns(
+        "steps_bound_by",
+        TEXT,
+        "why they are not fewer: `max_num_seqs`, `requests`, `longest_request` or `kv_blocks`",
+    ),
+    columns(
+        "prefill_memory_s prefill_arithmetic_s decode_memory_s decode_arithmetic_s",
+        NUMBER,
+        "shortest time of each phase by each resource",
+    ),
+    columns(
+        "prefill_bound_by decode_bound_by bound_by",
+        TEXT,
+        "which takes longer, in each phase and in all: `memory bandwidth` or `arithmetic`",
+    ),
+    columns("wall_s_min", NUMBER, "shortest time of the whole repeat"),
+    columns("output_tokens_per_s_ceiling", NUMBER, "tokens over `wall_s_min`"),
+    columns(
+        "output_tokens_per_s_ceiling_memory output_tokens_per_s_ceiling_arithmetic",
+        NUMBER,
+        "tokens over the time by one resource",
+    ),
+    columns("total_tokens_per_s_ceiling", NUMBER, "tokens over `wall_s_min`"),
+    columns(
+        "total_tokens_per_s_ceiling_memory total_tokens_per_s_ceiling_arithmetic",
+        NUMBER,
+        "tokens over the time by one resource",
+    ),
+    columns("steps", NUMBER, "steps that the scheduler took"),
+    columns(
+        "read_bytes flops",
+        NUMBER,
+        "bytes that these steps had to read and operations that they had to do, on all devices together",
+    ),
+    columns("mbu mfu", NUMBER, "that over `wall_s`, as a share of the device's rate"),
+    columns("engine_mbu engine_mfu", NUMBER, "the same from the engine's own estimates"),
+    columns(
+        "engine_read_bytes_difference engine_flops_difference",
+        NUMBER,
+        "how far the engine's estimate lies above the count here, as a share of it",
+    ),
+    columns("factor", NUMBER, "measured rate over its ceiling, the higher of output and total tokens"),
+    columns(
+        "tolerance",
+        NUMBER,
+        "how far above 1 `factor` may be; infinite where others loaded the machine while its rates were measured, "
+        "which are then too low to call anything impossible",
+    ),
+    columns("exceeds", FLAG, "`factor` is above 1 + `tolerance`"),
+    columns("ceiling_broken", TEXT, "the rate and the ceiling that it breaks"),
+    columns("source", TEXT, "`predicted`"),
+)
 
 
 def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -99,7 +135,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
         devices: folder with the records of devices that were measured.
     """
     if work.empty:
-        return pd.DataFrame(columns=list(COLUMNS)), []
+        return pd.DataFrame(columns=list(SCHEMA.columns)), []
     settings = {name: _setting(work, column, default) for name, (column, default) in _SETTINGS.items()}
     work = work.assign(**settings).join(least_steps(work))
     parts: list[pd.DataFrame] = []
@@ -115,8 +151,8 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
         if not rates_found:
             reasons.append(f"no limits on {gpu}: it has no data sheet, and {devices} has no record of it")
         parts += [_limits(rows, facts, rates, kv_cache_dtype) for rates in rates_found]
-    table = pd.concat(parts) if parts else pd.DataFrame(columns=list(COLUMNS))
-    return table.sort_values([*REPEAT, "rates"])[list(COLUMNS)], list(dict.fromkeys(reasons))
+    table = pd.concat(parts) if parts else pd.DataFrame(columns=list(SCHEMA.columns))
+    return table.sort_values([*REPEAT, "rates"])[list(SCHEMA.columns)], list(dict.fromkeys(reasons))
 
 
 def _setting(work: pd.DataFrame, column: str, default: str | int) -> pd.Series:

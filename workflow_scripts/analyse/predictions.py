@@ -16,7 +16,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import counted
-from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.calibration import CALIBRATIONS, CalibrationError, read_calibration
 from workflow_scripts.catalog import CONFIG, resolve
 from workflow_scripts.study import Study
@@ -32,21 +32,50 @@ Published = Mapping[tuple[str, str, str, float], float]
 
 SCHEMA = table_schema(
     "predictions",
-    {
-        **dict.fromkeys(("cell_id", "gpu", "engine", "model", "workload", "knobs", "quantity"), TEXT),
-        **dict.fromkeys(("predicted", "low", "high", "measured", "error_pct", "band_pct"), NUMBER),
-        "flagged": FLAG,
-        "why": TEXT,
-        "fitted": FLAG,
-        "speed_source": TEXT,
-        "bound_by": TEXT,
-        "running_peak_predicted": NUMBER,
-        "running_peak_measured": NUMBER,
-        "full_share": NUMBER,
-        "prompts_to_fill": NUMBER,
-        "published": NUMBER,
-        "source": TEXT,
-    },
+    "What each cell of the plan was predicted to do, beside what it did; one row per cell and quantity "
+    "(`output_tokens_per_s`, `total_tokens_per_s`, `ttft_s_p50`, `tpot_s_p50`). docs/plan.md says how predictions "
+    "are made.",
+    columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
+    columns("quantity", TEXT, "a column of the cells table"),
+    columns("predicted low high", NUMBER, "the prediction and its band; null where nothing is predicted"),
+    columns("measured", NUMBER, "median over the repeats of a cell that ended `ok`; null if there is none"),
+    columns(
+        "error_pct",
+        NUMBER,
+        "predicted over measured, in per cent above it; negative where the prediction is too low",
+    ),
+    columns("band_pct", NUMBER, "how far the prediction was said to be off at most"),
+    columns(
+        "flagged",
+        FLAG,
+        "measured output tokens/s outside of the band, or only one of prediction and engine said that the cell is "
+        "infeasible; always false for other quantities",
+    ),
+    columns("why", TEXT, "the reason of a flag"),
+    columns(
+        "fitted",
+        FLAG,
+        "whether constants of the device were fitted to this cell, so that its error says nothing of others",
+    ),
+    columns("speed_source", TEXT, "where the device's constants are from: `calibrated`, `measured rates` or `default`"),
+    columns(
+        "bound_by",
+        TEXT,
+        "what is predicted to keep more sequences from running at once, in the words of `effects`",
+    ),
+    columns("running_peak_predicted running_peak_measured", NUMBER, "maximum number of sequences that run at once"),
+    columns("full_share", NUMBER, "share of the time in which as many sequences run as the settings allow, predicted"),
+    columns(
+        "prompts_to_fill",
+        NUMBER,
+        "fewest prompts that would let so many run; null where prompts are not what is missing",
+    ),
+    columns(
+        "published",
+        NUMBER,
+        "tokens/s that others published for the model, device and max-num-seqs; not said to count prompt tokens or not",
+    ),
+    columns("source", TEXT, "`predicted`"),
 )
 
 

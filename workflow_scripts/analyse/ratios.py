@@ -27,7 +27,7 @@ from workflow_scripts.analyse.explanation import (
 )
 from workflow_scripts.analyse.repeats import BOUND_BY_NEEDS, Record, bound_by, cell_summary, numbers, records
 from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models, resolve
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.study import Study
@@ -35,28 +35,47 @@ from workflow_scripts.study import Study
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 SCHEMA = table_schema(
     "ratios",
-    {
-        "study": TEXT,
-        "source": TEXT,
-        "gpu_a": TEXT,
-        "gpu_b": TEXT,
-        "engine": TEXT,
-        "model": TEXT,
-        "workload": TEXT,
-        "knobs": TEXT,
-        "metric": TEXT,
-        "repeats_a": INTEGER,
-        "repeats_b": INTEGER,
-        "ratio": NUMBER,
-        "ratio_low": NUMBER,
-        "ratio_high": NUMBER,
-        **dict.fromkeys(CANDIDATES, NUMBER),
-        "decode_share_a": NUMBER,
-        "decode_share_b": NUMBER,
-        "bound_by_a": TEXT,
-        "bound_by_b": TEXT,
-        **EXPLANATION_COLUMNS,
-    },
+    "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios "
+    "that may explain it. One row per pair of devices, setting and metric; `gpu_a` is the one that is faster by "
+    "the geometric mean over all that both measured. A ratio that is not known is null.",
+    columns("study source", TEXT, "as in `cells`; cells of different ones are never compared"),
+    columns("gpu_a gpu_b", TEXT, "the two devices; every ratio is of `a` over `b`"),
+    columns("engine model workload knobs", TEXT, "what both were measured with"),
+    columns("metric", TEXT, "`output_tokens_per_s` or `total_tokens_per_s`"),
+    columns("repeats_a repeats_b", INTEGER, "repeats that count"),
+    columns("ratio", NUMBER, "observed: ratio of the geometric means over the repeats"),
+    columns("ratio_low ratio_high", NUMBER, "its 95 % interval; null with one repeat on a side"),
+    columns("bandwidth_ratio", NUMBER, "of the data sheets' memory bandwidths"),
+    columns("flop_ratio", NUMBER, "of the data sheets' dense rates for the model's dtype; null for quantised weights"),
+    columns(
+        "measured_bandwidth_ratio measured_flop_ratio",
+        NUMBER,
+        "of the rates measured on the devices (`prepared/devices/`)",
+    ),
+    columns("kv_tokens_ratio", NUMBER, "of the tokens that the KV caches hold"),
+    columns(
+        "decode_share_a decode_share_b",
+        NUMBER,
+        "share of the time from being scheduled to the last token that is decoding: `decode_s_mean / "
+        "(prefill_s_mean + decode_s_mean)`, mean over repeats",
+    ),
+    columns("bound_by_a bound_by_b", TEXT, "what bound the sequences that ran at once, as in `effects`"),
+    columns(
+        "explanation",
+        TEXT,
+        "what the observed ratio supports: `bandwidth`, `flop`, `measured_bandwidth`, `measured_flop`, "
+        "`kv_capacity` (comma-separated), or `none`; null where no ratio is known",
+    ),
+    columns(
+        "support",
+        TEXT,
+        "`inside`: those in the interval; `near`: none is, and this is the nearest, within 10 %; `none`: nothing "
+        "within 10 %",
+    ),
+    columns("nearest", TEXT, "the nearest of the known ratios (of those in the interval, if any)"),
+    columns("nearest_difference_pct", NUMBER, "how far the observed ratio lies above the nearest, in per cent of it"),
+    columns("verdict_text", TEXT, "the same in words"),
+    notes=("`kv_capacity` counts as an explanation only where full KV blocks bound one of the two devices."),
 )
 PUBLISHED_COLUMNS = (
     "source",
@@ -78,7 +97,7 @@ PUBLISHED_COLUMNS = (
 def device_ratios(cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None) -> pd.DataFrame:
     """The ratios table: one row for each pair of devices, setting that both were measured with, and metric.
 
-    Of two devices, `a` is the one that is faster on geometric mean over all that they share.
+    Of two devices, `a` is the one that is faster on the geometric mean over all that both measured.
 
     Args:
         cells: the cells table.

@@ -26,7 +26,7 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
     ratio_interval,
 )
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.definition import model_key, resolved_models
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.paths import StudyPaths
@@ -48,26 +48,42 @@ DEFAULT_TPOT_FACTOR = 2.0
 
 SCHEMA = table_schema(
     "recommendations",
-    {
-        "study": TEXT,
-        "source": TEXT,
-        "gpu": TEXT,
-        "model": TEXT,
-        "workload": TEXT,
-        "role": TEXT,
-        "cell_id": TEXT,
-        "knobs": TEXT,
-        "repeats": INTEGER,
-        **{f"{metric}{end}": NUMBER for metric in (RATE, *LATENCIES) for end in ("", "_low", "_high")},
-        "ttft_s_p99_worst": NUMBER,
-        "tpot_s_p99_worst": NUMBER,
-        "latency_bound": TEXT,
-        "margin_pct": NUMBER,
-        "ties": TEXT,
-        "explanation": TEXT,
-        "command": TEXT,
-        "config_yaml": TEXT,
-    },
+    "vLLM configurations to serve with, for each device, model and workload. All requests of a workload are "
+    "handed in at once, so time to the first token holds the wait for a free place.",
+    columns("study source gpu model workload", TEXT, "where it holds"),
+    columns(
+        "role",
+        TEXT,
+        "`best_throughput`; `best_within_latency`: the highest output tokens/s of those that keep the bound, no cell "
+        "where none does; `smallest_within_margin`: the fewest sequences, then the least memory reserved, then "
+        "the smallest block, of those shown to be no slower than the best by more than the margin; `pareto`: a "
+        "row for each that no other beats in rate, `tpot_s_p50` and `ttft_s_p50`",
+    ),
+    columns("cell_id knobs", TEXT, "the configuration"),
+    columns("repeats", INTEGER, "repeats that count"),
+    columns("output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("output_tokens_per_s_low output_tokens_per_s_high", NUMBER, "their 95 % intervals; null with one repeat"),
+    columns("tpot_s_p50", NUMBER, "geometric means over the repeats"),
+    columns("tpot_s_p50_low tpot_s_p50_high", NUMBER, "their 95 % intervals; null with one repeat"),
+    columns("ttft_s_p50", NUMBER, "geometric means over the repeats"),
+    columns("ttft_s_p50_low ttft_s_p50_high", NUMBER, "their 95 % intervals; null with one repeat"),
+    columns("ttft_s_p99_worst tpot_s_p99_worst", NUMBER, "the highest 99th percentile of any repeat"),
+    columns(
+        "latency_bound",
+        TEXT,
+        "the bound of `best_within_latency`; without one on the command line, `tpot_s_p99` at most twice the "
+        "lowest `tpot_s_p50`",
+    ),
+    columns("margin_pct", NUMBER, "the margin of `smallest_within_margin`"),
+    columns(
+        "ties",
+        TEXT,
+        "knobs of the configurations that are not shown to be slower, comma-separated; the winner is not ranked "
+        "above them",
+    ),
+    columns("explanation", TEXT, "the same in words"),
+    columns("command", TEXT, "`vllm serve` with the configuration; null for a model that is not the study's"),
+    columns("config_yaml", TEXT, "the same as a file for `vllm serve --config`"),
 )
 
 _OBSERVED = {

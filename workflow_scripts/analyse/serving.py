@@ -20,7 +20,7 @@ from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT, tokens_inside
 from workflow_scripts.knobs import ENGINES
 from workflow_scripts.load import Load
@@ -39,49 +39,72 @@ BUSY_CORES = 0.9
 # Fewer requests than these say nothing of a steady state.
 STEADY_REQUESTS = 10
 
-_PLACE = dict.fromkeys(("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"), TEXT)
-_LOAD = {
-    "load": TEXT,
-    "request_rate_per_s": NUMBER,
-    "ramp_to_per_s": NUMBER,
-    "burstiness": NUMBER,
-    "users": INTEGER,
-}
-COLUMNS = {
-    **_PLACE,
-    "repeat": INTEGER,
-    **_LOAD,
-    "num_requests": INTEGER,
-    "arrivals_per_s": NUMBER,
-    "requests_per_s": NUMBER,
-    "output_tokens_per_s": NUMBER,
-    "total_tokens_per_s": NUMBER,
-    **{f"{latency}_p{percent}": NUMBER for latency in LATENCIES for percent in PERCENTS},
-    "slo": TEXT,
-    "slo_attainment": NUMBER,
-    "goodput_requests_per_s": NUMBER,
-    "running_peak": NUMBER,
-    "in_flight_peak": INTEGER,
-    "waiting_peak": INTEGER,
-    "preemptions": INTEGER,
-    "kv_cache_usage_peak": NUMBER,
-    "memory_used_bytes_max": NUMBER,
-    "memory_utilization": NUMBER,
-    "client_lag_s_p99": NUMBER,
-    "client_cpu_cores": NUMBER,
-    "client_shares_cores": FLAG,
-    "steady_s": NUMBER,
-    "steady_requests": INTEGER,
-    "steady_requests_per_s": NUMBER,
-    "steady_output_tokens_per_s": NUMBER,
-    "steady_ttft_s_p50": NUMBER,
-    "steady_ttft_s_p99": NUMBER,
-    "queue_growth_per_s": NUMBER,
-    "saturated": FLAG,
-    "limited_by": TEXT,
-    "explanation": TEXT,
-}
-SCHEMA = table_schema("serving", COLUMNS)
+SCHEMA = table_schema(
+    "serving",
+    "Servers under load: one row per repeat of a cell of `vllm-serve` or `openai` that ended `ok`. "
+    "[serving.md](serving.md) says how the numbers are made. Latencies count from the scheduled arrival.",
+    columns("study source cell_id gpu engine", TEXT, "as in `cells`"),
+    columns("endpoint", TEXT, "the server of config/endpoints.yaml; null for `vllm-serve`"),
+    columns("model workload knobs", TEXT, "as in `cells`"),
+    columns("repeat", INTEGER, "timed pass, from 0"),
+    columns("load", TEXT, "`open loop`, `ramp`, `closed loop`, `replay` (arrivals of the workload) or `all at once`"),
+    columns(
+        "request_rate_per_s ramp_to_per_s burstiness",
+        NUMBER,
+        "the load that the study asks for; null where it does not",
+    ),
+    columns("users", INTEGER, "the load that the study asks for; null where it does not"),
+    columns("num_requests", INTEGER, "requests of the repeat"),
+    columns("arrivals_per_s", NUMBER, "rate at which they arrived; null in a closed loop"),
+    columns("requests_per_s output_tokens_per_s total_tokens_per_s", NUMBER, "answered, over the whole repeat"),
+    columns("ttft_s_p50 ttft_s_p90 ttft_s_p99", NUMBER, "time from the scheduled arrival to the first token"),
+    columns(
+        "tpot_s_p50 tpot_s_p90 tpot_s_p99",
+        NUMBER,
+        "mean time of a request's tokens after the first; unknown for answers in one piece",
+    ),
+    columns("itl_s_p50 itl_s_p90 itl_s_p99", NUMBER, "time between two pieces of a streamed answer, over all requests"),
+    columns("e2e_s_p50 e2e_s_p90 e2e_s_p99", NUMBER, "time from the scheduled arrival to the last token"),
+    columns("slo", TEXT, "the study's bounds; null where it has none"),
+    columns("slo_attainment", NUMBER, "share of the requests that keep all of them"),
+    columns("goodput_requests_per_s", NUMBER, "rate of those"),
+    columns(
+        "running_peak",
+        NUMBER,
+        "maximum number of running sequences that the server reported, about once per second; null where it reports "
+        "none",
+    ),
+    columns("in_flight_peak", INTEGER, "maximum number of requests that the client had under way at once"),
+    columns("waiting_peak preemptions", INTEGER, "as the server told them"),
+    columns("kv_cache_usage_peak", NUMBER, "as the server told them"),
+    columns(
+        "memory_used_bytes_max memory_utilization",
+        NUMBER,
+        "memory in use at most, and as a share of the device's (a CPU: of the client's and the server's processes)",
+    ),
+    columns("client_lag_s_p99", NUMBER, "99th percentile of sent minus scheduled"),
+    columns("client_cpu_cores", NUMBER, "CPU time of the client over wall time"),
+    columns("client_shares_cores", FLAG, "client and server ran on the same cores of a CPU"),
+    columns("steady_s", NUMBER, "steady state: from the first request that ends to the last that arrives"),
+    columns("steady_requests", INTEGER, "arrivals in the steady state"),
+    columns(
+        "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99",
+        NUMBER,
+        "the same in the steady state; null with fewer than ten arrivals and for a ramp",
+    ),
+    columns(
+        "queue_growth_per_s",
+        NUMBER,
+        "growth of the number of requests in the system in the second half of the arrivals",
+    ),
+    columns(
+        "saturated",
+        FLAG,
+        "more load than the server sustains; null in a closed loop, all at once, and where the run is too short to say",
+    ),
+    columns("limited_by", TEXT, "`client`, `users`, `server`, `load`, or `unknown` where the run is too short to say"),
+    columns("explanation", TEXT, "the same in words"),
+)
 
 # Of each, the geometric mean over the repeats with its interval.
 MEANS = (
@@ -104,18 +127,31 @@ _OVER_REPEATS = {
     "kv_cache_usage_peak": "max",
     "memory_utilization": "max",
 }
-table_schema(
+_OF_CELL = (
+    *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
+    *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
+)
+SUMMARY_SCHEMA = table_schema(
     "serving_summary",
-    {
-        **_PLACE,
-        **_LOAD,
-        "repeats": INTEGER,
-        **{f"{name}{end}": NUMBER for name in MEANS for end in ("", "_low", "_high")},
-        **{name: COLUMNS[name] for name in _OVER_REPEATS},
-        "saturated": FLAG,
-        "limited_by": TEXT,
-        "explanation": TEXT,
-    },
+    "The same, with one row per cell that comparisons may use.",
+    columns("study source cell_id gpu engine endpoint model workload knobs load", TEXT, "as in `serving`"),
+    columns("request_rate_per_s ramp_to_per_s burstiness", NUMBER, "as in `serving`"),
+    columns("users", INTEGER, "as in `serving`"),
+    columns("repeats", INTEGER, "repeats that count"),
+    columns(
+        [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
+        NUMBER,
+        "geometric mean over the repeats with its 95 % interval; null with one repeat",
+    ),
+    columns("slo", TEXT, "as in `serving`"),
+    columns("slo_attainment goodput_requests_per_s", NUMBER, "means over the repeats"),
+    columns("running_peak", NUMBER, "the highest of any repeat"),
+    columns("in_flight_peak", INTEGER, "the highest of any repeat"),
+    columns("preemptions", INTEGER, "sum over the repeats"),
+    columns("kv_cache_usage_peak memory_utilization", NUMBER, "the highest of any repeat"),
+    columns("saturated", FLAG, "in any repeat; null where none is, and one is too short to say"),
+    columns("limited_by", TEXT, "of all repeats, comma-separated"),
+    columns("explanation", TEXT, "that of the worst repeat"),
 )
 
 
@@ -132,7 +168,7 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    table = table.reindex(columns=list(COLUMNS))  # no repeat may be long enough for a steady state
+    table = table.reindex(columns=list(SCHEMA.columns))  # no repeat may be long enough for a steady state
     return table, _summary(table, counted(cells)["cell_id"])
 
 
@@ -354,7 +390,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     table = table[table["cell_id"].isin(cell_ids)]
     badness = table["saturated"].fillna(False).astype(int) * 2 + table["limited_by"].ne("load").astype(int)
     worst = badness.groupby(table["cell_id"], sort=False).idxmax()
-    by = [*_PLACE, *_LOAD]
+    by = list(_OF_CELL)
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
     for metric in MEANS:

@@ -2,10 +2,9 @@
 
 import pandas as pd
 
-from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.analyse.cells import SCHEMA
 from workflow_scripts.knobs import ENGINES
 
-SCHEMA = TABLE_SCHEMAS["cells"]
 COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.analyse.parsed_tables import requests, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.fragmentation import (
-    COLUMNS,
+    SCHEMA,
     WHATIF_BLOCK_SIZES,
     layouts,
     main,
@@ -48,7 +48,7 @@ def waste(*rows, texts=None, knobs=None, **columns):
     """Rows of the table for one repeat with these requests, by layout and block size."""
     made = one_cell(knobs, **columns)
     lives = timeline(table(made), requests(made[0]["cell_id"], *rows), texts or {})
-    found = pd.concat(list(layouts(lives))).reindex(columns=list(COLUMNS))
+    found = pd.concat(list(layouts(lives))).reindex(columns=list(SCHEMA.columns))
     assert (found["cell_id"] == made[0]["cell_id"]).all()
     assert (found["repeat"] == 0).all()
     return found.set_index(["layout", "block_size"])
@@ -366,7 +366,7 @@ def test_a_cache_that_no_knob_names_is_the_dynamic_one(tmp_path):
 def test_no_cell_is_an_empty_table(tmp_path):
     found = waste_table(table(one_cell()), tmp_path, {})
     assert found.empty
-    assert list(found.columns) == list(COLUMNS)
+    assert list(found.columns) == list(SCHEMA.columns)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse import limits
-from workflow_scripts.analyse.limits import COLUMNS, limits_table, main, mark_invalid
+from workflow_scripts.analyse.limits import SCHEMA, limits_table, main, mark_invalid
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog import get_model
@@ -358,7 +358,7 @@ def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
 
 def test_nothing_broken_changes_nothing():
     cells = table(cell({"max_num_seqs": 1}))
-    none = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in COLUMNS.items()})
+    none = pd.DataFrame({name: pd.Series(dtype=str(column.dtype)) for name, column in SCHEMA.columns.items()})
     pd.testing.assert_frame_equal(mark_invalid(cells, none), cells)
 
 
@@ -385,7 +385,7 @@ def test_a_model_without_facts_is_said(parsed):
 
 def test_no_work_is_an_empty_table(tmp_path):
     found, reasons = limits_table(pd.DataFrame(), tmp_path)
-    assert list(found.columns) == list(COLUMNS)
+    assert list(found.columns) == list(SCHEMA.columns)
     assert (len(found), reasons) == (0, [])
 
 
@@ -421,7 +421,7 @@ def test_the_command_writes_the_table_of_the_studys_own_cells(parsed, study, tmp
     assert capsys.readouterr().err == ""
     found = read_table(out)
     assert found["cell_id"].tolist() == [first, second]
-    assert list(found.columns) == list(COLUMNS)
+    assert list(found.columns) == list(SCHEMA.columns)
     assert pd.read_csv(out.with_suffix(".csv"))["steps"].tolist() == [3, 3]
 
 

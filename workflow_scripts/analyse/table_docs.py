@@ -1,0 +1,90 @@
+"""The documentation of all tables, docs/tables.md, from their schemas.
+
+python -m workflow_scripts.analyse.table_docs        writes docs/tables.md
+"""
+
+import argparse
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pandera.pandas as pa
+
+from workflow_scripts.analyse import (
+    capacity,
+    cells,
+    claims,
+    effects,
+    engines,
+    fragmentation,
+    limits,
+    predictions,
+    ratios,
+    recommend,
+    serving,
+)
+from workflow_scripts.analyse.tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT
+from workflow_scripts.files import write_text
+
+DOCUMENTED = (
+    cells.SCHEMA,
+    ratios.SCHEMA,
+    effects.SCHEMA,
+    engines.SCHEMA,
+    engines.DECOMPOSITION_SCHEMA,
+    serving.SCHEMA,
+    serving.SUMMARY_SCHEMA,
+    recommend.SCHEMA,
+    limits.SCHEMA,
+    fragmentation.SCHEMA,
+    capacity.SCHEMA,
+    predictions.SCHEMA,
+    claims.SCHEMA,
+)
+TYPES = {TEXT: "string", INTEGER: "int", NUMBER: "float", FLAG: "bool"}
+HEAD = """<!-- Written by `python -m workflow_scripts.analyse.table_docs` from the schemas of the tables. -->
+
+# Tables
+
+Every table lies in `results/{study}/tables/` as Parquet (types kept) and CSV (for people). Units are in the names.
+A value that is not known is null, never zero. `source` says what kind of number a row holds: `measured`,
+`measured elsewhere`, `predicted` or `published`.
+"""
+
+
+def documentation() -> str:
+    """docs/tables.md."""
+    return "\n".join([HEAD, *map(_section, DOCUMENTED)])
+
+
+def _section(schema: pa.DataFrameSchema) -> str:
+    rows = ["| column | type | meaning |", "|---|---|---|"]
+    for (kind, meaning), same in groupby(
+        schema.columns.items(), key=lambda item: (_type(item[1]), item[1].description)
+    ):
+        names = ", ".join(f"`{'knob_*' if name == KNOBS else name}`" for name, _ in same)
+        rows.append(f"| {names} | {kind} | {meaning} |")
+    notes = schema.metadata["notes"]
+    return "\n".join([f"## {schema.name}\n", f"{schema.description}\n", *rows, *([f"\n{notes}"] if notes else []), ""])
+
+
+def _type(column: pa.Column) -> str:
+    """The type's name for readers; a knob's column has the type of what the study sets.
+
+    >>> _type(cells.SCHEMA.columns["output_tokens_per_s"]), _type(cells.SCHEMA.columns[KNOBS])
+    ('float', 'as set')
+    """
+    return "as set" if column.dtype is None else TYPES[str(column.dtype).removesuffix("[python]")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the documentation."""
+    parser = argparse.ArgumentParser(description="Write docs/tables.md from the schemas of the tables.")
+    parser.add_argument("--out", type=Path, default=Path("docs/tables.md"), help="file to write (%(default)s)")
+    args = parser.parse_args(argv)
+    write_text(args.out, documentation())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
