@@ -5,7 +5,7 @@ rule measured_cells:
     """One row a cell and repeat, with everything measured of it; nothing is held against its ceilings yet."""
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("analyse"),
+        code=sources("analyse.cells"),
     output:
         table=PATHS.tables / "measured/cells.parquet",
         csv=PATHS.tables / "measured/cells.csv",
@@ -29,7 +29,7 @@ rule limits:
         cells=PATHS.tables / "measured/cells.parquet",
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         devices=lambda wildcards: device_records(),
-        code=sources("analyse"),
+        code=sources("analyse.limits"),
     output:
         **written("limits"),
         **written("cells", of="cells_"),
@@ -56,7 +56,7 @@ rule waste:
     input:
         cells=table("cells"),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("analyse"),
+        code=sources("analyse.fragmentation"),
     output:
         **written("waste"),
     log:
@@ -79,7 +79,7 @@ rule ratios:
     input:
         cells=table("cells"),
         devices=lambda wildcards: device_records(),
-        code=sources("analyse"),
+        code=sources("analyse.ratios"),
     output:
         **written("ratios"),
     log:
@@ -101,7 +101,7 @@ rule effects:
     """What each knob does to throughput, and whether it took effect."""
     input:
         cells=table("cells"),
-        code=sources("analyse"),
+        code=sources("analyse.effects"),
     output:
         **written("effects"),
     log:
@@ -120,7 +120,7 @@ rule engines:
     """vLLM against HuggingFace at equal work, and how much of the gain is batching."""
     input:
         cells=table("cells"),
-        code=sources("analyse"),
+        code=sources("analyse.engines"),
     output:
         **written("engines"),
         **written("engine_decomposition", of="decomposition_"),
@@ -142,7 +142,7 @@ rule serving:
     input:
         cells=table("cells"),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("analyse"),
+        code=sources("analyse.serving"),
     output:
         **written("serving"),
         **written("serving_summary", of="summary_"),
@@ -166,7 +166,7 @@ rule recommendations:
     """Which vLLM configuration to serve with."""
     input:
         cells=table("cells"),
-        code=sources("analyse"),
+        code=sources("analyse.recommend"),
     output:
         **written("recommendations"),
     log:
@@ -187,7 +187,7 @@ rule capacity:
     input:
         cells=table("cells"),
         predictions=PATHS.capacity,
-        code=sources("analyse"),
+        code=sources("analyse.capacity"),
     output:
         **written("capacity"),
     log:
@@ -209,7 +209,7 @@ rule predictions:
         cells=table("cells"),
         plan=PATHS.plan / "plan.parquet",
         calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),
-        code=sources("analyse"),
+        code=sources("analyse.predictions"),
     output:
         **written("predictions"),
     log:
@@ -230,7 +230,7 @@ rule claims:
     input:
         tables=[table(name) for name in TABLES if name != "claims"],
         published=sorted(map(str, Path("config/published").glob("*.*"))),
-        code=sources("analyse"),
+        code=sources("analyse.claims"),
     output:
         **written("claims"),
     log:

@@ -17,6 +17,7 @@ from workflow_scripts.definition import (
 from workflow_scripts.grid import expand as expand_study
 from workflow_scripts.outcome import is_outcome_of
 from workflow_scripts.paths import CELL_PATTERN, StudyPaths
+from workflow_scripts.sources import sources
 from workflow_scripts.study import StudyError, load_study, study_file
 
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
@@ -97,12 +98,6 @@ def cell_id(wildcards):
 @cache
 def definition(cell_id):
     return cell_definition(STUDY, CELLS[cell_id], MODELS)
-
-
-def sources(room):
-    """Modules that a room's results depend on: its own and the core's."""
-    package = Path("workflow_scripts")
-    return sorted(map(str, [*package.glob("*.py"), *(package / room).glob("*.py")]))
 
 
 @cache

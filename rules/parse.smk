@@ -5,7 +5,7 @@ rule parse:
     """Read the evidence of one GPU's cells; unchanged cells are taken over from the last time."""
     input:
         outcomes=lambda wildcards: measured_outcomes(wildcards.gpu),
-        code=sources("parse"),
+        code=sources("parse.cells"),
     output:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
     log:

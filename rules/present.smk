@@ -6,7 +6,7 @@ rule figures:
     input:
         tables=[table(name) for name in TABLES],
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("present"),
+        code=sources("present.figures"),
     output:
         report(
             directory(PATHS.figures),
@@ -36,7 +36,7 @@ rule report:
     input:
         tables=[table(name) for name in TABLES],
         figures=PATHS.figures,
-        code=sources("present"),
+        code=sources("present.page"),
         template=sorted(map(str, Path("report").glob("**/*.*"))),
     output:
         PATHS.report,
