@@ -4,6 +4,7 @@ Numbers of a GPU are those of its data sheet, for dense matrices (no 2:4 sparsit
 CPU can do depends on the machine, so its bandwidth and arithmetic rates are null until they are measured.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 GPUS = CONFIG / "gpus.yaml"
 MODELS = CONFIG / "models"
+PRETENDED = "Pretended GPU"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -52,6 +54,7 @@ class Gpu(_Strict):
 
     `nvml_names` are regular expressions, matched against the whole product name that NVML reports.
     `usable_memory_bytes` is what the driver gives to programs (`cudaMemGetInfo`), less than is soldered on.
+    `simulated`: a GPU pretended by a test's NVML, with the engine on a CPU; nothing measured on it is a GPU's.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Gpu(_Strict):
     tdp_w: Positive | None = None
     cpu_cores: Annotated[int, Field(gt=0)] | None = None
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
+    simulated: bool = False
     sources: dict[str, str] = {}
 
     @model_validator(mode="after")
@@ -79,7 +83,14 @@ class Gpu(_Strict):
             raise ValueError(f"{self.name}: compute_capability belongs to the kind cuda, and to it alone")
         if self.cpu_cores is not None and self.kind != "cpu":
             raise ValueError(f"{self.name}: cpu_cores belong to the kind cpu")
+        if {name.startswith(PRETENDED) for name in self.nvml_names or ("",)} != {self.simulated}:
+            raise ValueError(f"{self.name}: simulated belongs to nvml_names that begin with {PRETENDED!r}, and to them")
         return self
+
+    @property
+    def engine_kind(self) -> str:
+        """The kind of device that engines run on."""
+        return "cpu" if self.simulated else self.kind
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Highest dense rate of matrix products on inputs of `dtype`; None where no data sheet gives one."""
@@ -121,12 +132,13 @@ class Model(_Strict):
         return self.hub_repo, self.revision
 
 
-def load_gpus(path: Path = GPUS) -> Mapping[str, Gpu]:
-    """All devices of the catalogue by name, in the file's order.
+def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
+    """All devices of the catalogue by name, in the file's order; of the catalogue $KVSWEEP_GPUS in tests.
 
     Raises:
         CatalogError: the file is missing or an entry is not valid.
     """
+    path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
     gpus: dict[str, Gpu] = {}
     for name, entry in _read_mapping(path).items():
         gpus[name] = _validated(Gpu, {"name": name, **_mapping(entry, f"{path}: {name}")}, path)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
@@ -19,6 +19,9 @@ MEMORY_TOLERANCE = 0.1  # cards of one name differ by drivers and by ECC, not by
 # Why a GPU runs below the clocks that it is set to. A power cap is no fault, and neither are the clocks of an idle GPU.
 FAULTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
 COOLING_S = 60.0  # a GPU that the last cell made hot is cool again in less
+LEAVING_S = 10.0  # the driver lists a killed process until it has freed its memory
+
+Value = TypeVar("Value")
 
 
 class WrongDeviceError(RuntimeError):
@@ -69,20 +72,33 @@ def use_cores(cores: list[int]) -> None:
 def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
     import pynvml
 
+    # By itself CUDA counts the fastest GPU first, NVML along the bus: the GPUs checked must be those that are used.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as e:
         raise WrongDeviceError(f"{gpu.name} was asked for, and there is no NVIDIA GPU here: {e}") from None
     try:
-        found = [_described(nvml_handle(place)) for place in range(count)]
-    except (pynvml.NVMLError, IndexError):
-        raise WrongDeviceError(f"{count} GPUs were asked for, and this process sees fewer") from None
+        found = [_described(handle) for handle in _handles(count)]
+    except pynvml.NVMLError as e:
+        raise WrongDeviceError(f"{gpu.name} was asked for, and NVML cannot read a GPU here: {e}") from None
     finally:
         pynvml.nvmlShutdown()
     for one in found:
         _check(gpu, one)
+    if gpu.simulated:
+        return {**found[0], "simulated": True}
     _check_torch(gpu, count)
     return found[0]
+
+
+def _handles(count: int) -> list[Any]:
+    import pynvml
+
+    try:
+        return [nvml_handle(place) for place in range(count)]
+    except (pynvml.NVMLError, IndexError, ValueError):
+        raise WrongDeviceError(f"{count} GPUs were asked for, and this process sees fewer") from None
 
 
 def _described(handle: Any) -> dict[str, Any]:
@@ -97,8 +113,14 @@ def _described(handle: Any) -> dict[str, Any]:
         "driver_version": pynvml.nvmlSystemGetDriverVersion(),
         "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
         "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
-        "other_processes": _or_none(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))),
-        "throttle_reasons_before": _or_none(lambda: _settled_throttle_reasons(handle)),
+        "other_processes": _or_none(
+            lambda: _settled(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)), bool, LEAVING_S)
+        ),
+        "throttle_reasons_before": _or_none(
+            lambda: _settled(
+                lambda: throttle_reasons(handle), lambda reasons: bool(set(reasons) & set(FAULTS)), COOLING_S
+            )
+        ),
         "temperature_before_c": _or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
         "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
     }
@@ -123,11 +145,12 @@ def _check(gpu: Gpu, found: dict[str, Any]) -> None:
         )
 
 
-def _settled_throttle_reasons(handle: Any) -> list[str]:
-    deadline = time.monotonic() + COOLING_S
-    while set(reasons := throttle_reasons(handle)) & set(FAULTS) and time.monotonic() < deadline:
+def _settled(read: Callable[[], Value], is_bad: Callable[[Value], bool], limit_s: float) -> Value:
+    """What `read` gives when it is no longer bad, or when `limit_s` are over."""
+    deadline = time.monotonic() + limit_s
+    while is_bad(value := read()) and time.monotonic() < deadline:
         time.sleep(1)
-    return reasons
+    return value
 
 
 def throttle_reasons(handle: Any) -> list[str]:
@@ -158,14 +181,23 @@ def _check_torch(gpu: Gpu, count: int) -> None:
 def nvml_handle(place: int = 0) -> Any:
     """NVML's handle of one of the GPUs that this process may see; NVML must be initialised.
 
-    NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs.
+    NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs, and of a
+    UUID perhaps only its beginning.
+
+    Raises:
+        IndexError, ValueError, pynvml.NVMLError: there is no such GPU.
     """
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     device = visible.split(",")[place] if visible else str(place)
     if device.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(device)
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(device)
+        except pynvml.NVMLError:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            (handle,) = [one for one in handles if pynvml.nvmlDeviceGetUUID(one).startswith(device)]
+            return handle
     return pynvml.nvmlDeviceGetHandleByIndex(int(device))
 
 
@@ -195,9 +227,20 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:
-    """In one order for all jobs, so that no two of them each wait for what the other holds."""
+    """In one order for all jobs, so that no two of them each wait for what the other holds.
+
+    A GPU goes by its UUID: a cluster may give each job of a host another GPU as its number 0.
+    """
     if gpu.kind == "cpu":
         return ["cpu"]
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError, IndexError, ValueError):
+        pynvml.nvmlInit()
+        try:
+            return sorted(f"gpu-{pynvml.nvmlDeviceGetUUID(nvml_handle(place))}" for place in range(count))
+        finally:
+            pynvml.nvmlShutdown()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     places = visible.split(",") if visible else list(map(str, range(count)))
     return sorted(f"gpu-{place}" for place in places[:count])

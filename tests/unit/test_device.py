@@ -62,6 +62,7 @@ def card(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: card.seen_by_torch)
     monkeypatch.setattr(device, "COOLING_S", 0.0)
+    monkeypatch.setattr(device, "LEAVING_S", 0.0)
     monkeypatch.setattr(device.time, "sleep", lambda _: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return card
@@ -170,6 +171,10 @@ def test_reasons_have_nvmls_names(card):
 def test_a_job_locks_each_gpu_that_it_uses_in_one_order(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, count: int, names: list[str]
 ) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:

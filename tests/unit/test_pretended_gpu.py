@@ -1,0 +1,281 @@
+"""What speaks NVML, with its real bindings, against a library that pretends GPUs: the device's check and the trace."""
+
+import ctypes
+import itertools
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+from tests.pretended_gpu import (
+    CATALOGUE,
+    GPU_IS_LOST,
+    HW_SLOWDOWN,
+    HW_THERMAL,
+    IDLE,
+    NOT_SUPPORTED,
+    POWER_CAP,
+    SW_THERMAL,
+    Pretended,
+    build,
+)
+from workflow_scripts import device
+from workflow_scripts.catalog import CatalogError, Gpu, load_gpus
+from workflow_scripts.device import WrongDeviceError, device_lock, found_device
+from workflow_scripts.files import read_jsonl
+from workflow_scripts.measure.trace import gpu_sampler, sampled
+
+pytestmark = pytest.mark.needs_tool("gcc")
+PRETENDED = load_gpus(CATALOGUE)["pretended-gpu"]
+# The same without the label, so that torch is asked too.
+UNLABELLED = PRETENDED.model_copy(update={"simulated": False})
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    """One GPU at rest, which this process and those that it starts find in place of the host's."""
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("PRETENDED_GPUS", str(tmp_path / "gpus.txt"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    monkeypatch.setattr(device, "COOLING_S", 0.0)
+    monkeypatch.setattr(device, "LEAVING_S", 0.0)
+    # torch counts GPUs through NVML in a build for CUDA alone.
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    return Pretended(tmp_path / "gpus.txt")
+
+
+# --- the check ---------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_at_rest_is_described_and_labelled(gpus: Pretended) -> None:
+    gpus.show(throttle_bits=IDLE | POWER_CAP)
+    assert found_device(PRETENDED) == {
+        "name": "Pretended GPU",
+        "uuid": "GPU-pretended-0",
+        "memory_total_bytes": 80_000_000_000,
+        "memory_used_before_bytes": 600_000_000,
+        "driver_version": "pretended",
+        "power_limit_w": 700,
+        "mig_mode": 0,
+        "other_processes": 0,
+        "throttle_reasons_before": ["GpuIdle", "SwPowerCap"],
+        "temperature_before_c": 41,
+        "sm_clock_max_mhz": 1980,
+        "simulated": True,
+    }
+    assert "simulated" not in found_device(UNLABELLED)
+
+
+def test_what_a_gpu_does_not_support_is_null(gpus: Pretended) -> None:
+    names = ("power_limit_w", "mig_mode", "processes", "throttle_bits", "temperature_c", "clock_max_mhz")
+    gpus.show(**dict.fromkeys(names, NOT_SUPPORTED))
+    assert sum(value is None for value in found_device(PRETENDED).values()) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("shown", "message"),
+    [
+        ({"gpus": 0}, "pretended-gpu was asked for, and there is no NVIDIA GPU here"),
+        ({"type": "of another type"}, "the GPU here is 'Pretended GPU of another type'"),
+        ({"memory_total_bytes": 40_000_000_000}, "has 80000000000 bytes of memory, this one 40000000000"),
+        ({"mig_mode": 1}, "the GPU here is in MIG mode"),
+        ({"processes": 3}, "3 other processes use the pretended-gpu here"),
+        (
+            {"throttle_bits": IDLE | HW_SLOWDOWN | HW_THERMAL | SW_THERMAL, "temperature_c": 92},
+            "by HwSlowdown, HwThermalSlowdown, SwThermalSlowdown, at 92 degrees",
+        ),
+        ({"of": {0: {"all": GPU_IS_LOST}}}, "NVML cannot read a GPU here: GPU is lost"),
+    ],
+)
+def test_a_wrong_gpu_is_refused_with_the_reason(gpus: Pretended, shown: dict[str, Any], message: str) -> None:
+    gpus.show(**shown)
+    with pytest.raises(WrongDeviceError, match=re.escape(message)):
+        found_device(PRETENDED)
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"), [("COOLING_S", {"throttle_bits": SW_THERMAL}), ("LEAVING_S", {"processes": 1})]
+)
+def test_a_gpu_may_cool_down_and_the_last_cells_processes_may_leave(
+    gpus: Pretended, monkeypatch: pytest.MonkeyPatch, limit: str, shown: dict[str, Any]
+) -> None:
+    slept: list[float] = []
+
+    def then_at_rest(seconds: float) -> None:
+        slept.append(seconds)
+        gpus.show()
+
+    gpus.show(**shown)
+    monkeypatch.setattr(device, limit, 60.0)
+    monkeypatch.setattr(device.time, "sleep", then_at_rest)
+    found = found_device(PRETENDED)
+    assert (found["throttle_reasons_before"], found["other_processes"]) == (["GpuIdle"], 0)
+    assert slept == [1]
+
+
+def test_each_gpu_of_a_cell_is_checked(gpus: Pretended) -> None:
+    gpus.show(2)
+    assert found_device(UNLABELLED, 2)["uuid"] == "GPU-pretended-0"
+    gpus.show(2, of={1: {"processes": 1}})
+    with pytest.raises(WrongDeviceError, match="1 other processes use"):
+        found_device(PRETENDED, 2)
+    found_device(PRETENDED, 1)
+    with pytest.raises(WrongDeviceError, match="3 GPUs were asked for, and this process sees fewer"):
+        found_device(PRETENDED, 3)
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2", [2]),
+        ("3,1", [3, 1]),
+        ("GPU-c-3,GPU-a-1", [2, 0]),
+        ("GPU-b", [1]),  # as HTCondor shortens it
+        ("7", []),
+        ("GPU-x", []),
+        ("no number", []),
+    ],
+)
+def test_the_gpus_checked_are_those_that_torch_sees(
+    gpus: Pretended, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: list[int]
+) -> None:
+    uuids = ["GPU-a-1", "GPU-b-2", "GPU-c-3", "GPU-d-4"]
+    gpus.show(4, of={i: {"uuid": uuid} for i, uuid in enumerate(uuids)})
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert torch.cuda.device_count() == len(seen)
+    pynvml.nvmlInit()
+    assert [pynvml.nvmlDeviceGetUUID(device.nvml_handle(i)) for i in range(len(seen))] == [uuids[i] for i in seen]
+    with pytest.raises(WrongDeviceError, match="this process sees fewer"):
+        found_device(UNLABELLED, len(seen) + 1)
+    if seen:
+        assert found_device(UNLABELLED, len(seen))["uuid"] == uuids[seen[0]]
+
+
+def test_cuda_counts_gpus_as_nvml_does(gpus: Pretended) -> None:
+    found_device(PRETENDED)
+    assert device.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_torch_that_sees_too_few_is_refused(gpus: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.show(2)
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: False)
+    with pytest.raises(WrongDeviceError, match=r"of 2 pretended-gpu here torch .* sees 0 as CUDA devices"):
+        found_device(UNLABELLED, 2)
+
+
+def test_a_gpu_is_locked_under_one_name_whatever_it_is_called(
+    gpus: Pretended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gpus.show(2)
+    for visible in ("1", "GPU-pretended-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with device_lock(PRETENDED):
+            pass
+    assert [path.name for path in (tmp_path / "kvsweep-locks").iterdir()] == ["gpu-GPU-pretended-1.lock"]
+
+
+# --- the trace ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_has_what_nvml_shows(gpus: Pretended) -> None:
+    gpus.show(memory_used_bytes=71e9, utilization_pct=93, power_w=412.5, throttle_bits=POWER_CAP)
+    sample = gpu_sampler()()
+    assert sample.pop("energy_j") > 0
+    assert sample == {
+        "memory_used_bytes": 71_000_000_000,
+        "memory_total_bytes": 80_000_000_000,
+        "utilization_pct": 93,
+        "power_w": 412.5,
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "temperature_c": 41,
+        "throttle_reasons": ["SwPowerCap"],
+    }
+
+
+def test_a_gpu_without_a_counter_has_samples_without_it(gpus: Pretended) -> None:
+    gpus.show(energy_counter_w=NOT_SUPPORTED)
+    assert "energy_j" not in gpu_sampler()()
+    assert "power_w" in gpu_sampler()()
+
+
+def test_power_energy_and_throttling_are_of_all_gpus_of_a_cell(gpus: Pretended) -> None:
+    gpus.show(2, of={1: {"power_w": 250, "energy_counter_w": 0, "throttle_bits": HW_THERMAL, "temperature_c": 90}})
+    sample, alone = gpu_sampler(2)(), gpu_sampler(1)()
+    assert (sample["power_w"], alone["power_w"]) == (350, 100)
+    assert sample["throttle_reasons"] == ["GpuIdle", "HwThermalSlowdown"]
+    assert alone["throttle_reasons"] == ["GpuIdle"]
+    assert sample["temperature_c"] == 41
+
+
+def until(is_so: Callable[[list[dict[str, Any]]], bool], out: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so(list(read_jsonl(out))[1:]):
+        assert time.monotonic() < deadline, out.read_text(encoding="utf-8")
+        time.sleep(0.05)
+
+
+def test_the_sampler_follows_two_gpus_until_one_is_lost(gpus: Pretended, tmp_path: Path) -> None:
+    gpus.show(2, power_w=200, energy_counter_w=200)
+    out = tmp_path / "device_trace.jsonl"
+    with sampled("cuda", out, gpus=2):
+        until(lambda samples: len(samples) >= 4, out)
+        gpus.show(2, of={1: {"all": GPU_IS_LOST}}, power_w=200, energy_counter_w=200)
+        until(lambda samples: "energy_j" not in samples[-1], out)
+    _, *samples = read_jsonl(out)
+    known = [s for s in samples if "energy_j" in s]
+    assert {s["power_w"] for s in known if "power_w" in s} == {400}
+    energies = [s["energy_j"] for s in known]
+    assert all(later >= earlier for earlier, later in itertools.pairwise(energies))
+    assert energies[-1] > energies[0]
+    # What the other GPU shows is still there.
+    assert samples[-1].keys() >= {"memory_used_bytes", "temperature_c"}
+    assert samples[-1].keys().isdisjoint({"power_w", "energy_j"})
+
+
+def test_a_sampler_that_cannot_start_is_a_fault_and_no_missing_trace(gpus: Pretended, tmp_path: Path) -> None:
+    gpus.show(1)
+    with pytest.raises(RuntimeError, match="the device trace ended before its first sample"):  # noqa: SIM117
+        with sampled("cuda", tmp_path / "device_trace.jsonl", gpus=2):
+            pytest.fail("the body ran without a trace")
+
+
+# --- the label ---------------------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_has_no_pretended_gpu() -> None:
+    assert not any(gpu.simulated for gpu in load_gpus(Path("config/gpus.yaml")).values())
+
+
+@pytest.mark.parametrize(
+    "changed", [{"simulated": False}, {"nvml_names": ["NVIDIA H200"]}, {"nvml_names": ["Pretended GPU", "NVIDIA H200"]}]
+)
+def test_only_a_pretended_gpu_is_simulated_and_each_is(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="simulated belongs to nvml_names that begin with 'Pretended GPU'"):
+        Gpu.model_validate(PRETENDED.model_dump() | changed)
+
+
+def test_another_catalogue_is_read_where_the_environment_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
+    assert list(load_gpus()) == ["pretended-gpu", "cpu-all"]
+    monkeypatch.setenv("KVSWEEP_GPUS", "nowhere.yaml")
+    with pytest.raises(CatalogError, match=r"nowhere\.yaml"):
+        load_gpus()
