@@ -1,6 +1,7 @@
 """A small study on the real engines, and what is needed to run cells of it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+
+from tests.pretended_gpu import build
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -105,7 +108,11 @@ def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def environment(own_tmpdir: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache")}
+    changed = {"TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache")}
+    if shutil.which("gcc"):
+        # The dynamic linker reads this once, when the fork server starts; without PRETENDED_GPUS it shows no GPU.
+        changed["LD_LIBRARY_PATH"] = str(build(own_tmpdir).parent)
+    return {**os.environ, **changed}
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from workflow_scripts.grid import Cell, expand
 from workflow_scripts.study import Study, StudyError, load_study
 from workflow_scripts.workloads import SharedTextWorkload
 
-MEASURED = "measured"
+MEASURED, SIMULATED = "measured", "simulated"
 
 SCHEMA = table_schema(
     "cells",
@@ -143,11 +143,12 @@ SCHEMA = table_schema(
         "power_w_mean energy_j",
         NUMBER,
         "of the trace, of all GPUs of the cell together; energy from the counter, else by trapezoid over the "
-        "power samples",
+        "power samples, both scaled from the time between the first and the last sample to the whole repeat; null "
+        "where the samples cover less than 80 % of it",
     ),
     columns("energy_j_per_output_token", NUMBER, "`energy_j / output_tokens`"),
     columns("trace_gap_s_max", NUMBER, "longest time between two samples in the repeat"),
-    columns("throttle_reasons", TEXT, "reasons seen in the repeat, comma-separated"),
+    columns("throttle_reasons", TEXT, "reasons seen in the repeat on any GPU of the cell, comma-separated"),
     columns(
         "kv_tokens_live_mean",
         NUMBER,
@@ -187,7 +188,7 @@ SCHEMA = table_schema(
     columns("start_s warmup_s measure_s", NUMBER, "time the harness spent in the cell's phases"),
     columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
     columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
-    columns("source", TEXT, "`measured`, or `measured elsewhere` for reference data"),
+    columns("source", TEXT, "`measured`, `measured elsewhere` for reference data, or `simulated` for a pretended GPU"),
     knobs=True,
 )
 
@@ -217,6 +218,7 @@ _CELL_FACTS = {
     "host": ["provenance.host"],
     "device_name": ["device.name"],
     "device_uuid": ["device.uuid"],
+    "simulated": ["device.simulated"],
     "engine_version": ["provenance.engine_version"],
     "git_commit": ["provenance.git_commit"],
     "protocol": ["protocol"],
@@ -238,7 +240,16 @@ _REPEAT_FACTS = {
     "estimated_flops": ["metric.vllm:estimated_flops_per_gpu"],
 }
 # Facts that only others are made from.
-_USED_UP = ("start_unix_s", "preemptions_counted", "drafts", "process_memory_bytes_before", "kv_tokens_held_mean")
+_USED_UP = (
+    "start_unix_s",
+    "preemptions_counted",
+    "drafts",
+    "process_memory_bytes_before",
+    "kv_tokens_held_mean",
+    "sampled_s",
+)
+# Of a repeat whose trace covers less the energy is not known: the GPU was lost, or the repeat was over too soon.
+_LEAST_SAMPLED = 0.8
 _TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
 _TEXT_TOO = ("lock_sha256", "definition_sha256", "throttle_reasons")
 
@@ -278,12 +289,12 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
     table = grid.reset_index().merge(rows, on="cell_id", how="left")
     table["outcome"] = table["outcome"].fillna("missing")
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
-    table["source"] = MEASURED
+    table["source"] = table["simulated"].eq(1).fillna(False).map({True: SIMULATED, False: MEASURED})
     if measured:
         table = kv_memory(_without_drafts(table))
     if measured:
         table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, study)
-    return table.drop(columns=["definition_sha256", "definition_asked"])
+    return table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
 
 
 def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
@@ -354,7 +365,10 @@ def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
 def _derived(t: pd.DataFrame) -> pd.DataFrame:
     wall_s = t["wall_s"].where(t["wall_s"] > 0)
     started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    # The samples begin and end up to a tenth of a second inside the repeat.
+    energy_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
     return t.assign(
+        energy_j=energy_j,
         output_tokens_per_s=t["output_tokens"] / wall_s,
         total_tokens_per_s=(t["output_tokens"] + t["prompt_tokens"]) / wall_s,
         requests_per_s=t["num_requests"] / wall_s,
@@ -365,7 +379,7 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
         tokens_per_draft_mean=1 + t["accepted_draft_tokens"] / t["drafts"].where(t["drafts"] > 0),
         process_memory_growth_bytes_max=t["memory_used_bytes_max"] - t["process_memory_bytes_before"],
         kv_tokens_live_mean=t["kv_tokens_live_mean"].fillna(t["kv_tokens_held_mean"]),
-        energy_j_per_output_token=t["energy_j"] / t["output_tokens"].where(t["output_tokens"] > 0),
+        energy_j_per_output_token=energy_j / t["output_tokens"].where(t["output_tokens"] > 0),
         # The engine's own token count where it prints one; blocks times block size is not it on hybrid models.
         kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
         started_at=started,

@@ -48,7 +48,7 @@ HEAD = """<!-- Written by `python -m workflow_scripts.analyse.table_docs` from t
 
 Every table lies in `results/{study}/tables/` as Parquet (types kept) and CSV (for people). Units are in the names.
 A value that is not known is null, never zero. `source` says what kind of number a row holds: `measured`,
-`measured elsewhere`, `predicted` or `published`.
+`measured elsewhere`, `predicted`, `published` or `simulated`.
 """
 
 

@@ -160,7 +160,8 @@ def running_told(steps: pd.DataFrame) -> pd.DataFrame:
 def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:
     """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two.
 
-    Energy is the growth of the device's counter; where it has none, power by trapezoid over the samples.
+    Energy is the growth of the device's counter; where it has none, power by trapezoid over the samples. `sampled_s`
+    is the time between the first and the last sample that tell it.
     """
     t = trace.sort_values([*REPEAT, "time_s"], kind="stable")
     t = t.assign(
@@ -169,6 +170,8 @@ def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:
         gap_s=t.groupby(REPEAT)["time_s"].diff(),
     )
     t["trapezoid_j"] = t["gap_s"] * (t["power_w"] + t.groupby(REPEAT)["power_w"].shift()) / 2
+    t["trapezoid_s"] = t["gap_s"].where(t["trapezoid_j"].notna())
+    t["counted_s"] = t["time_s"].where(t["energy_j"].notna())
     groups = t.groupby(REPEAT)
     counter_j = groups["energy_j"].max() - groups["energy_j"].min()
     return pd.DataFrame(
@@ -178,6 +181,7 @@ def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:
             "utilization_pct_mean": groups["use"].mean(),
             "power_w_mean": groups["power_w"].mean(),
             "energy_j": counter_j.fillna(groups["trapezoid_j"].sum(min_count=1)),
+            "sampled_s": (groups["counted_s"].max() - groups["counted_s"].min()).fillna(groups["trapezoid_s"].sum()),
             "trace_gap_s_max": groups["gap_s"].max(),
             "throttle_reasons": _reasons(t),
         }

@@ -8,6 +8,7 @@ import pandas as pd
 
 from workflow_scripts.catalog import load_gpus
 from workflow_scripts.definition import resolved_models
+from workflow_scripts.device import FAULTS
 from workflow_scripts.files import read_json
 from workflow_scripts.present.blocks import (
     Absent,
@@ -254,6 +255,44 @@ def remote_code(report: Report) -> Iterator[Block]:
             "Nobody of this pipeline has checked that code, and it may do anything that the measuring account may."
         )
         yield Findings([Finding("remote code", sentence, "bad")])
+
+
+def simulated(report: Report) -> Iterator[Block]:
+    """Which devices were pretended, so that nobody takes their numbers for those of a GPU."""
+    cells = report.tables.need("cells", "source")
+    pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
+    if len(pretended):
+        sentence = (
+            f"No number of {', '.join(pretended)} is a measurement of a GPU: the engine ran on a CPU, and power, "
+            "energy, clocks, temperature and memory are made up. They are here to test this pipeline."
+        )
+        yield Findings([Finding("simulated", sentence, "bad")])
+
+
+def slowed_gpus(report: Report) -> Iterator[Block]:
+    """Whether heat or the power supply slowed GPUs down while cells were timed."""
+    cells = report.tables.need("cells", "cell_id", "throttle_reasons")
+    known, slowed = cells[cells["throttle_reasons"].notna()], _slowed(cells)
+    if len(slowed):
+        sentence = (
+            f"In {slowed['cell_id'].nunique()} of {known['cell_id'].nunique()} cells that tell it, heat or the power "
+            "supply slowed a GPU down while it was timed; their rates are too low. They are named under Provenance."
+        )
+        yield Findings([Finding("slowed GPU", sentence, "bad")])
+
+
+def slowed_cells(report: Report) -> Iterator[Block]:
+    """Repeats in which a GPU was slowed down, with the reasons."""
+    slowed = _slowed(report.tables.need("cells", "cell_id", "repeat", "throttle_reasons"))
+    columns = {"cell_id": "Cell", "repeat": "Repeat", "throttle_reasons": "Reasons (NVML)"}
+    if len(slowed):
+        repeats = table_of(slowed.head(MOST_ROWS), columns, "Why the clocks of a GPU were below their highest")
+        yield Fold(f"Repeats with a GPU slowed down: {len(slowed)}", [repeats])
+
+
+def _slowed(cells: pd.DataFrame) -> pd.DataFrame:
+    reasons = cells["throttle_reasons"].fillna("").str.split(",")
+    return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
 
 
 def load_warning(report: Report) -> Iterator[Block]:

@@ -40,6 +40,8 @@ _EFFECTS = {
 # Knobs whose effects have a section of their own.
 _OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
 
+_CELL = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload", "knobs": "Settings"}
+
 _SERVERS = {
     "gpu": "Device",
     "model": "Model",
@@ -85,14 +87,25 @@ def _with_prefix_cache(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)]
 
 
+def _with_energy(cells: pd.DataFrame) -> pd.DataFrame:
+    """Medians of each cell over its repeats."""
+    values = ["power_w_mean", "energy_j", "energy_j_per_output_token"]
+    known = cells.reindex(columns=[*_CELL, *values]).dropna(subset="energy_j")
+    if known.empty:
+        raise MissingError("no device told its power over the time of a repeat")
+    return known.groupby(list(_CELL), sort=False)[values].median().reset_index()
+
+
 SECTIONS: Sequence[Section] = (
     Section(
         "findings",
         "Headline findings",
         "What the tables say, in their words; each is taken up below.",
         [
+            overview.simulated,
             overview.remote_code,
             overview.load_warning,
+            overview.slowed_gpus,
             overview.unsuccessful,
             serving.sustained,
             findings.speculation,
@@ -385,6 +398,24 @@ SECTIONS: Sequence[Section] = (
         ],
     ),
     Section(
+        "energy",
+        "Energy",
+        "What all GPUs of a cell took while it was timed, and of it for each generated token.",
+        [
+            table(
+                "cells",
+                {
+                    **_CELL,
+                    "power_w_mean": "Power (W)",
+                    "energy_j": "Energy (J)",
+                    "energy_j_per_output_token": "J per output token",
+                },
+                "Power and energy, medians over the repeats of each cell",
+                _with_energy,
+            ),
+        ],
+    ),
+    Section(
         "claims",
         "Claims re-tested",
         "What others published, held against the hardware's limits, arithmetic and this study.",
@@ -406,7 +437,7 @@ SECTIONS: Sequence[Section] = (
         "provenance",
         "Provenance",
         "Where and with what the numbers were made.",
-        [overview.load_warning, overview.loaded_cells, overview.provenance],
+        [overview.load_warning, overview.loaded_cells, overview.slowed_cells, overview.provenance],
     ),
     Section("glossary", "Glossary", "Words of this page, in short.", [glossary]),
 )

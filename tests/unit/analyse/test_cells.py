@@ -263,6 +263,37 @@ def test_nothing_is_divided_by_zero(fact, column, tmp_path):
     assert pd.isna(row_of(table, FOUR)[column])
 
 
+@pytest.mark.parametrize(
+    ("samples", "energy_j"),
+    [
+        # 100 W by the counter over most of 4 s, and without a counter by power.
+        ({"time_s": [0.1, 3.9], "energy_j": [1000.0, 1380.0]}, 400),
+        ({"time_s": [0.1, 3.9], "power_w": [100.0, 100.0]}, 400),
+        ({"time_s": [0.1, 3.9], "power_w": [7.0, 7.0], "energy_j": [1000.0, 1380.0]}, 400),
+        # The GPU was lost on the way, and a trace that has one sample.
+        ({"time_s": [0.1, 2.9, 3.9], "energy_j": [1000.0, 1280.0, None]}, None),
+        ({"time_s": [0.1, 2.9, 3.9], "power_w": [100.0, 100.0, None]}, None),
+        ({"time_s": [2.0], "power_w": [100.0], "energy_j": [1000.0]}, None),
+    ],
+)
+def test_energy_is_of_the_whole_repeat_or_not_known(samples, energy_j, tmp_path):
+    trace = pd.DataFrame({"cell_id": FOUR, "repeat": 0, **samples})
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)], trace=[trace])
+    row = row_of(table, FOUR)
+    if energy_j is None:
+        assert pd.isna(row["energy_j"])
+        assert pd.isna(row["energy_j_per_output_token"])
+    else:
+        assert row["energy_j"] == pytest.approx(energy_j)
+        assert row["energy_j_per_output_token"] == pytest.approx(energy_j / 8)
+
+
+def test_numbers_of_a_pretended_gpu_have_a_source_of_their_own(tmp_path):
+    pretended = facts(FOUR, OF_CELL | {"device.simulated": 1.0}, OF_REPEAT)
+    table = of_study(tmp_path, pretended, facts(EIGHT, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    assert table["source"].tolist() == ["simulated", "measured", "measured", "measured"]
+
+
 def test_no_output_has_no_energy_a_token(tmp_path):
     trace = pd.DataFrame({"cell_id": FOUR, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
     served = [requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0))]

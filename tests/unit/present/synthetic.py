@@ -176,6 +176,10 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "kv_cache_tokens": 30_000 * speed * 16,
         "max_concurrency": 30_000 * speed * 16 / 4096,
         "memory_used_bytes_max": 60e9,
+        "power_w_mean": 300 * speed,
+        "energy_j": 300 * speed * wall_s,
+        "energy_j_per_output_token": 300 * speed / output_rate,
+        "throttle_reasons": "HwThermalSlowdown,SwPowerCap" if cell["gpu"] == "l40s" and repeat == 1 else "SwPowerCap",
         "kv_tokens_live_mean": 100 * seqs,
         "kv_bytes_used_mean": 100 * seqs * BYTES_PER_TOKEN,
         **{

@@ -24,7 +24,7 @@ def test_it_is_the_first_finding_with_repository_and_commit(results: Results) ->
     (finding,) = findings.findings
     assert (finding.verdict, finding.tone) == ("remote code", "bad")
     assert "llama-3.1-8b-instruct (meta-llama/Llama-3.1-8B-Instruct at 0e9e39f2" in finding.sentence
-    assert SECTIONS[0].parts[0] is remote_code
+    assert remote_code in SECTIONS[0].parts[:2]
 
 
 def test_a_study_without_it_has_nothing_to_say(results: Results) -> None:

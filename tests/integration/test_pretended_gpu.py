@@ -1,0 +1,96 @@
+"""One cell on a pretended GPU, from the study file to the page: a real engine on a CPU, NVML's bindings and a trace."""
+
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.integration.conftest import CHECKOUT, snakemake_command
+from tests.pretended_gpu import CATALOGUE, IDLE, POWER_CAP, Pretended
+from workflow_scripts.analyse import cells as analyse_cells
+from workflow_scripts.files import read_jsonl
+from workflow_scripts.outcome import read_outcome
+from workflow_scripts.parse import cells as parse_cells
+from workflow_scripts.present import page
+
+CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
+STUDY = {
+    "schema_version": 1,
+    "name": "pretended",
+    "question": "does what NVML tells reach the page?",
+    "repeats": 2,
+    "workloads": {"steady": {"kind": "fixed", "num_prompts": 8, "prompt_tokens": 16, "output_tokens": 96}},
+    "sweeps": [
+        {
+            "name": "one",
+            "gpu": "pretended-gpu",
+            "engine": "hf-static",
+            "model": "tiny-llama-57m",
+            "workload": "steady",
+            "knobs": {"batch_size": 4, "cache_implementation": "dynamic"},
+        }
+    ],
+}
+WATTS, MEMORY_USED_BYTES = 250, 30_000_000_000
+
+
+@pytest.mark.needs_tool("gcc")
+def test_what_nvml_tells_of_a_cell_reaches_the_page(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, study, root = tmp_path / "gpus.txt", tmp_path / "pretended.yaml", tmp_path / "results" / "pretended"
+    study.write_text(yaml.safe_dump(STUDY, sort_keys=False), encoding="utf-8")
+    Pretended(shown).show(
+        power_w=WATTS,
+        energy_counter_w=WATTS,
+        memory_used_bytes=MEMORY_USED_BYTES,
+        utilization_pct=87,
+        throttle_bits=IDLE | POWER_CAP,
+    )
+    outcome_file = root / "cells" / CELL / "outcome.json"
+    done = subprocess.run(
+        snakemake_command(study, root.parent, str(outcome_file)),
+        cwd=CHECKOUT,
+        env={**environment, "PRETENDED_GPUS": str(shown), "KVSWEEP_GPUS": str(CATALOGUE)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+    outcome = read_outcome(outcome_file)
+    assert outcome.outcome == "ok", outcome.reason
+    assert (outcome.device["name"], outcome.device["simulated"]) == ("Pretended GPU", True)
+    _, *samples = read_jsonl(outcome_file.parent / "raw" / "device_trace.jsonl")
+    assert {s["power_w"] for s in samples} == {WATTS}
+
+    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
+    row = table_of(study, root).groupby("cell_id").first().loc[CELL]
+    assert row["source"] == "simulated"
+    assert (row["device_name"], row["device_uuid"]) == ("Pretended GPU", "GPU-pretended-0")
+    assert (row["memory_used_bytes_max"], row["utilization_pct_mean"]) == (MEMORY_USED_BYTES, 87)
+    assert (row["power_w_mean"], row["throttle_reasons"]) == (WATTS, "GpuIdle,SwPowerCap")
+    assert row["energy_j"] == pytest.approx(WATTS * row["wall_s"], rel=0.3)
+    assert row["energy_j_per_output_token"] == pytest.approx(row["energy_j"] / (8 * 96))
+
+    html = page_of(study, root)
+    assert "No number of pretended-gpu (simulated) is a measurement of a GPU" in html
+    assert html.index("No number of pretended-gpu") < html.index('<section id="runs"')
+    assert "Power and energy, medians over the repeats of each cell" in html
+    assert "slowed GPU" not in html  # a power cap is no fault
+
+
+def table_of(study: Path, root: Path) -> pd.DataFrame:
+    parsed, out = root / "parsed", root / "tables" / "cells.parquet"
+    of_gpu = ["--gpu", "pretended-gpu", "--out", str(parsed / "pretended-gpu"), "--processes", "1"]
+    assert parse_cells.main(["--cells", str(root / "cells"), *of_gpu]) == 0
+    assert analyse_cells.main(["--study", str(study), "--parsed", str(parsed), "--out", str(out)]) == 0
+    return pd.read_parquet(out)
+
+
+def page_of(study: Path, root: Path) -> str:
+    folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
+    assert page.main(["--study", str(study), *folders, "--out", str(root / "report.html")]) == 0
+    return (root / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,70 @@
+"""What the page says of GPUs: pretended ones, those that were slowed down, and the energy that they took."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import Results
+from workflow_scripts.present.blocks import Findings, Fold, Table, shown
+from workflow_scripts.present.overview import simulated, slowed_cells, slowed_gpus
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.sections import SECTIONS
+from workflow_scripts.present.tables import MissingError, Tables
+from workflow_scripts.study import load_study
+
+
+def report_of(results: Results, folder: Path, **changed: object) -> Report:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet").assign(**changed)
+    cells.to_parquet(folder / "cells.parquet")
+    return Report(load_study(results.study), Tables(folder), Path(), Path(), Path(), folder / "report.html")
+
+
+def test_pretended_gpus_are_the_first_thing_that_the_page_says(results: Results, tmp_path: Path) -> None:
+    (findings,) = simulated(report_of(results, tmp_path, source="simulated"))
+    assert isinstance(findings, Findings)
+    (finding,) = findings.findings
+    assert (finding.verdict, finding.tone) == ("simulated", "bad")
+    assert finding.sentence.startswith("No number of h200 (simulated), ")
+    assert SECTIONS[0].parts[0] is simulated
+    assert list(simulated(report_of(results, tmp_path))) == []
+    assert "is a measurement of a GPU" not in results.html
+
+
+def test_cells_with_a_gpu_slowed_down_are_counted_and_named(results: Results, tmp_path: Path) -> None:
+    report = report_of(results, tmp_path)
+    timed = report.tables.cells.dropna(subset="throttle_reasons")
+    slowed = timed[(timed["gpu"] == "l40s") & (timed["repeat"] == 1)]
+    (findings,) = slowed_gpus(report)
+    assert isinstance(findings, Findings)
+    counted = f"In {slowed['cell_id'].nunique()} of {timed['cell_id'].nunique()} cells that tell it, heat or"
+    assert findings.findings[0].sentence.startswith(counted)
+    (fold,) = slowed_cells(report)
+    assert isinstance(fold, Fold)
+    (named,) = fold.blocks
+    assert isinstance(named, Table)
+    assert [row[0] for row in named.rows] == slowed["cell_id"].tolist()
+    assert "HwThermalSlowdown,SwPowerCap" in str(named)
+
+
+def test_a_power_cap_is_no_fault(results: Results, tmp_path: Path) -> None:
+    report = report_of(results, tmp_path, throttle_reasons="GpuIdle,SwPowerCap")
+    assert list(slowed_gpus(report)) == list(slowed_cells(report)) == []
+
+
+def test_energy_is_the_median_over_the_repeats_of_a_cell(results: Results, tmp_path: Path) -> None:
+    report = report_of(results, tmp_path)
+    [part] = next(section.parts for section in SECTIONS if section.id == "energy")
+    [fold] = part(report)
+    assert isinstance(fold, Fold)
+    [energy] = fold.blocks
+    assert isinstance(energy, Table)
+    known = report.tables.cells.dropna(subset="energy_j")
+    medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
+    assert [row[energy.headings.index("J per output token")] for row in energy.rows] == list(map(shown, medians))
+
+
+def test_without_power_there_is_no_energy_to_show(results: Results, tmp_path: Path) -> None:
+    [part] = next(section.parts for section in SECTIONS if section.id == "energy")
+    with pytest.raises(MissingError, match="no device told its power"):
+        list(part(report_of(results, tmp_path, energy_j=None)))
