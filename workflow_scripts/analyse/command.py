@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA as CELLS
+from workflow_scripts.analyse.cells import SIMULATED
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.catalog import CatalogError
 from workflow_scripts.study import Study, StudyError, load_study
@@ -34,11 +35,15 @@ def table_parser(module: str, description: str, table: str | None = None) -> arg
     return parser
 
 
-def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, make: Make) -> int:
-    """Read the study and its cells, make the tables and write them; 2 with one message if an input is bad."""
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, make: Make, simulated: bool = False) -> int:
+    """Read the study and its cells, make the tables and write them; 2 with one message if an input is bad.
+
+    Cells on pretended GPUs are read only where `simulated` says so: nothing is concluded from them.
+    """
     args = parser.parse_args(argv)
     try:
         study, cells = load_study(args.study), read_table(args.cells, CELLS.name)
+        cells = cells if simulated else cells[cells["source"].ne(SIMULATED)]
         for path, table, frame in make(args, study, cells):
             write_table(frame, path, table)
     except (StudyError, TableError, CatalogError) as e:

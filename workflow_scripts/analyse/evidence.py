@@ -57,7 +57,8 @@ class Setting:
         """All devices of the catalogue that it may be about."""
         catalogue = load_gpus()
         named = {gpu.name for label in self.devices for gpu in resolve(label, catalogue)} or set(catalogue)
-        return frozenset(name for name in named if not self.kinds or catalogue[name].kind in self.kinds)
+        real = {name for name in named if not catalogue[name].simulated}
+        return frozenset(name for name in real if not self.kinds or catalogue[name].kind in self.kinds)
 
     def covers(self, gpu: str, model: str) -> bool:
         """Whether what was measured on this device with this model bears on the claim."""

@@ -289,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         yield args.out, "limits", table
         yield args.checked_out, "cells", mark_invalid(cells, table)
 
-    return run(parser, argv, make)
+    return run(parser, argv, make, simulated=True)
 
 
 if __name__ == "__main__":

@@ -126,3 +126,18 @@ def test_a_fault_of_any_input_is_one_message(tmp_path, capsys):
     command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "out.parquet")]
     assert run(parser, command, fail) == 2
     assert capsys.readouterr().err == "unknown GPU 'x'\n"
+
+
+@pytest.mark.parametrize(("options", "gpus"), [({}, ["h200"]), ({"simulated": True}, ["h200", "l40s"])])
+def test_nothing_is_concluded_from_a_pretended_gpu(tmp_path, options, gpus):
+    both = table(cell({}), cell({}, gpu="l40s", source="simulated"))
+    write_table(both, tmp_path / "cells.parquet", "cells")
+    read = []
+    files = ["--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "out.parquet")]
+    found = run(
+        table_parser("effects", "x"),
+        ["--study", str(DEMO), *files],
+        lambda args, study, cells: read.extend(cells["gpu"]) or [],
+        **options,
+    )
+    assert (found, read) == (0, gpus)

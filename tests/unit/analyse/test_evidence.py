@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from tests.pretended_gpu import CATALOGUE
 from tests.unit.analyse.claim_evidence import LLAMA, PLACE
 from workflow_scripts.analyse import evidence
 from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
@@ -116,3 +117,9 @@ def test_a_rule_is_entered_for_each_claim_that_it_names(monkeypatch):
     assert rule("one", "two", test="Measure it.")(find) is find
     entered = Rule(find, "Measure it.")
     assert list(evidence.RULES.items()) == [("old", None), ("one", entered), ("two", entered)]
+
+
+def test_no_claim_is_about_a_pretended_gpu(monkeypatch):
+    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
+    assert not Setting(kinds=("cuda",)).covers("pretended-gpu", LLAMA)
+    assert Setting().covers("cpu-all", LLAMA)
