@@ -92,6 +92,19 @@ def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
     return found[0]
 
 
+def lost_gpu(count: int = 1) -> str | None:
+    """Why NVML cannot read a GPU of this process, in its own words; None if it can read all."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        for place in range(count):
+            pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(place))
+    except pynvml.NVMLError as e:
+        return str(e)
+    return None
+
+
 def _handles(count: int) -> list[Any]:
     import pynvml
 

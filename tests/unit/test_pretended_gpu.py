@@ -28,7 +28,8 @@ from tests.pretended_gpu import (
 from workflow_scripts import device
 from workflow_scripts.catalog import CatalogError, Gpu, load_gpus
 from workflow_scripts.device import WrongDeviceError, device_lock, found_device
-from workflow_scripts.files import read_jsonl
+from workflow_scripts.files import read_json, read_jsonl
+from workflow_scripts.measure import run
 from workflow_scripts.measure.trace import gpu_sampler, sampled
 
 pytestmark = pytest.mark.needs_tool("gcc")
@@ -256,6 +257,45 @@ def test_a_sampler_that_cannot_start_is_a_fault_and_no_missing_trace(gpus: Prete
     with pytest.raises(RuntimeError, match="the device trace ended before its first sample"):  # noqa: SIM117
         with sampled("cuda", tmp_path / "device_trace.jsonl", gpus=2):
             pytest.fail("the body ran without a trace")
+
+
+# --- a cell ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lost", "outcome", "reason"),
+    [
+        (False, "engine_error", "CUDA error: unspecified launch failure"),
+        (True, "invalid", "the pretended-gpu was lost while the cell ran: GPU is lost"),
+    ],
+)
+def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(
+    gpus: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, outcome: str, reason: str
+) -> None:
+    class Engine:
+        def start(self) -> None:
+            if lost:
+                gpus.show(of={0: {"all": GPU_IS_LOST}})
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
+    monkeypatch.setattr(run, "make_engine", lambda *_: Engine())
+    for name in ("workload.jsonl", "warmup.jsonl", "engine.log"):
+        (tmp_path / name).touch()
+    definition = {
+        "gpu": "pretended-gpu",
+        "engine": "hf-static",
+        "model": {"load_format": "dummy", "dtype": "float32"},
+        "knobs": {"batch_size": 1, "cache_implementation": "dynamic"},
+        "repeats": 1,
+    }
+    files = {"model_dir": tmp_path, "workload": tmp_path / "workload.jsonl", "evidence": tmp_path}
+    run.measure(run.Job(definition=definition, **files))
+    record = read_json(tmp_path / "measured.json")
+    assert record["outcome"] == outcome
+    assert reason in record["reason"]
+    assert record.get("wrong_device", False) is lost
+    assert record["device"]["simulated"]
 
 
 # --- the label ---------------------------------------------------------------------------------------------------

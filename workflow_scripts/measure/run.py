@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from workflow_scripts.catalog import load_gpus
-from workflow_scripts.device import WrongDeviceError, found_device, use_cores
+from workflow_scripts.device import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.host_load import HostLoad
 from workflow_scripts.knobs import ENGINES
@@ -107,6 +107,10 @@ def measure(job: Job) -> None:
                 ),
             )
             _run(engine, job, measured)
+        # What an engine says of a GPU that is gone tells nothing of the cell: another node may measure it.
+        on_gpu = gpu.kind == "cuda" and not elsewhere
+        if on_gpu and measured.record["outcome"] != "ok" and (lost := lost_gpu(ranks)):
+            raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
     except WrongDeviceError as e:
         measured.ended("invalid", str(e))
         measured.record["wrong_device"] = True
