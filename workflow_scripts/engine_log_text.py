@@ -22,21 +22,29 @@ _PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 # vLLM's own lines: `INFO 09-10 23:26:51 [core.py:74] text`, before 0.8 `INFO 10-23 03:37:24 config.py:887] text`.
 _ENGINE_RECORD = re.compile(
-    rf"\b{_LEVEL}\s+\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?\s*(?:\[[^\]]*\]|[\w./]+:\d+\])(?: |$)(?P<body>.*)",
+    rf"\b{_LEVEL}\s+(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?\s*(?:\[[^\]]*\]|[\w./]+:\d+\])(?: |$)"
+    r"(?P<body>.*)",
     re.DOTALL,
 )
 _OTHER_RECORD = re.compile(rf"{_LEVEL}\b\s*[:\-]?\s*(?P<body>.*)", re.DOTALL)
 
-_PROCESS = r"\((?P<process>[^()]*\bpid=\d+[^()]*)\)\s?"
+_PROCESS = r"\((?P<process>[^()]*\bpid=\d+[^()]*|(?:APIServer|EngineCore|Worker)\w*)\)\s?"
 _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
 # Compose, srun --label, a README or a comment: what may also stand at the beginning of an engine's own words.
-_LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"> ")
+_LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"> ", r"vLLM STD(?:OUT|ERR): ")
+# FastChat names the stream and calls all of stderr an error; Buildkite puts a bar before its own date.
+_FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d)"
+# What is left of an engine's own prefix where the level was cut off, and perhaps the date with it.
+_REST_OF_A_RECORD = (
+    r"(?:(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Z]{0,7} ?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? )?"
+    r"\[?[\w./]+\.py:\d+\]\s?"
+)
 _PREFIX = re.compile(
     rf"{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|\d\d:\d\d:\d\d(?:\.\d+)?\s|(?:stdout|stderr) [FP] |"
-    + "|".join(_LOOSE_PREFIXES)
+    rf"{_FRAMES}|{_REST_OF_A_RECORD}|" + "|".join(_LOOSE_PREFIXES)
 )
 _RECORD_START = (
     rf"\s*$|{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[[WEIF]\d{{3,4}} "

@@ -2,7 +2,8 @@
 
 In a pattern a space stands for any run of white space, also none: a terminal's wrap or a copy through a word wrap may
 have taken or added some. The name of a group is the name of the fact; `{name:...}` writes such a group:
-`count` a whole number with or without thousands separators, `number` a decimal one, `size` a number with its unit.
+`count` a whole number with or without thousands separators, `number` a decimal one, `size` a number with its unit,
+`bytes` a size without one.
 
 Rows of one fact stand in order of preference: the first that occurs in a log gives the value. Where it occurs more
 than once (one line per rank, a line every ten seconds), `pick` tells which of the readings binds.
@@ -76,6 +77,7 @@ _GROUPS = {
     "count": _WHOLE_NUMBER + ")",
     "number": _WHOLE_NUMBER + r"(?:\.\d*)?)",
     "size": _WHOLE_NUMBER + r"(?:\.\d*)?)\s*(?P<{0}__unit>[KMGT]i?B|[Bb]ytes)",
+    "bytes": _WHOLE_NUMBER + r")(?P<{0}__unit>)",
 }
 
 
@@ -113,6 +115,12 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}"),
     _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}"),
     _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),
+    # The beginning of the line was cut off, and the first # with it.
+    _rank_row(
+        _smallest,
+        r"(?<![A-Za-z])[A-Za-z]{0,4} blocks: {num_gpu_blocks:count}, (?:# )?CPU blocks: {num_cpu_blocks:count}",
+    ),
+    _rank_row(_smallest, r"^(?i:gpu|cuda|rocm|hpu|npu|tpu|xpu) blocks: {num_gpu_blocks:count} $"),
     _rank_row(
         _smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"
     ),  # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
@@ -124,21 +132,23 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b).*?" + _BLOCK_SIZE),
-    _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}"),  # a command line, echoed
+    _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
     _rank_row(
         _smallest,
-        r"Maximum concurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
+        r"oncurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
         r"{max_concurrency:number}x",  # V0: 0.6.4 to 0.8, V1: 0.7 to 0.32
         key="max_concurrency",
     ),
     _rank_row(_smallest, r"Available KV cache memory: {available_kv_cache_gib:size}"),  # V1: 0.10 to 0.32
     _rank_row(_smallest, r"reserved for KV Cache is {available_kv_cache_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_smallest, r"kv_cache_size={available_kv_cache_gib:size}"),  # V0: 0.6.3
+    _rank_row(_smallest, r"available_kv_cache_memory {available_kv_cache_gib:size}"),  # V0: 0.6.5, a line per term
     _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1: 0.32
     _rank_row(_smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]+\) GiB for KV cache"),  # CPU
     _rank_row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
+    _rank_row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
     _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
     _rank_row(
         _smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"
@@ -152,7 +162,7 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_largest, r"model weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
     _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
-    _rank_row(_largest, r"PyTorch activation peak memory takes {peak_activation_gib:size}"),  # V0: 0.6.6 to 0.8
+    _rank_row(_largest, r"PyTorch activation peak memory (?:takes )?{peak_activation_gib:size}"),  # V0: 0.6.5 to 0.8
     _rank_row(_largest, r"{peak_activation_gib:size} for peak activation"),  # V1: at level DEBUG 0.22, then INFO
     _rank_row(_largest, r"torch peak memory increase: {peak_activation_gib:size}"),  # V1, the whole of the profile
     _rank_row(_largest, r"Graph capturing finished in [\d.]+ secs?, took {cuda_graph_gib:size}"),  # 0.7 to 0.32
@@ -203,8 +213,10 @@ ROWS: tuple[Row, ...] = (
 # A line without any of these words holds no fact. It saves trying every row on every line of a long log.
 _WORTH_A_LOOK = re.compile(
     (
-        r"blocks: |blocks is: |_blocks|block[-_ ]size|kv_cache_size|KV [Cc]ache (?:size|memory|is|as|on|layout)"
+        r"blocks: |blocks is: |_blocks"
+        r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout)"
         r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory)"
+        r"|Available memory"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
         r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion"
     ).replace(" ", r"\s*")
@@ -259,6 +271,6 @@ def _value(fact: str, match: re.Match[str]) -> Value:
     if fact in ("attention_backend", "engine_version"):
         return " ".join(text.split())
     number = text.replace(",", "")
-    if unit := match.groupdict().get(f"{fact}__unit"):
-        return gib(float(number), unit)
+    if (unit := match.groupdict().get(f"{fact}__unit")) is not None:
+        return gib(float(number), unit or "bytes")
     return int(number) if fact.endswith(_WHOLE) else float(number)

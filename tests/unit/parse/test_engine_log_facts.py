@@ -70,6 +70,11 @@ PRINTED = {
         'num_gpu_blocks="8192",num_gpu_blocks_override="None"} 1.0',
         {"num_gpu_blocks": 8192, "block_size": 32, "num_cpu_blocks": None},
     ),
+    "first # cut off": ("GPU blocks: 2104, # CPU blocks: 1024", {"num_gpu_blocks": 2104, "num_cpu_blocks": 1024}),
+    "cut in the name": ("PU blocks: 2104, # CPU blocks: 1024", {"num_gpu_blocks": 2104, "num_cpu_blocks": 1024}),
+    "name cut off": ("blocks: 2104, # CPU blocks: 1024", {"num_gpu_blocks": 2104, "num_cpu_blocks": 1024}),
+    "V1, # cut off": ("GPU blocks: 33660", {"num_gpu_blocks": 33660, "num_cpu_blocks": None}),
+    "blocks of something else": (f"{STAMP} [a.py:1] GPU blocks: 100 total, 20 free", {"num_gpu_blocks": None}),
     "an override for a trial run": (
         f"{STAMP} [kv_cache_utils.py:1087] Overriding num_gpu_blocks=8192 with num_gpu_blocks_override=512",
         {"num_gpu_blocks": None},
@@ -102,6 +107,7 @@ PRINTED = {
         "mamba page size.",
         {"block_size": 528},
     ),
+    "in a platform's refusal": ("RuntimeError: --block-size=64 requires ipex", {"block_size": None}),
     "in a backend's refusal": (
         "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, "
         "block_size=8, use_mla=False). Reasons: {FLASH_ATTN: [block_size not supported]}.",
@@ -118,6 +124,10 @@ PRINTED = {
         f"{STAMP} [kv_cache_utils.py:2327] GPU + host KV cache size: 1,048,576 tokens, Maximum concurrency for 131,072 "
         "tokens per request: 8.00x",
         {"kv_cache_tokens": 1048576, "max_concurrency": 8.0, "max_concurrency_tokens_per_request": 131072},
+    ),
+    "cut in the first word": (
+        "mum concurrency for 32768 tokens per request: 2.69x",
+        {"max_concurrency": 2.69, "max_concurrency_tokens_per_request": 32768},
     ),
     "V0 concurrency": (
         f"{STAMP} executor_base.py:115] Maximum concurrency for 32768 tokens per request: 2.69x",
@@ -151,6 +161,18 @@ PRINTED = {
         f"{STAMP} [cpu_worker.py:260] Explicitly set (1.5/7.71) GiB for KV cache on node 0.",
         {"available_kv_cache_gib": 1.5},
     ),
+    "a line per term": (
+        "INFO 12-13 19:54:18 worker.py:243] available_kv_cache_memory    53.29GiB",
+        {"available_kv_cache_gib": 53.29},
+    ),
+    "Ascend in bytes": (
+        f"{STAMP} [worker_v1.py:181] Available memory: 21474836480, total memory: 65464696832",
+        {"available_kv_cache_gib": 20.0},
+    ),
+    "memory of a host": (
+        "ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested",
+        {"available_kv_cache_gib": None},
+    ),
     "Gaudi V0": (
         f"{STAMP} hpu_worker.py:240] Free device memory: 79.16 GiB, 39.58 GiB usable (gpu_memory_utilization=0.5), 15.83 "
         "GiB reserved for HPUGraphs (VLLM_GRAPH_RESERVED_MEM=0.4), 23.75 GiB reserved for KV cache",
@@ -174,6 +196,14 @@ PRINTED = {
     "0.13": (
         f"{STAMP} [gpu_model_runner.py:4216] Model loading took 11.55 GiB memory and 40.36 seconds",
         {"model_weights_gib": 11.55},
+    ),
+    "a line per term of the profile": (
+        "INFO 12-13 19:54:18 worker.py:243] PyTorch activation peak memory       1.26GiB",
+        {"peak_activation_gib": 1.26},
+    ),
+    "peak with the weights in it": (
+        f"{STAMP} worker.py:1] Memory profiling results: peak_torch_memory=17.06GiB, non_torch_memory=0.35GiB",
+        {"peak_activation_gib": None, "model_weights_gib": None},
     ),
     "Gaudi weights": (
         f"{STAMP} hpu_model_runner.py:612] Loading model weights took in total 14.97 GiB of device memory",

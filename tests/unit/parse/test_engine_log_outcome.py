@@ -90,6 +90,46 @@ CAUSES = {
     ),
     "kernel": ("unsupported_block_size", "RuntimeError: Unsupported block size: 128"),
     "multiple": ("unsupported_block_size", "ValueError: Block size must be a multiple of 16."),
+    "Ascend": (
+        "unsupported_block_size",
+        "ValueError: None of the kernel sizes [128] can divide physical block size 24 evenly",
+    ),
+    "paged attention of ROCm": (
+        "unsupported_block_size",
+        "RuntimeError: Paged KV cache block size must be divisible by 128",
+    ),
+    "MLA of ROCm": ("unsupported_block_size", "AssertionError: AITER MLA requires only block size 1."),
+    "MLA of Triton": (
+        "unsupported_block_size",
+        "ValueError:  The selected backend, TRITON_MLA,does not support block size 1.",
+    ),
+    "CPU without IPEX": (
+        "unsupported_block_size",
+        "RuntimeError: --block-size=64 requires intel_extension_for_pytorch",
+    ),
+    "FlexAttention": (
+        "unsupported_block_size",
+        "ValueError: FlexAttention currently requires the cache block size (48) to be equal to the kv_block_size (16).",
+    ),
+    "nothing in common": (
+        "unsupported_block_size",
+        "ValueError: The attention backends share no supported KV cache block size (A: [64]; B: [MultipleOf(24)]).",
+    ),
+    "quantization in blocks": (
+        "error",
+        "ValueError: The quantization block size of weight must have 2 dimensions, weight block size [64] is not "
+        "supported",
+    ),
+    "FP4 in blocks": ("error", "ValueError: nvfp4 only supports block_size = 16."),
+    "type of a parameter": (
+        "error",
+        "ValueError: infer_schema(func): Parameter block_size has unsupported type list[int].",
+    ),
+    "size that has to be set": ("error", "AssertionError: When prefix caching is enabled, block_size must be set."),
+    "collectives of ROCm": (
+        "oom",
+        "RuntimeError: [FATAL ERROR]: HIP failure: 'out of memory' (in ncclCommInitRank)",
+    ),
     "no backend for the size": (
         "unsupported_block_size",
         "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, block_size=8). "
@@ -143,6 +183,114 @@ def test_error_that_v0_logs_before_its_traceback():
     facts = parse_engine_log(f"ERROR 03-25 21:32:48 engine.py:387] {words} (37696).\n")
 
     assert (facts.status, facts.error) == ("kv_too_small", f"{words} (37696).")
+
+
+NAMELESS = {
+    "V0": ("kv_too_small", "The model's max seq len (9216) is larger than the maximum number of tokens that can be "
+           "stored in KV cache (8064). Try increasing `gpu_memory_utilization`."),
+    "V1": ("kv_too_small", "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."),
+    "device": ("oom", "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 23.50 GiB."),
+    "block size": ("unsupported_block_size", "No common block size for 24 (CPU_ATTN: [MultipleOf(32)])."),
+    "dtype": ("error", "Bfloat16 is only supported on GPUs with compute capability of at least 8.0."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "message"), NAMELESS.values(), ids=NAMELESS.keys())
+@pytest.mark.parametrize("rest", ["", "[core.py:700] ", "R 05-30 16:23:50 [core.py:700] ", "engine.py:387] "])
+def test_message_whose_exception_was_cut_off(status, message, rest):
+    facts = parse_engine_log(f"{rest}{message}\n")
+
+    assert (facts.status, facts.error) == (status, message)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[core.py:700] ",
+        "core.py:700] ",
+        "05-30 16:23:50 [core.py:700] ",
+        "ERROR 2026-05-30 16:23:50.123 [core.py:700] ",
+        "  | [2026-05-30T16:23:50Z] ERROR 05-30 16:23:50 [core.py:700] ",
+        "2026-05-30 16:23:50 | ERROR | stderr | ",
+        "vLLM STDERR: ",
+        "(EngineCore_DP0) ",
+        "  ",
+    ],
+)
+def test_traceback_behind_what_is_left_of_a_prefix(prefix):
+    facts = parse_engine_log(raised("KeyError: 'layers.7'", prefix))
+
+    assert (facts.status, facts.error, facts.read_from["error"]) == ("error", "KeyError: 'layers.7'", 4)
+
+
+FRAMES = ["Traceback (most recent call last):", '  File "/x/kv.py", line 7, in check', "    verify("]
+STATEMENT = ['    raise ValueError("No available memory for the cache blocks. "', "                     'Add some.')"]
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=25) ERROR 05-30 16:23:50 [core.py:700] "])
+def test_traceback_without_its_exception_tells_what_it_was_about_to_raise(first, prefix):
+    lines = [*FRAMES, '  File "/x/kv.py", line 9, in verify', *STATEMENT]
+    facts = parse_engine_log("".join(f"{prefix}{line}\n" for line in lines[first:]))
+
+    assert (facts.status, facts.error) == (
+        "kv_too_small",
+        "ValueError: No available memory for the cache blocks. Add some.",
+    )
+    assert facts.read_from["error"] == 5 - first
+
+
+def test_what_a_statement_would_fill_in_is_not_guessed():
+    lines = [*FRAMES[:2], '    raise ValueError(f"No common block size for {size}. ")']
+    facts = parse_engine_log("\n".join(lines))
+
+    assert (facts.status, facts.error) == ("unsupported_block_size", None)
+
+
+def test_traceback_that_shows_no_statement_is_an_error_of_an_unknown_kind():
+    cut = "\n".join(FRAMES) + "\n"
+
+    assert (parse_engine_log(cut).status, parse_engine_log(cut).error) == ("error", None)
+    assert parse_engine_log(START + READY + cut).status == "ok"
+
+
+def test_line_that_announces_the_traceback_is_better_than_nothing():
+    head = "ERROR 05-30 16:23:50 [core.py:340] EngineCore hit an exception: Traceback (most recent call last):\n"
+    facts = parse_engine_log(head + 'ERROR 05-30 16:23:50 [core.py:340]   File "/x/core.py", line 1, in run\n')
+
+    assert (facts.status, facts.error) == ("error", "EngineCore hit an exception")
+
+
+QUOTED = "future: <Task finished name='Task-2' coro=<Engine.run() done> exception={}>\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "error"),
+    [
+        (QUOTED.format("OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 MiB')"), "oom",
+         "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB"),
+        (QUOTED.format('ValueError("it\'s not known")'), "error", "ValueError: it's not known"),
+        ("ERROR 05-30 16:23:50 [run.py:8] no engine: KeyError('qwen9')\n", "error", "KeyError: qwen9"),
+        ("ERROR 05-30 16:23:50 [run.py:8] TimeoutError('no answer'), retrying 1 of 2\n", None, None),
+        ("WARNING 05-30 16:23:50 [run.py:8] no kernels: ImportError('libcuda.so.1')\n", None, None),
+    ],
+)  # fmt: skip
+def test_exception_inside_a_message(line, status, error):
+    facts = parse_engine_log(START + line)
+
+    assert (facts.status, facts.error) == (status, error)
+    assert parse_engine_log(START + line + READY).status == ("oom" if status == "oom" else "ok")
+
+
+def test_message_wrapped_by_hand():
+    facts = parse_engine_log(
+        "ValueError: The model's max seq len (9216) is larger than the maximum number of\n"
+        "tokens that can be stored in KV cache (8064).\n"
+    )
+
+    assert facts.status == "kv_too_small"
+    assert facts.error is not None
+    assert facts.error.endswith("number of tokens that can be stored in KV cache (8064).")
 
 
 def test_generic_failure_is_better_than_nothing():
@@ -255,6 +403,11 @@ def test_time_limit_is_no_lack_of_memory():
         "utilization is (0.9, 71.33 GiB).",
         "WARNING 05-30 16:23:35 [cuda.py:480] --block-size 8 precluded higher-priority backend(s) FLASH_ATTN. Using "
         "FLEX_ATTENTION instead, which may result in reduced performance.",
+        "Capturing cudagraphs for decoding. If out-of-memory error occurs during cudagraph capture, consider decreasing "
+        "`gpu_memory_utilization`.",
+        "CUDA graphs can take additional 1~3 GiB memory per GPU. If you are running out of memory, consider decreasing it.",
+        "[cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: [block_size not "
+        "supported]}.",
         "[rank0]:[W1023 03:36:18.515738333 ProcessGroupNCCL.cpp:1326] Warning: WARNING: process group has NOT been destroyed",
         "DEBUG 05-30 16:23:35 [cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: "
         "[block_size not supported]}.",
