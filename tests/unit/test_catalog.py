@@ -23,6 +23,7 @@ def bandwidth_ratio(a, b):
         ("h200", "l40s", 5.56),
         ("h100-sxm", "a100-pcie-80gb", 1.73),
         ("h100-sxm", "a100-pcie-40gb", 2.15),
+        ("a100-sxm-40gb", "v100-sxm2-16gb", 1.73),
     ],
 )
 def test_bandwidth_ratios_of_the_data_sheets(a, b, ratio):
@@ -38,6 +39,7 @@ def test_flop_ratio_is_of_dense_rates():
 def test_float32_products_may_run_in_tf32_and_a_cpu_has_no_data_sheet_rate():
     assert get_gpu("a100-sxm-80gb").peak_flop_per_s("float32") == 156e12
     assert get_gpu("cpu-1core").peak_flop_per_s("float32") is None
+    assert get_gpu("v100-sxm2-16gb").peak_flop_per_s("bfloat16") is None
 
 
 def test_cpu_devices():
@@ -58,6 +60,9 @@ def test_cpu_devices():
         ("A100 80GB", {"a100-pcie-80gb", "a100-sxm-80gb"}),
         ("NVIDIA L40S", {"l40s"}),
         ("L4", {"l4"}),
+        ("V100 32GB", {"v100-pcie-32gb", "v100-sxm2-32gb"}),
+        ("Tesla T4", {"t4"}),
+        ("A10", {"a10"}),
     ],
 )
 def test_an_ambiguous_name_resolves_to_all_candidates(published, names):
@@ -87,6 +92,12 @@ def test_unknown_names_list_the_allowed_ones():
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L4", "l4"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA A10", "a10"),
         ("NVIDIA B200", "b200"),
         ("NVIDIA A10G", "a10g"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
@@ -98,7 +109,7 @@ def test_a_product_name_tells_a_gpu_from_all_others(nvml, name):
 
 
 @pytest.mark.parametrize(
-    "nvml", ["NVIDIA L40", "NVIDIA A10", "NVIDIA GeForce RTX 4090 D", "NVIDIA H200 NVL", "Tesla T4"]
+    "nvml", ["NVIDIA L40", "NVIDIA A10M", "NVIDIA GeForce RTX 4090 D", "NVIDIA H200 NVL", "Tesla V100S-PCIE-32GB"]
 )
 def test_a_similar_product_is_not_taken_for_a_known_one(nvml):
     assert identify(nvml) is None
