@@ -22,6 +22,7 @@ from workflow_scripts.files import write_jsonl
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import HfContinuousKnobs, VllmKnobs
 from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.prepare.capability import why_gpu_is_refused
 from workflow_scripts.prepare.capacity import predict_capacity
 from workflow_scripts.prepare.memory import GIB, CapacityError, EngineSettings, Term
 from workflow_scripts.study import StudyError, load_study
@@ -101,7 +102,11 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
 def predict_vllm(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
     """The record of one start of vLLM with these settings, without a cell's id."""
     settings, on_cpu = engine_settings(knobs, gpu), gpu.kind == "cpu"
-    refused = why_block_size_is_refused(gpu.kind, settings.block_size) or _too_long(settings, facts)
+    refused = (
+        why_gpu_is_refused(gpu, knobs, facts)
+        or why_block_size_is_refused(gpu.kind, settings.block_size)
+        or _too_long(settings, facts)
+    )
     if on_cpu and knobs.cpu_kv_cache_gib is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
         return _of_settings(settings, {}, infeasible=refused, unknown=unknown)

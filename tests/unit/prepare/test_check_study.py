@@ -11,8 +11,8 @@ from workflow_scripts.prepare.check_study import fault_lines, notes
 from workflow_scripts.prepare.check_vllm import Fault
 
 
-def cell(gpu: str = "h200", sweep: str = "a", workload: str = "w", **knobs: object) -> Cell:
-    return Cell(gpu, "vllm", "opt-125m", workload, VllmKnobs.model_validate(knobs), (sweep,))
+def cell(gpu: str = "h200", sweep: str = "a", workload: str = "w", model: str = "opt-125m", **knobs: object) -> Cell:
+    return Cell(gpu, "vllm", model, workload, VllmKnobs.model_validate(knobs), (sweep,))
 
 
 def test_one_fault_on_two_devices_is_one_line_that_names_the_knob_at_fault() -> None:
@@ -33,6 +33,12 @@ def test_what_is_predicted_to_be_refused_is_a_note() -> None:
     (note,) = notes([cell(block_size=8), cell(block_size=8, workload="x"), cell(block_size=16)])
     assert note.startswith("note: 2 cells will probably end as infeasible, h200/vllm/opt-125m/w/bs8 for one: ")
     assert "multiples of 16" in note
+
+
+def test_a_dtype_that_the_gpu_lacks_is_a_note_with_the_remedy() -> None:
+    (note,) = notes([cell("v100-pcie-16gb", model="qwen2-7b"), cell("v100-pcie-16gb")])
+    assert "v100-pcie-16gb/vllm/qwen2-7b/w/default" in note
+    assert note.endswith("set dtype: float16 in the model.yaml of the model")
 
 
 def test_a_library_that_is_not_installed_is_one_message(

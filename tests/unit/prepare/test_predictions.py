@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,44 @@ def test_the_size_of_a_cpus_cache_does_not_matter_on_a_gpu():
 )
 def test_what_the_engine_would_refuse_is_infeasible_with_the_reason(gpu, knobs, reason):
     assert reason in predict(gpu, **knobs)["infeasible"]
+
+
+V100 = "v100-sxm2-32gb"
+HALF = read_model_facts(get_model("llama-3.1-8b-instruct").config, "float16")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "facts", "knobs", "reason"),
+    [
+        (V100, LLAMA_8B, {}, "bfloat16 needs compute capability 8.0, and v100-sxm2-32gb has 7.0: set dtype"),
+        ("t4", LLAMA_8B, {"block_size": 8}, "bfloat16 needs compute capability 8.0, and t4 has 7.5"),
+        (V100, HALF, {"kv_cache_dtype": "bfloat16"}, "set kv_cache_dtype: float16"),
+        (V100, HALF, {"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype fp8_e5m2 needs"),
+        ("a10", LLAMA_8B, {"kv_cache_dtype": "fp8", "attention_backend": "TRITON_ATTN"}, "fp8 with TRITON_ATTN needs"),
+        (V100, replace(HALF, quantization="fp8"), {}, "fp8 needs compute capability 7.5"),
+        (V100, HALF, {"attention_backend": "FLASH_ATTN"}, "FLASH_ATTN needs compute capability 8.0"),
+    ],
+)  # fmt: skip
+def test_what_the_compute_capability_does_not_allow_is_infeasible_with_a_remedy(gpu, facts, knobs, reason):
+    assert reason in predict(gpu, facts, **knobs)["infeasible"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "facts", "knobs"),
+    [
+        (V100, HALF, {}),
+        (V100, TINY, {}),
+        ("t4", replace(HALF, quantization="fp8"), {}),
+        ("a10", LLAMA_8B, {"kv_cache_dtype": "fp8", "attention_backend": "FLASHINFER"}),
+        ("a100-sxm-40gb", LLAMA_8B, {"kv_cache_dtype": "fp8"}),
+        ("l4", LLAMA_8B, {"kv_cache_dtype": "fp8", "attention_backend": "TRITON_ATTN"}),
+        ("mi300x", LLAMA_8B, {"kv_cache_dtype": "fp8"}),
+    ],
+)
+def test_what_the_compute_capability_allows_is_predicted(gpu, facts, knobs):
+    record = predict(gpu, facts, max_model_len=2048, **knobs)
+    assert record["infeasible"] is None
+    assert record["num_blocks"] > 128
 
 
 def test_the_longest_text_that_the_model_reads_is_feasible():
