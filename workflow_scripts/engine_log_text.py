@@ -35,8 +35,8 @@ _JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
 # Compose, srun --label, a README or a comment: what may also stand at the beginning of an engine's own words.
 _LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"> ", r"vLLM STD(?:OUT|ERR): ")
-# FastChat names the stream and calls all of stderr an error; Buildkite puts a bar before its own date.
-_FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d)"
+# FastChat names the stream and calls all of stderr an error; others put a bar before or behind their date.
+_FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d|\()"
 # What is left of an engine's own prefix where the level was cut off, and perhaps the date with it.
 _REST_OF_A_RECORD = (
     r"(?:(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Z]{0,7} ?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? )?"

@@ -214,6 +214,7 @@ def test_message_whose_exception_was_cut_off(status, message, rest):
         "2026-05-30 16:23:50 | ERROR | stderr | ",
         "vLLM STDERR: ",
         "(EngineCore_DP0) ",
+        "2026-05-30 16:23:50.123 | (EngineCore_DP0 pid=25) ",
         "  ",
     ],
 )
