@@ -5,15 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from workflow_scripts.files import read_jsonl
+from workflow_scripts.measure.engines import preload_of
+from workflow_scripts.measure.forkserver import Ended, run
 from workflow_scripts.outcome import Outcome, read_outcome
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -25,6 +29,7 @@ HF = "cpu-all/hf-static/tiny-llama-57m/short/static-batch4-cache"
 CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-blocks64-tokens128"
 RANKS = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-tp2-eager1-attnFLASH_ATTN-cpukv1"
 INT8 = "cpu-all/vllm/tiny-llama-57m-w8a8/short/bs32-seqs4-len512-eager1-attnFLASH_ATTN-cpukv1"
+STATE = "tests.integration.process_state"
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
 
 
@@ -151,6 +156,7 @@ def test_hf_static_batches_count_only_what_was_asked_for(measured: Callable[[str
     assert all(s["kv_slots_reserved"] >= s["kv_tokens_live"] > 0 for s in steps)
     reserved = [s["kv_slots_reserved"] for s in steps if s["repeat"] == 0]
     assert (len(set(reserved)) <= 2) == (cache == "static")  # two batches; a dynamic cache grows in each step
+    assert outcome.effective["sdpa_backends"] == "flash, mem_efficient, math, cudnn"
     # 8 layers x 4 KV heads x 64 x (key and value) x 4 bytes
     assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 16384
 
@@ -178,6 +184,45 @@ def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(
     assert [r["cached_prompt_tokens"] for r in without] == [0] * 8
     # One at a time: the first request of each repeat fills the cache with two blocks of 32, the others find them.
     assert [r["cached_prompt_tokens"] for r in cached] == [0, 64, 64, 64] * 2
+
+
+@pytest.fixture
+def state_of(
+    own_tmpdir: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Any]:
+    """What a process has in which an engine is measured."""
+    monkeypatch.setattr(tempfile, "tempdir", str(own_tmpdir))
+    monkeypatch.setenv("TMPDIR", str(own_tmpdir))
+
+    def state(engine: str) -> Any:
+        log = tmp_path / f"{engine}.log"
+        with log.open("wb") as stream:
+            assert run(STATE, [], stream, environment, 60, preload_of(engine)) == Ended(0), log.read_text()
+        return json.loads(log.read_text(encoding="utf-8"))
+
+    return state
+
+
+def test_transformers_is_measured_in_a_process_as_its_users_have_it(
+    state_of: Callable[[str], Any], environment: dict[str, str]
+) -> None:
+    plain = subprocess.run(
+        [sys.executable, "-m", STATE], cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, check=True
+    )
+    state = state_of("hf-static")
+    assert state == json.loads(plain.stdout)
+    assert state["imported"] == ["torch", "transformers"]
+    assert preload_of("hf-continuous") == preload_of("hf-static")
+
+
+def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_make_without(
+    state_of: Callable[[str], Any], environment: dict[str, str]
+) -> None:
+    # The first one keeps torch from starting CUDA before vLLM forks its engine core.
+    of_vllm = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    assert of_vllm.items() <= state_of("vllm")["environment"].items()
+    assert preload_of("vllm-serve") == preload_of("vllm")
+    assert state_of("openai")["environment"] == environment
 
 
 # --- faults ------------------------------------------------------------------------------------------------------

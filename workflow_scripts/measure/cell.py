@@ -28,7 +28,7 @@ from workflow_scripts.definition import cell_definition, definition_sha256, mode
 from workflow_scripts.device import device_lock
 from workflow_scripts.files import read_json, write_json
 from workflow_scripts.grid import Cell, expand
-from workflow_scripts.measure.engines import SCRATCH
+from workflow_scripts.measure.engines import SCRATCH, preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.provenance import provenance
@@ -81,7 +81,10 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         print(f"measuring {cell.id}", flush=True)
         began = time.monotonic()
         with (evidence / "engine.log").open("wb") as log:
-            ended = run_forked("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s)
+            ended = run_forked(
+                *("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s),
+                preload=preload_of(cell.engine),
+            )
     measured = evidence / "measured.json"
     if ended.exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from workflow_scripts.measure.forkserver import Preload
+
 # Folder below the evidence for what an engine needs only while it runs.
 SCRATCH = "scratch"
 
@@ -109,18 +111,31 @@ class Engine(Protocol):
         ...
 
 
-# Imported only when a cell needs it: one engine's libraries may be absent where another is measured.
-_CLASSES = {
-    "vllm": "workflow_scripts.measure.vllm_offline:VllmOffline",
-    "vllm-serve": "workflow_scripts.measure.vllm_serve:VllmServe",
-    "openai": "workflow_scripts.measure.openai_endpoint:OpenAiEndpoint",
-    "hf-static": "workflow_scripts.measure.hf_static:HfStatic",
-    "hf-continuous": "workflow_scripts.measure.hf_continuous:HfContinuous",
+_VLLM_MODULES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
+# vLLM's users have what vLLM sets in a process on import (variables, torch's backends), users of transformers do not.
+_VLLM = Preload(_VLLM_MODULES)
+_HF = Preload(("torch", "transformers", "transformers.modeling_utils"))
+# The client is a part of vLLM, but the server that it starts is nobody's child but the user's.
+_VLLM_CLIENT = Preload(_VLLM_MODULES, with_variables=False)
+
+# Where an engine is, and what the process has imported that is forked for it. The class is imported only when a cell
+# needs it: one engine's libraries may be absent where another is measured.
+_ENGINES = {
+    "vllm": ("workflow_scripts.measure.vllm_offline:VllmOffline", _VLLM),
+    "vllm-serve": ("workflow_scripts.measure.vllm_serve:VllmServe", _VLLM),
+    "openai": ("workflow_scripts.measure.openai_endpoint:OpenAiEndpoint", _VLLM_CLIENT),
+    "hf-static": ("workflow_scripts.measure.hf_static:HfStatic", _HF),
+    "hf-continuous": ("workflow_scripts.measure.hf_continuous:HfContinuous", _HF),
 }
+
+
+def preload_of(name: str) -> Preload:
+    """What is imported before a cell of the engine of that name is forked."""
+    return _ENGINES[name][1]
 
 
 def make_engine(name: str, setup: EngineSetup) -> Engine:
     """The engine of that name, not started yet."""
-    module, _, kind = _CLASSES[name].partition(":")
+    module, _, kind = _ENGINES[name][0].partition(":")
     engine: Engine = getattr(importlib.import_module(module), kind)(setup)
     return engine

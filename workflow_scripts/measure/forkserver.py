@@ -1,12 +1,13 @@
 """A small fork server: imports an engine's libraries once, then forks a child for each job.
 
 Importing vLLM takes 20 to 30 s, forking a process that has imported it takes milliseconds. The first measuring
-command on a host starts the server; it ends by itself when it has had nothing to do for a while. Each job is a
-session of its own, with its own log, and dies with the command that asked for it: the server holds one connection a
-job and kills the whole session, with all process groups in it, when the connection ends. The server imports none of
-the pipeline's own code that measures, so that every child runs it as it is on disk.
+command on a host that needs certain libraries starts the server that has them, and no others; it ends by itself when it
+has had nothing to do for a while. Each job is a session of its own, with its own log, and dies with the command that
+asked for it: the server holds one connection a job and kills the whole session, with all process groups in it, when the
+connection ends. The server imports none of the pipeline's own code that measures, so that every child runs it as it is
+on disk.
 
-    python -m workflow_scripts.measure.forkserver SOCKET --preload torch,vllm --idle-s 60
+    python -m workflow_scripts.measure.forkserver SOCKET --preload torch,transformers --idle-s 120
 """
 
 import argparse
@@ -31,13 +32,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-PRELOAD = ("torch", "transformers", "vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
-IDLE_S = 60.0
+IDLE_S = 120.0
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class ForkServerError(RuntimeError):
     """The fork server could not be started or went away before the job began."""
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Modules to import before a job, in this order, and whether the job has the variables that they set on import."""
+
+    modules: tuple[str, ...]
+    with_variables: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,18 +58,27 @@ class Ended:
 # --- the asking side ---------------------------------------------------------------------------------------------
 
 
-def run(module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float) -> Ended:
+def run(
+    module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], time_limit_s: float, preload: Preload
+) -> Ended:
     """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end.
 
-    The child and everything it started are killed when `time_limit_s` is over, or when this process goes away.
-    The limit counts from the fork, not from the start of the server.
+    The child's environment is `env`, and what the preloaded modules set that is not in it. The child and everything it
+    started are killed when `time_limit_s` is over, or when this process goes away. The limit counts from the fork, not
+    from the start of the server.
 
     Raises:
         ForkServerError: no server could be started, or it went away during the job.
     """
-    job = {"module": module, "argv": list(argv), "env": env, "cwd": str(Path.cwd())}
+    job = {
+        "module": module,
+        "argv": list(argv),
+        "env": env,
+        "with_variables": preload.with_variables,
+        "cwd": str(Path.cwd()),
+    }
     for _ in range(3):
-        with _connection() as server:
+        with _connection(preload.modules) as server:
             try:
                 socket.send_fds(server, [json.dumps(job).encode() + b"\n"], [log.fileno()])
                 replies = server.makefile("rb")
@@ -78,7 +95,7 @@ def run(module: str, argv: Sequence[str], log: IO[bytes], env: dict[str, str], t
             if not ended:
                 raise ForkServerError("the fork server went away while the cell ran")
             return Ended(int(json.loads(ended)["exit_status"]))
-    raise ForkServerError(f"no fork server answers; its log is {_server_log(_socket_path())}")
+    raise ForkServerError(f"no fork server answers; its log is {_server_log(_socket_path(preload.modules))}")
 
 
 def _runtime_dir() -> Path:
@@ -89,9 +106,10 @@ def _runtime_dir() -> Path:
     return path
 
 
-def _socket_path() -> Path:
-    # One server per environment, checkout and cluster job: a job's processes end with the job.
-    key = "\0".join((sys.prefix, str(CHECKOUT), os.environ.get("SLURM_JOB_ID", "")))
+def _socket_path(modules: Sequence[str]) -> Path:
+    # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
+    # what one engine's libraries set in a process is not what another engine's users have.
+    key = "\0".join((sys.prefix, str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *modules))
     return _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
 
 
@@ -100,15 +118,15 @@ def _server_log(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _connection() -> Iterator[socket.socket]:
-    path = _socket_path()
+def _connection(modules: Sequence[str]) -> Iterator[socket.socket]:
+    path = _socket_path(modules)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with connection:
         # Only one command at a time looks for a server, so that two never start two.
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _connects(connection, path):
-                _start(path, connection)
+                _start(path, connection, modules)
         yield connection
 
 
@@ -120,11 +138,11 @@ def _connects(connection: socket.socket, path: Path) -> bool:
     return True
 
 
-def _start(path: Path, connection: socket.socket) -> None:
+def _start(path: Path, connection: socket.socket, modules: Sequence[str]) -> None:
     command = [sys.executable, "-m", __name__ if __name__ != "__main__" else "workflow_scripts.measure.forkserver"]
     with _server_log(path).open("wb") as log:
         server = subprocess.Popen(
-            [*command, str(path)],
+            [*command, str(path), "--preload", ",".join(modules)],
             cwd=CHECKOUT,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -147,15 +165,17 @@ class _Job:
     connection: socket.socket
 
 
-def serve(path: Path, preload: Sequence[str] = PRELOAD, idle_s: float = IDLE_S) -> None:
-    """Listen at `path`, import `preload`, then fork a child for each job until `idle_s` pass without one."""
+def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
+    """Listen at `path`, import `modules`, then fork a child for each job until `idle_s` pass without one."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     # Commands may connect while the imports run; they wait in the backlog.
     listener.listen(64)
-    for module in preload:
+    before = set(os.environ)
+    for module in modules:
         importlib.import_module(module)
+    set_on_import = {name: value for name, value in os.environ.items() if name not in before}
     gc.freeze()  # the collector of a child then leaves the shared pages alone
     with selectors.DefaultSelector() as events, listener:
         events.register(listener, selectors.EVENT_READ)
@@ -167,7 +187,7 @@ def serve(path: Path, preload: Sequence[str] = PRELOAD, idle_s: float = IDLE_S) 
                 return
             for key, _ in ready:
                 if key.fileobj is listener:
-                    job = _accept(listener)
+                    job = _accept(listener, set_on_import)
                     if job is not None:
                         jobs[job.pid] = job
                         events.register(job.connection, selectors.EVENT_READ, job)
@@ -180,7 +200,7 @@ def serve(path: Path, preload: Sequence[str] = PRELOAD, idle_s: float = IDLE_S) 
                     _end(job)
 
 
-def _accept(listener: socket.socket) -> _Job | None:
+def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | None:
     connection, _ = listener.accept()
     try:
         message, fds = _receive(connection)
@@ -188,7 +208,7 @@ def _accept(listener: socket.socket) -> _Job | None:
         if pid == 0:
             listener.close()
             connection.close()
-            _child(message, fds[0])
+            _child(message, fds[0], set_on_import)
         for fd in fds:
             os.close(fd)
         connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
@@ -239,7 +259,7 @@ def _session(leader: int) -> set[int]:
     return members
 
 
-def _child(job: dict[str, Any], log_fd: int) -> None:
+def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str]) -> None:
     status = 1
     try:
         os.setsid()
@@ -249,6 +269,8 @@ def _child(job: dict[str, Any], log_fd: int) -> None:
         os.dup2(log_fd, 1)
         os.dup2(log_fd, 2)
         os.environ.clear()
+        if job["with_variables"]:
+            os.environ.update(set_on_import)
         os.environ.update(job["env"])
         os.chdir(job["cwd"])
         status = int(importlib.import_module(job["module"]).main(job["argv"]))
@@ -272,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve at a socket until idle."""
     parser = argparse.ArgumentParser(description="Fork a child for each job, with an engine's libraries imported.")
     parser.add_argument("socket", type=Path, help="where to listen; measuring commands start the server themselves")
-    parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first (default: %(default)s)")
+    parser.add_argument("--preload", default="", help="modules to import first, in this order, with commas between")
     parser.add_argument("--idle-s", type=float, default=IDLE_S, help="end after this long without a job")
     args = parser.parse_args(argv)
     serve(args.socket, [m for m in args.preload.split(",") if m], args.idle_s)

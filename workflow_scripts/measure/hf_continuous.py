@@ -6,6 +6,7 @@ from typing import Any
 
 from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
 from workflow_scripts.measure.hf_model import device_memory, load_hf_model
+from workflow_scripts.measure.torch_state import torch_state
 
 RESULT_TIMEOUT_S = 1.0
 
@@ -39,6 +40,7 @@ class HfContinuous:
             "enable_prefix_caching": cache.use_prefix_sharing,
             "attention_backend": self._model.config._attn_implementation,
             "dtype": str(self._model.dtype).removeprefix("torch."),
+            **torch_state(),
         }
 
     def warm_up(self, requests: Sequence[Request]) -> None:

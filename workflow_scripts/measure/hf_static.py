@@ -6,6 +6,7 @@ from typing import Any
 
 from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
 from workflow_scripts.measure.hf_model import device_memory, load_hf_model
+from workflow_scripts.measure.torch_state import torch_state
 
 
 class HfStatic:
@@ -31,6 +32,7 @@ class HfStatic:
             "cache_implementation": self._cache,
             "attention_backend": self._model.config._attn_implementation,
             "dtype": str(self._model.dtype).removeprefix("torch."),
+            **torch_state(),
         }
 
     def warm_up(self, requests: Sequence[Request]) -> None:

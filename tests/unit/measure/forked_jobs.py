@@ -14,6 +14,8 @@ def main(argv: Sequence[str]) -> int:
     if what == "say":
         print("said", os.environ.get("WORD"), Path.cwd())
         return int(argv[1])
+    if what == "variable":
+        print(os.environ.get(argv[1]))
     if what == "raise":
         raise ValueError("the engine broke")
     if what == "die":

@@ -14,19 +14,20 @@ import psutil
 import pytest
 
 from workflow_scripts.measure import forkserver
-from workflow_scripts.measure.forkserver import Ended, ForkServerError, run
+from workflow_scripts.measure.forkserver import Ended, ForkServerError, Preload, run
 
 JOBS = "tests.unit.measure.forked_jobs"
+LITTLE = Preload(("json",))
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
-    """Servers started in the test import little and end soon; gives those that were started."""
+    """Servers started in the test end soon; gives those that were started."""
     started: list[psutil.Process] = []
     popen = subprocess.Popen
 
     def start(command: list[str], **options: object) -> "subprocess.Popen[bytes]":
-        process = popen([*command, "--preload", "json", "--idle-s", "1.5"], **options)  # type: ignore[call-overload]
+        process = popen([*command, "--idle-s", "1.5"], **options)  # type: ignore[call-overload]
         started.append(psutil.Process(process.pid))
         return process  # type: ignore[no-any-return]
 
@@ -38,10 +39,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psu
             process.kill()
 
 
-def call(tmp_path: Path, *argv: str, time_limit_s: float = 30, word: str = "") -> tuple[Ended, str]:
+def call(
+    tmp_path: Path, *argv: str, time_limit_s: float = 30, preload: Preload = LITTLE, **variables: str
+) -> tuple[Ended, str]:
     log = tmp_path / f"{'-'.join(argv)}.log"
     with log.open("wb") as stream:
-        ended = run(JOBS, argv, stream, {**os.environ, "WORD": word}, time_limit_s)
+        ended = run(JOBS, argv, stream, {**os.environ, **variables}, time_limit_s, preload)
     return ended, log.read_text(encoding="utf-8")
 
 
@@ -65,9 +68,35 @@ def hanging(log: Path, timeout_s: float = 10) -> list[int]:
 
 
 def test_a_job_has_its_own_log_environment_and_status(tmp_path: Path, server: list[psutil.Process]) -> None:
-    assert call(tmp_path, "say", "0", word="one") == (Ended(0), f"said one {Path.cwd()}\n")
-    assert call(tmp_path, "say", "3", word="two") == (Ended(3), f"said two {Path.cwd()}\n")
+    assert call(tmp_path, "say", "0", WORD="one") == (Ended(0), f"said one {Path.cwd()}\n")
+    assert call(tmp_path, "say", "3", WORD="two") == (Ended(3), f"said two {Path.cwd()}\n")
     assert len(server) == 1
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that sets a variable when it is imported."""
+    (tmp_path / "library_of_the_test.py").write_text("import os\nos.environ['SET_ON_IMPORT'] = 'by the library'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "library_of_the_test"
+
+
+def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherwise(
+    tmp_path: Path, server: list[psutil.Process], library: str
+) -> None:
+    variable = ("variable", "SET_ON_IMPORT")
+    assert call(tmp_path, *variable, preload=Preload((library,)))[1] == "by the library\n"
+    assert call(tmp_path, *variable, preload=Preload((library,)), SET_ON_IMPORT="by the user")[1] == "by the user\n"
+    assert call(tmp_path, *variable, preload=Preload((library,), with_variables=False))[1] == "None\n"
+    assert len(server) == 1
+
+
+def test_jobs_of_other_libraries_have_another_server(
+    tmp_path: Path, server: list[psutil.Process], library: str
+) -> None:
+    call(tmp_path, "variable", "SET_ON_IMPORT", preload=Preload((library,)))
+    assert call(tmp_path, "variable", "SET_ON_IMPORT")[1] == "None\n"
+    assert len(server) == 2
 
 
 def test_an_exception_is_status_1_with_its_traceback_in_the_log(tmp_path: Path, server: list[psutil.Process]) -> None:
