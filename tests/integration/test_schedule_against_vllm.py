@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from workflow_scripts.measure.engines import CacheHeldError, forget_prefixes
 from workflow_scripts.prepare.schedule import (
     FloatArray,
     RequestLengths,
@@ -297,3 +298,15 @@ def test_every_step_is_vllms(engine_config: Any) -> None:
             short_of_blocks=schedule.needs_blocks is None,
         )
     assert min(seen.values()) >= ENOUGH, seen
+
+
+def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_told(engine_config: Any) -> None:
+    requests = RequestLengths(np.array([48]), np.array([4]))
+    engine = Engine(engine_config, requests, SchedulerSettings(1, 64, 16, 64, num_blocks=8), None)
+    steps = engine.run()
+    next(steps)
+    with pytest.raises(CacheHeldError, match=r"within 0.2 s, for blocks of it are still in use"):
+        forget_prefixes(engine.scheduler.reset_prefix_cache, limit_s=0.2)
+    for _ in steps:
+        pass
+    forget_prefixes(engine.scheduler.reset_prefix_cache)

@@ -2,7 +2,8 @@
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from workflow_scripts.measure.forkserver import Preload
 
 # Folder below the evidence for what an engine needs only while it runs.
 SCRATCH = "scratch"
+RESET_LIMIT_S = 5.0
+_RESET_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,11 @@ class Engine(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget cached prefixes, so that a repeat does not measure the cache."""
+        """Forget cached prefixes, so that a repeat does not measure the cache.
+
+        Raises:
+            CacheHeldError: the engine keeps some of them.
+        """
         ...
 
     def metrics(self) -> dict[str, Any]:
@@ -109,6 +116,26 @@ class Engine(Protocol):
     def stop(self) -> None:
         """End the engine's processes."""
         ...
+
+
+class CacheHeldError(RuntimeError):
+    """What an earlier pass left in the prefix cache could not be forgotten."""
+
+
+def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S) -> None:
+    """Try until an engine says that its prefix cache is empty; it refuses while a request still holds blocks.
+
+    Raises:
+        CacheHeldError: it has not said so after `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    while not attempt():
+        if time.monotonic() > deadline:
+            raise CacheHeldError(
+                f"the engine did not empty its prefix cache within {limit_s:g} s, for blocks of it are still in use: "
+                "the next pass would have found what an earlier one left"
+            )
+        time.sleep(_RESET_POLL_S)
 
 
 _VLLM_MODULES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from workflow_scripts.engine_log_outcome import judge
 from workflow_scripts.engine_log_text import decode, read_lines
+from workflow_scripts.measure.engines import CacheHeldError
 from workflow_scripts.measure.server_http import ServerTimeoutError
 from workflow_scripts.outcome import Verdict
 
@@ -38,6 +39,8 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
 
     That is a fault of the infrastructure, like the death of the measuring process itself: the job has to be repeated.
     """
+    if isinstance(error, CacheHeldError):
+        return "invalid", str(error)
     _, words = _cause(error, log)
     if any(sign in words for sign in _GONE):
         return None

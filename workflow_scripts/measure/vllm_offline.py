@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workflow_scripts.knobs import VllmKnobs
-from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord, forget_prefixes
 
 
 class VllmOffline:
@@ -75,7 +75,7 @@ class VllmOffline:
 
     def reset(self) -> None:
         """Forget cached prefixes."""
-        self._llm.reset_prefix_cache()
+        forget_prefixes(self._llm.reset_prefix_cache)
 
     def metrics(self) -> dict[str, Any]:
         """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""

@@ -1,5 +1,6 @@
 """vLLM's OpenAI-compatible server, as `vllm serve` users run it."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from workflow_scripts.files import read_json, write_json
 from workflow_scripts.knobs import VllmServeKnobs, command_line
+from workflow_scripts.measure.engines import forget_prefixes
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
@@ -65,7 +67,12 @@ class VllmServe(Serving):
 
     def reset(self) -> None:
         """Forget cached prefixes."""
-        self._target.address.call("/reset_prefix_cache", method="POST")
+
+        def attempt() -> bool:
+            told = self._target.address.call("/reset_prefix_cache", method="POST")
+            return not told or json.loads(told)["success"] is True  # 0.25.1 tells nothing
+
+        forget_prefixes(attempt)
 
 
 def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.measure.engines import CacheHeldError
 from workflow_scripts.measure.failures import run_failure, start_failure
 
 GENERIC = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
@@ -70,6 +71,10 @@ def test_a_failure_in_mid_run_has_the_cause_from_the_log(tmp_path: Path) -> None
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     assert run_failure(dead, log_of(tmp_path, *traceback(cause, CORE))) == ("engine_error", cause)
     assert run_failure(RuntimeError("odd"), log_of(tmp_path)) == ("engine_error", "RuntimeError: odd")
+
+
+def test_a_cache_that_is_not_emptied_makes_a_cell_invalid(tmp_path: Path) -> None:
+    assert run_failure(CacheHeldError("blocks are held"), log_of(tmp_path)) == ("invalid", "blocks are held")
 
 
 def test_an_engine_that_is_gone_without_a_word_is_no_outcome(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """How vLLM's server is started: its words, its environment, and where the key is and is not."""
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from workflow_scripts.measure import vllm_serve
-from workflow_scripts.measure.engines import EngineSetup
+from workflow_scripts.measure.engines import CacheHeldError, EngineSetup
 from workflow_scripts.measure.vllm_serve import VllmServe
 
 
@@ -61,3 +63,20 @@ def test_a_gpu_keeps_vllms_own_layout_and_remote_code_is_run_only_if_the_study_s
     words, environment, _ = launched(monkeypatch, device_kind="cuda", knobs={}, trust_remote_code=True)
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
     assert "--trust-remote-code" in words
+
+
+@pytest.mark.parametrize("answers", [[""], ['{"success": true}'], ['{"success": false}', '{"success": true}']])
+def test_the_cache_is_emptied_until_the_server_says_so(answers: list[str]) -> None:
+    engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
+    engine._target = SimpleNamespace(address=SimpleNamespace(call=lambda *_, **__: answers.pop(0)))  # type: ignore[assignment]
+    engine.reset()
+    assert answers == []
+
+
+def test_a_server_that_keeps_its_cache_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
+    engine._target = SimpleNamespace(address=SimpleNamespace(call=lambda *_, **__: '{"success": false}'))  # type: ignore[assignment]
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    with pytest.raises(CacheHeldError, match="did not empty its prefix cache within 5 s"):
+        engine.reset()
