@@ -37,17 +37,26 @@ class VllmOffline:
         return effective_settings(self._llm.llm_engine.vllm_config)
 
     def _listen(self) -> None:
+        """Note each step that the engine core tells of, at the core's own time."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        steps = self._steps
+        steps, core = self._steps, self._llm.llm_engine.engine_core
+        get_output = core.get_output
+
+        def noted() -> Any:
+            outputs = get_output()
+            if outputs.scheduler_stats is not None:
+                steps.append({"time_s": outputs.timestamp, **step_record(outputs.scheduler_stats, None)})
+            return outputs
 
         class StepRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is not typed for us
             def __init__(self) -> None:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if scheduler_stats is not None:
-                    steps.append({"time_s": time.monotonic(), **step_record(scheduler_stats, iteration_stats)})
+                # Tokens are counted on this side, right after what the core told of the step.
+                if iteration_stats is not None:
+                    steps[-1] |= step_record(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -56,6 +65,7 @@ class VllmOffline:
         if manager is None:
             raise RuntimeError("vLLM has no statistics loggers although disable_log_stats is False")
         manager.stat_loggers.append(StepRecorder())
+        core.get_output = noted
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Serve requests that do not count."""
@@ -66,11 +76,14 @@ class VllmOffline:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
+        began_s, before = time.monotonic(), len(self._steps)
         outputs = self._llm.generate(
             [TokensPrompt(prompt_token_ids=r.prompt_token_ids) for r in requests],
             [SamplingParams(temperature=0.0, max_tokens=r.output_tokens, ignore_eos=True) for r in requests],
             use_tqdm=False,
         )
+        # What a core of its own process still did after the last answer of a pass is read at the start of the next.
+        self._steps[before:] = [step for step in self._steps[before:] if step["time_s"] >= began_s]
         return [request_record(request, output) for request, output in zip(requests, outputs, strict=True)]
 
     def reset(self) -> None:

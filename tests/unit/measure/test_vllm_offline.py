@@ -9,7 +9,13 @@ import pytest
 
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.measure.engines import EngineSetup, Request
-from workflow_scripts.measure.vllm_offline import _attention_backend, request_record, step_record, vllm_environment
+from workflow_scripts.measure.vllm_offline import (
+    VllmOffline,
+    _attention_backend,
+    request_record,
+    step_record,
+    vllm_environment,
+)
 
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
 REQUEST_STATS: dict[str, dict[str, Any]] = {
@@ -83,6 +89,39 @@ def test_a_step_has_what_the_scheduler_did(version: str) -> None:
         "prefix_queries": 64,
         "prefix_hits": 48,
     }
+
+
+def outputs(time_s: float, tokens: int, running: int = 1) -> SimpleNamespace:
+    """What a core tells of a step."""
+    stats = SimpleNamespace(**SCHEDULER_STATS["0.32.0"] | {"num_running_reqs": running})
+    return SimpleNamespace(timestamp=time_s, scheduler_stats=stats, outputs=[object()] * tokens)
+
+
+@pytest.mark.parametrize("tells_of_steps_without_tokens", [False, True])  # as 0.25.1 and as 0.32.0
+def test_every_step_is_noted_at_the_time_of_the_core(
+    monkeypatch: pytest.MonkeyPatch, tells_of_steps_without_tokens: bool
+) -> None:
+    pytest.importorskip("vllm.v1.metrics.loggers", reason="vLLM is not installed")
+    told = [outputs(90.0, 0, running=0), outputs(101.0, 0), outputs(102.0, 2), SimpleNamespace(scheduler_stats=None)]
+    core, manager = SimpleNamespace(get_output=lambda: told.pop(0)), SimpleNamespace(stat_loggers=[])
+    engine = VllmOffline(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cuda"))
+
+    def generate(*_: object, **__: object) -> list[Any]:
+        while told:  # as vllm.v1.engine.llm_engine.LLMEngine.step does
+            step = core.get_output()
+            if step.scheduler_stats and (step.outputs or tells_of_steps_without_tokens):
+                tokens = SimpleNamespace(num_prompt_tokens=8, num_generation_tokens=2, num_preempted_reqs=0)
+                manager.stat_loggers[0].record(step.scheduler_stats, tokens if step.outputs else None)
+        return []
+
+    llm_engine = SimpleNamespace(engine_core=core, logger_manager=manager)
+    engine._llm = SimpleNamespace(llm_engine=llm_engine, generate=generate)
+    engine._listen()
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    engine.run([])
+    steps = engine.take_steps()
+    # The first one is what the core did after the last answer of the pass before.
+    assert [(s["time_s"], s["prompt_tokens"], s["generation_tokens"]) for s in steps] == [(101.0, 0, 0), (102.0, 8, 2)]
 
 
 def test_a_step_without_tokens_has_none() -> None:
