@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_co
 from workflow_scripts.files import read_jsonl
 from workflow_scripts.measure.engines import preload_of
 from workflow_scripts.measure.forkserver import Ended, run
+from workflow_scripts.measure.vllm_offline import LAYOUT
 from workflow_scripts.outcome import Outcome, read_outcome
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -30,6 +32,7 @@ CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-block
 RANKS = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-tp2-eager1-attnFLASH_ATTN-cpukv1"
 INT8 = "cpu-all/vllm/tiny-llama-57m-w8a8/short/bs32-seqs4-len512-eager1-attnFLASH_ATTN-cpukv1"
 STATE = "tests.integration.process_state"
+GROWN = ("generation_tokens", "prefix_cache_hits")
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
 
 
@@ -225,6 +228,72 @@ def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_ma
     assert state_of("openai")["environment"] == environment
 
 
+# --- vLLM's layout on a GPU: its core in a process of its own ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake, write_study: WriteStudy
+) -> tuple[Path, Path]:
+    """A study whose inputs are prepared, for several tests."""
+    folder = tmp_path_factory.mktemp("inputs")
+    study, results = write_study(folder), folder / "results"
+    done = snakemake(study, results, "prepare")
+    assert done.returncode == 0, done.stderr
+    return study, results
+
+
+def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(
+    inputs: tuple[Path, Path], environment: dict[str, str]
+) -> None:
+    study, results = inputs
+    cell = PREFIX.format(1)
+    command = start_cell(study, results, cell, environment | {LAYOUT: "1"})
+    output, _ = command.communicate(timeout=150)
+    assert command.returncode == 0, output
+    path = outcome_of(results, cell)
+    outcome = read_outcome(path)
+    assert outcome.outcome == "ok", outcome.reason
+    assert outcome.effective["multiprocessing"] is True
+    assert outcome.effective["num_gpu_blocks"] > 100
+    assert "(EngineCore pid=" in (path.parent / "raw/engine.log").read_text(encoding="utf-8")
+    requests, steps, metrics = (
+        list(read_jsonl(path.parent / "raw" / f"{name}.jsonl")) for name in ("requests", "steps", "metrics")
+    )
+    # The cache is emptied over there before each repeat.
+    assert [r["cached_prompt_tokens"] for r in requests] == [0, 64, 64, 64] * 2
+    for repeat, counted in zip(outcome.repeats, metrics, strict=True):
+        mine = [r for r in requests if r["repeat"] == repeat.repeat]
+        tokens = sum(r["output_tokens"] for r in mine)
+        told = [s for s in steps if s["repeat"] == repeat.repeat]
+        assert sum(s["generation_tokens"] for s in told) == tokens
+        grown = {name: counted["after"][f"vllm:{name}"] - counted["before"][f"vllm:{name}"] for name in GROWN}
+        assert grown == {"generation_tokens": tokens, "prefix_cache_hits": 3 * 64}
+        # Steps and requests have the same times: those of the core.
+        times_s = {s["time_s"] for s in told}
+        assert {r[name] for r in mine for name in ("first_token_s", "last_token_s")} <= times_s
+        assert repeat.start_monotonic_s <= min(times_s) <= max(times_s) <= repeat.end_monotonic_s
+
+
+def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(
+    inputs: tuple[Path, Path], environment: dict[str, str]
+) -> None:
+    study, results = inputs
+    command = start_cell(study, results, ENDLESS, environment | {LAYOUT: "1"})
+    engine = engine_process(results, sign="Successfully reset prefix cache")
+    session = os.getsid(engine.pid)
+    log = outcome_of(results, ENDLESS).parent / "raw.partial/engine.log"
+    core = re.search(r"\(EngineCore pid=(\d+)\)", log.read_text(encoding="utf-8"))
+    assert core is not None
+    assert int(core[1]) != engine.pid
+    os.kill(int(core[1]), signal.SIGKILL)
+    output, _ = command.communicate(timeout=60)
+    assert command.returncode == 1, output
+    assert "EngineDeadError" in output
+    assert session_is_gone(session)
+    assert list(outcome_of(results, ENDLESS).parent.iterdir()) == []
+
+
 # --- faults ------------------------------------------------------------------------------------------------------
 
 
@@ -242,12 +311,12 @@ def start_cell(study: Path, results: Path, cell: str, environment: dict[str, str
     )
 
 
-def engine_process(results: Path, timeout_s: float = 120) -> psutil.Process:
-    """The child that measures a cell of `results`, once its engine is generating."""
+def engine_process(results: Path, timeout_s: float = 120, sign: str = "init engine") -> psutil.Process:
+    """The child that measures a cell of `results`, once there is a sign in its log."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for log in results.glob("small/cells/*/*/*/*/*/raw.partial/engine.log"):
-            if "init engine" in log.read_text(encoding="utf-8", errors="replace"):
+            if sign in log.read_text(encoding="utf-8", errors="replace"):
                 for process in psutil.process_iter(["cmdline"]):
                     if "workflow_scripts.measure.trace" in (process.info["cmdline"] or []) and str(results) in " ".join(
                         process.info["cmdline"]
@@ -259,13 +328,13 @@ def engine_process(results: Path, timeout_s: float = 120) -> psutil.Process:
     raise AssertionError("no engine came up")
 
 
-def group_is_gone(pgid: int, timeout_s: float = 10) -> bool:
+def session_is_gone(session: int, timeout_s: float = 10) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         members = []
         for process in psutil.process_iter():
             try:
-                if os.getpgid(process.pid) == pgid and process.status() != psutil.STATUS_ZOMBIE:
+                if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                     members.append(process)
             except (ProcessLookupError, psutil.NoSuchProcess):
                 continue
@@ -296,12 +365,12 @@ def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_
         snakemake_command(study, results, *targets), cwd=CHECKOUT, env=environment, stderr=subprocess.PIPE, text=True
     )
     engine = engine_process(results)
-    group = os.getpgid(engine.pid)
+    session = os.getsid(engine.pid)
     os.kill(engine.pid, signal.SIGKILL)
     _, errors = first.communicate(timeout=60)
     assert first.returncode != 0
     assert "killed by signal 9" in errors
-    assert group_is_gone(group)
+    assert session_is_gone(session)
     folder = outcome_of(results, ENDLESS).parent
     assert sorted(p.name for p in folder.iterdir()) == ["measure.log"]
     planned = snakemake(study, results, "-n", *targets).stdout
@@ -317,28 +386,28 @@ def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(
     study = write_study(results.parent, cell_time_limit_s=25)
     command = start_cell(study, results, ENDLESS, environment)
     engine = engine_process(results)
-    group = os.getpgid(engine.pid)
+    session = os.getsid(engine.pid)
     os.kill(engine.pid, signal.SIGSTOP)
     output, _ = command.communicate(timeout=60)
     assert command.returncode == 0, output
     outcome = read_outcome(outcome_of(results, ENDLESS))
     assert outcome.outcome == "timeout"
     assert "not done after 25 s" in str(outcome.reason)
-    assert group_is_gone(group)
+    assert session_is_gone(session)
     assert "init engine" in (outcome_of(results, ENDLESS).parent / "raw/engine.log").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("signal_number", "layout"), [(signal.SIGTERM, "0"), (signal.SIGKILL, "1")])
 def test_a_killed_command_takes_its_engine_with_it(
-    prepared: tuple[Path, Path], environment: dict[str, str], signal_number: signal.Signals
+    inputs: tuple[Path, Path], environment: dict[str, str], signal_number: signal.Signals, layout: str
 ) -> None:
-    study, results = prepared
-    command = start_cell(study, results, ENDLESS, environment)
+    study, results = inputs
+    command = start_cell(study, results, ENDLESS, environment | {LAYOUT: layout})
     engine = engine_process(results)
-    group = os.getpgid(engine.pid)
+    session = os.getsid(engine.pid)
     command.send_signal(signal_number)
     command.communicate(timeout=30)
-    assert group_is_gone(group)
+    assert session_is_gone(session)
     assert not outcome_of(results, ENDLESS).exists()
 
 

@@ -1,12 +1,16 @@
 """vLLM's offline engine, as `LLM.generate` users run it."""
 
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord, forget_prefixes
+
+# vLLM's variable for its layout; "0" is one process, unset a core in a process of its own.
+LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
 class VllmOffline:
@@ -17,10 +21,13 @@ class VllmOffline:
         self._steps: list[dict[str, Any]] = []
 
     def start(self) -> dict[str, Any]:
-        """Start the engine. On a CPU one rank runs in this process; on a GPU it has its default process layout."""
+        """Start the engine. On a CPU one rank runs in this process; on a GPU it has its default process layout.
+
+        Where the job's own environment names a layout, that one is used.
+        """
         knobs = VllmKnobs.model_validate(self._setup.knobs)
         draft_model = self._setup.draft_model_dir
-        os.environ |= vllm_environment(self._setup, knobs)
+        os.environ |= vllm_environment(self._setup, knobs) | {k: v for k, v in os.environ.items() if k == LAYOUT}
         from vllm import LLM
 
         self._llm = LLM(
@@ -32,9 +39,19 @@ class VllmOffline:
             enable_mfu_metrics=True,
             trust_remote_code=self._setup.trust_remote_code,
             **knobs.engine_arguments(str(draft_model) if draft_model else None),
+            **self._layout(knobs.ranks),
         )
         self._listen()
+        self._watch_the_core()
         return effective_settings(self._llm.llm_engine.vllm_config)
+
+    def _layout(self, ranks: int) -> dict[str, Any]:
+        """Arguments that give the layout of a GPU on a CPU too, if that is asked for: one rank is in the core."""
+        if self._setup.device_kind != "cpu" or os.environ[LAYOUT] == "0":
+            return {}
+        fork_the_engine_core()
+        executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        return {"distributed_executor_backend": executor} if ranks == 1 else {}
 
     def _listen(self) -> None:
         """Note each step that the engine core tells of, at the core's own time."""
@@ -66,6 +83,19 @@ class VllmOffline:
             raise RuntimeError("vLLM has no statistics loggers although disable_log_stats is False")
         manager.stat_loggers.append(StepRecorder())
         core.get_output = noted
+
+    def _watch_the_core(self) -> None:
+        """Put an error among the outputs of a core that is gone, for which vLLM would wait for ever."""
+        core = self._llm.llm_engine.engine_core
+        reader = getattr(core, "output_queue_thread", None)
+        if reader is None:  # the core is in this process
+            return
+
+        def watch() -> None:
+            reader.join()
+            core.outputs_queue.put(RuntimeError("the engine core is gone"))
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Serve requests that do not count."""
@@ -111,7 +141,7 @@ def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:
     environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_COLOR": "0", **knobs.environment()}
     if setup.device_kind != "cpu":
         return environment
-    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    environment[LAYOUT] = "0"
     if knobs.ranks > 1:
         # By itself vLLM wants a NUMA node for each rank.
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cores_of_ranks(setup.cores, knobs.ranks))
@@ -128,6 +158,16 @@ def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[str]:
     return [
         ",".join(str(cores[i % len(cores)]) for i in range(rank * share, (rank + 1) * share)) for rank in range(ranks)
     ]
+
+
+def fork_the_engine_core() -> None:
+    """Let vLLM fork its engine core, as it does on a GPU; on a CPU it would import everything again for 20 s."""
+    import multiprocessing
+
+    import vllm.v1.engine.utils as engine_processes
+
+    context: Callable[[], Any] = lambda: multiprocessing.get_context("fork")  # noqa: E731
+    engine_processes.get_mp_context = context
 
 
 def effective_settings(config: Any) -> dict[str, Any]:
@@ -152,7 +192,7 @@ def effective_settings(config: Any) -> dict[str, Any]:
         "speculative_method": getattr(speculation, "method", None),
         "num_speculative_tokens": getattr(speculation, "num_speculative_tokens", 0),
         "attention_backend": _attention_backend(config),
-        "multiprocessing": os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0",
+        "multiprocessing": os.environ.get(LAYOUT, "1") != "0",
     }
 
 

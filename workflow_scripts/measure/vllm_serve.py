@@ -2,17 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts.files import read_json, write_json
 from workflow_scripts.knobs import VllmServeKnobs, command_line
-from workflow_scripts.measure.engines import forget_prefixes
 from workflow_scripts.measure.client import Target
+from workflow_scripts.measure.engines import forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
-from workflow_scripts.measure.vllm_offline import effective_settings, vllm_environment
+from workflow_scripts.measure.vllm_offline import effective_settings, fork_the_engine_core, vllm_environment
 
 SERVED_MODEL_NAME = "model"
 EFFECTIVE = "effective.json"
@@ -83,7 +82,7 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     if on_cpu:
-        _fork_the_engine_core()
+        fork_the_engine_core()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
     validate_parsed_serve_args(args)
 
@@ -99,13 +98,3 @@ def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
             sock.close()
 
     uvloop.run(run())
-
-
-def _fork_the_engine_core() -> None:
-    """Let vLLM fork its engine core, as it does on a GPU; on a CPU it would import everything again for 20 s."""
-    import multiprocessing
-
-    import vllm.v1.engine.utils as engine_processes
-
-    context: Callable[[], Any] = lambda: multiprocessing.get_context("fork")  # noqa: E731
-    engine_processes.get_mp_context = context
