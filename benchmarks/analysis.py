@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.generated_study import write_generated_study
+from workflow_scripts.command import run_command
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 GOAL_S, GOAL_GB = 120, 2
@@ -110,4 +111,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

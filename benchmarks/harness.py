@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workflow_scripts.catalog import load_gpus
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.device import found_device
 from workflow_scripts.files import read_json, read_jsonl, write_json
@@ -172,4 +173,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

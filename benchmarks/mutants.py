@@ -24,6 +24,8 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
+from workflow_scripts.command import run_command
+
 TESTED_IN = {"facts": "cells", "memory": "capacity"}  # modules without a test file of their own name
 CPU_LIMIT_S = 90  # of the tests on one mutant
 
@@ -114,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

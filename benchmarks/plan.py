@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks.analysis import Cost, run
 from tests.generated_study import write_study_file
+from workflow_scripts.command import run_command
 from workflow_scripts.prepare.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.prepare.scheduler import make_schedule
 
@@ -104,4 +105,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -9,6 +9,7 @@ from Python because vLLM's command does not start under a CPU build, and because
 import argparse
 from pathlib import Path
 
+from workflow_scripts.command import run_command
 from workflow_scripts.files import read_json, read_jsonl, write_json
 
 
@@ -49,4 +50,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -21,6 +21,7 @@ from rocrate.model.contextentity import ContextEntity
 from rocrate.rocrate import ROCrate
 
 from workflow_scripts import __version__
+from workflow_scripts.command import run_command
 from workflow_scripts.files import read_json, write_bytes
 from workflow_scripts.grid import expand
 from workflow_scripts.paths import StudyPaths
@@ -161,4 +162,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

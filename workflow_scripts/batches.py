@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import definition_sha256
 from workflow_scripts.files import read_json, sha256_of, write_json
 from workflow_scripts.grid import Cell, expand
@@ -88,4 +89,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from workflow_scripts.attempt import Attempt
 from workflow_scripts.catalog import load_gpus, load_models
+from workflow_scripts.command import run_command
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.model_facts import read_model_facts
 from workflow_scripts.study import Study, StudyError, load_study
@@ -290,4 +291,4 @@ def _lines(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

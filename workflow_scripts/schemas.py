@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from workflow_scripts.catalog import CONFIG
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_text
 from workflow_scripts.knobs import ENGINES
 from workflow_scripts.outcome import Outcome
@@ -42,4 +43,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

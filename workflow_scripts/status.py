@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.files import last_line, read_json
 from workflow_scripts.grid import Cell, expand
@@ -147,4 +148,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from workflow_scripts.catalog import CatalogError
+from workflow_scripts.command import run_command
 from workflow_scripts.endpoints import Endpoint
 from workflow_scripts.knobs import ENGINES
 from workflow_scripts.workloads import FileWorkload, ShareGptWorkload, Workload
@@ -288,4 +289,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

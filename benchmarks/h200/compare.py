@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from workflow_scripts.catalog import load_gpus
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.files import read_json, read_jsonl, write_json
 from workflow_scripts.grid import Cell
@@ -93,4 +94,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.h200.evidence import pack
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.measure.batch import measure_device
@@ -142,4 +143,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

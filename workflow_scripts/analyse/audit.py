@@ -28,6 +28,7 @@ from rich.table import Table
 
 from workflow_scripts import formulas
 from workflow_scripts.catalog import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_text
 from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
@@ -405,4 +406,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

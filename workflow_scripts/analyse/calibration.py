@@ -30,6 +30,7 @@ from workflow_scripts.calibration import (
     read_calibration,
 )
 from workflow_scripts.catalog import CatalogError, Gpu, get_gpu
+from workflow_scripts.command import run_command
 from workflow_scripts.step_time import StepConstants, StepWork, segment_times_s
 
 MOST_FITTED = 5
@@ -293,4 +294,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -20,6 +20,7 @@ from workflow_scripts import formulas
 from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import Record, numbers, records
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
+from workflow_scripts.command import run_command
 from workflow_scripts.files import read_jsonl
 from workflow_scripts.study import Study
 
@@ -345,4 +346,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

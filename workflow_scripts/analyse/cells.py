@@ -27,6 +27,7 @@ from workflow_scripts.analyse.timeline import (
     tokens_held,
     trace_facts,
 )
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.study import Study, StudyError, load_study
@@ -404,4 +405,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -24,6 +24,7 @@ from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Fin
 from workflow_scripts.analyse.published import Claim, Published, PublishedError
 from workflow_scripts.analyse.tables import TEXT, TableError, columns, table_schema, write_table
 from workflow_scripts.catalog import CONFIG, CatalogError
+from workflow_scripts.command import run_command
 from workflow_scripts.model_facts import ModelFactsError
 from workflow_scripts.study import StudyError, load_study
 
@@ -156,4 +157,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -42,6 +42,7 @@ from workflow_scripts.analyse.statistics import (
     verdicts,
 )
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.command import run_command
 
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")
@@ -373,4 +374,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -19,6 +19,7 @@ from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import Record, cell_summary, records
 from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio_interval
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.command import run_command
 from workflow_scripts.study import Study
 
 METRIC = "output_tokens_per_s"
@@ -312,4 +313,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -21,6 +21,7 @@ from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
+from workflow_scripts.command import run_command
 from workflow_scripts.study import Study
 from workflow_scripts.workloads import SharedText, SharedTextWorkload
 
@@ -273,4 +274,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

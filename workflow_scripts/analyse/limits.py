@@ -36,6 +36,7 @@ from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns
 from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog import get_gpu, get_model
+from workflow_scripts.command import run_command
 from workflow_scripts.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study import Study
 
@@ -293,4 +294,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

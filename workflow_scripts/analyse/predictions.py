@@ -19,6 +19,7 @@ from workflow_scripts.analyse.repeats import counted
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.calibration import CALIBRATIONS, CalibrationError, read_calibration
 from workflow_scripts.catalog import CONFIG, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.study import Study
 
 # Quantity -> whether a cell that misses its band in it is flagged. Latencies of single requests depend on the order
@@ -197,4 +198,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

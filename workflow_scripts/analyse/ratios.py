@@ -29,6 +29,7 @@ from workflow_scripts.analyse.repeats import BOUND_BY_NEEDS, Record, bound_by, c
 from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.study import Study
 
@@ -279,4 +280,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

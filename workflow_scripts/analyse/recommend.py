@@ -27,6 +27,7 @@ from workflow_scripts.analyse.statistics import (
     ratio_interval,
 )
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import model_key, resolved_models
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.paths import StudyPaths
@@ -304,4 +305,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

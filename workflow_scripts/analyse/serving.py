@@ -22,6 +22,7 @@ from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT, tokens_inside
+from workflow_scripts.command import run_command
 from workflow_scripts.knobs import ENGINES
 from workflow_scripts.load import Load
 from workflow_scripts.study import Study
@@ -433,4 +434,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -24,6 +24,7 @@ from workflow_scripts.analyse import (
     serving,
 )
 from workflow_scripts.analyse.tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_text
 
 DOCUMENTED = (
@@ -87,4 +88,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workflow_scripts.batches import read_batch
+from workflow_scripts.command import run_command
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.paths import StudyPaths
 from workflow_scripts.study import StudyError, load_study
@@ -82,4 +83,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

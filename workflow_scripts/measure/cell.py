@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from workflow_scripts.attempt import Attempt
 from workflow_scripts.catalog import load_gpus
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, definition_sha256, model_key, resolved_models, workload_key
 from workflow_scripts.device import device_lock
 from workflow_scripts.files import read_json, write_json
@@ -216,4 +217,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from workflow_scripts.catalog import load_gpus
+from workflow_scripts.command import run_command
 from workflow_scripts.device import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.host_load import HostLoad
@@ -211,4 +212,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from workflow_scripts.command import run_command
 from workflow_scripts.device import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
@@ -155,4 +156,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from workflow_scripts.command import run_command
 from workflow_scripts.files import read_json, write_bytes, write_json
 from workflow_scripts.parse.cell import TABLES, CellFacts, frame, parse_cell
 
@@ -94,4 +95,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
+from workflow_scripts.command import run_command
 from workflow_scripts.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
 
@@ -177,4 +178,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -19,6 +19,7 @@ from typing import Any
 
 from workflow_scripts import formulas
 from workflow_scripts.catalog import CatalogError, Gpu, get_model, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.files import read_json
 from workflow_scripts.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.prepare.memory import (
@@ -277,4 +278,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

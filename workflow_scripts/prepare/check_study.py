@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog import CatalogError, load_gpus, load_models
+from workflow_scripts.command import run_command
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import HfContinuousKnobs, HfStaticKnobs, VllmKnobs
 from workflow_scripts.prepare.check_hf import HfSetting, hf_refusals
@@ -140,4 +141,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog import CatalogError, FlopDtype, Gpu, get_gpu
+from workflow_scripts.command import run_command
 from workflow_scripts.device import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device_rates import DeviceRates, Samples
 from workflow_scripts.host_load import HostLoad
@@ -221,4 +222,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

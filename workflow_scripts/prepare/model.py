@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog import CatalogError, Model, get_model
+from workflow_scripts.command import run_command
 from workflow_scripts.definition import resolved_models
 from workflow_scripts.files import read_json, sha256_of, write_json
 from workflow_scripts.prepare.hub import HubError, fetch
@@ -165,4 +166,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

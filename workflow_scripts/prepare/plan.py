@@ -21,6 +21,7 @@ from rich.table import Table
 
 from workflow_scripts.calibration import CALIBRATIONS, CalibrationError
 from workflow_scripts.catalog import CatalogError
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_bytes, write_text
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.paths import StudyPaths
@@ -194,4 +195,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

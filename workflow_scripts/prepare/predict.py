@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.calibration import CALIBRATIONS, CalibrationError
 from workflow_scripts.catalog import CatalogError, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.grid import expand
 from workflow_scripts.paths import StudyPaths
 from workflow_scripts.prepare.forecast import predict_cells
@@ -158,4 +159,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

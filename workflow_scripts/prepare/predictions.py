@@ -18,6 +18,7 @@ from typing import Any
 from workflow_scripts import formulas
 from workflow_scripts.block_sizes import default_block_size, why_block_size_is_refused
 from workflow_scripts.catalog import CONFIG, CatalogError, Gpu, load_gpus, load_models, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_jsonl
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import HfContinuousKnobs, VllmKnobs
@@ -257,4 +258,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog import CatalogError, load_models, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_bytes
 from workflow_scripts.grid import expand
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts
@@ -125,4 +126,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from workflow_scripts.catalog import CatalogError
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_json, write_jsonl
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts
@@ -244,4 +245,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)

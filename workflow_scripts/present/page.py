@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_text
 from workflow_scripts.present.blocks import Absent
 from workflow_scripts.present.report import REPORT, Report, blocks_of
@@ -102,4 +103,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_command(main)
