@@ -1,5 +1,7 @@
 """Secrets of the environment, and markup in a study, through real cells up to the report."""
 
+import json
+import re
 import threading
 import time
 import uuid
@@ -103,6 +105,22 @@ def test_a_study_cannot_put_markup_into_the_report(run: tuple[Path, dict[str, st
     page = (run[0] / "small" / "report.html").read_text(encoding="utf-8")
     assert SCRIPT not in page
     assert "&lt;script&gt;alert(&#39;from a study&#39;)&lt;/script&gt;" in page
+
+
+def test_snakemakes_own_report_shows_each_figure_with_its_caption(
+    run: tuple[Path, object], snakemake: Callable[..., object]
+) -> None:
+    results, page = run[0], run[0] / "snakemake.html"
+    done = snakemake(results.parent / "small.yaml", results, f"--report={page}")
+    assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
+    records = re.search(r'^ *var results = ({".*});$', page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert records
+    shown = {record["labels"]["figure"]: record["caption"] for record in json.loads(records[1]).values()}
+    assert set(shown) == {path.stem for path in (results / "small" / "figures").glob("*.png")}
+    assert len(shown) > 5
+    for name, caption in shown.items():
+        own = (CHECKOUT / "report" / "captions" / f"{name}.rst").read_text(encoding="utf-8")
+        assert f"<p>{' '.join(own.split()[:6])}" in caption
 
 
 def test_servers_listen_on_loopback_alone(run: tuple[Path, object, object, set[tuple[str, str]]]) -> None:
