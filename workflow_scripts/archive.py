@@ -2,7 +2,7 @@
 
     python -m workflow_scripts.archive --study config/studies/demo.yaml --out results/demo/demo.zip
 
-The archive is a checkout of its own: unpacked, `snakemake --cores all --config study=study.yaml partial_report` draws
+The archive is a checkout of its own: unpacked, `snakemake --cores all partial_report --config study=study.yaml` draws
 the report again from the cells in it. `manifest-sha256.txt` is checked by `sha256sum --check`, and
 `ro-crate-metadata.json` describes the content to machines (RO-Crate, https://w3id.org/ro/crate).
 """
