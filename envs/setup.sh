@@ -4,19 +4,38 @@
 #     envs/setup.sh install LOCK FOLDER               add LOCK.txt to the Python environment FOLDER
 #     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
 #
-# LOCK is cpu, dev, cuda or uv. FOLDER is made where it is no environment yet, by python3.11 or the
-# command that PYTHON names. Installing removes nothing, so that dev can go on top of cpu. Called from
-# the repository's root.
+# LOCK is cpu, dev, cuda or uv. FOLDER is made where it is no environment yet, by the command that PYTHON
+# names, by python3.11, or by a Python 3.11 that uv fetches. Installing removes nothing, so that dev can
+# go on top of cpu. Called from the repository's root.
 set -euo pipefail
 
 verb=$1 lock=$2 folder=$3
 shift 3
 
+is_python311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+
+# Print the path of a Python 3.11 that is not on PATH: one that uv knows, or fetches. Where there is no uv,
+# any Python 3 installs it for the moment.
+other_python311() (
+    if ! uv=$(command -v uv); then
+        scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT &&
+            python3 -m venv "$scratch" >&2 &&
+            "$scratch/bin/python" -m pip install --quiet --require-hashes --requirement envs/uv.txt >&2 || exit
+        uv=$scratch/bin/uv
+    fi
+    "$uv" python find --system 3.11 2>/dev/null ||
+        { UV_PYTHON_INSTALL_BIN=0 "$uv" python install 3.11 >&2 && "$uv" python find --system 3.11; }
+)
+
 if [ ! -x "$folder/bin/pip" ]; then
-    python=${PYTHON:-python3.11}
-    if ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-        echo "envs/setup.sh: the locks are for Python 3.11, and '$python' is not one." \
-            "Install it, or name it: PYTHON=/path/to/python3.11 make ..." >&2
+    python=${PYTHON:-python3.11} wrong="'${PYTHON:-}' is not one"
+    if [ -z "${PYTHON:-}" ] && ! is_python311 "$python"; then
+        echo "envs/setup.sh: no python3.11 here; asking uv for one" >&2
+        python=$(other_python311) || wrong="uv found none and could not fetch one"
+    fi
+    if ! is_python311 "$python"; then
+        echo "envs/setup.sh: the locks are for Python 3.11, and $wrong. Install it, name it" \
+            "(PYTHON=/path/to/python3.11 make ...), or name a mirror for uv (UV_PYTHON_INSTALL_MIRROR)." >&2
         exit 2
     fi
     "$python" -m venv "$folder"

@@ -1,0 +1,87 @@
+"""Which Python the environment is made with; uv and the Pythons are stand-ins that note how they are called."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON311 = '#!/bin/bash\n[ "$1" = -c ] && exit 0\necho "${0##*/} $*" >> "$PLACE/said"\nexit 3\n'
+ANOTHER = PYTHON311.replace("exit 0", "exit 1")
+# It fetches what lies in the folder `mirror`, and finds what it has fetched.
+UV = """#!/bin/bash
+echo "uv $*" >> "$PLACE/said"
+case $2 in
+find) [ -e "$PLACE/fetched/python" ] && echo "$PLACE/fetched/python" ;;
+install) mv "$PLACE/mirror" "$PLACE/fetched" ;;
+esac
+"""
+FIND = "uv python find --system 3.11"
+Setup = Callable[..., "tuple[subprocess.CompletedProcess[str], list[str]]"]
+
+
+def write_command(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    """Call envs/setup.sh where nothing else is on PATH than the given commands; also gives what was called."""
+
+    def call(commands: dict[str, str], **environment: str) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
+        for name, text in commands.items():
+            write_command(tmp_path / "bin" / name, text)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        for tool in ("mktemp", "mv", "rm"):
+            (tmp_path / "bin" / tool).symlink_to(str(shutil.which(tool)))
+        (tmp_path / "said").touch()
+        done = subprocess.run(
+            ["/bin/bash", "envs/setup.sh", "install", "uv", str(tmp_path / "environment")],
+            cwd=ROOT,
+            env={"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), "PLACE": str(tmp_path), **environment},
+            capture_output=True,
+            text=True,
+        )
+        return done, (tmp_path / "said").read_text().replace(str(tmp_path), "PLACE").splitlines()
+
+    return call
+
+
+def test_python311_on_the_path_is_taken(setup: Setup) -> None:
+    _, said = setup({"python3.11": PYTHON311, "uv": UV})
+    assert said == ["python3.11 -m venv PLACE/environment"]
+
+
+@pytest.mark.parametrize("commands", [{}, {"python3.11": ANOTHER}], ids=["none", "a shim that leads nowhere"])
+def test_where_it_is_missing_uv_fetches_it(setup: Setup, tmp_path: Path, commands: dict[str, str]) -> None:
+    write_command(tmp_path / "mirror/python", PYTHON311)
+    _, said = setup({"python3": ANOTHER, "uv": UV, **commands})
+    assert said == [FIND, "uv python install 3.11", FIND, "python -m venv PLACE/environment"]
+
+
+def test_where_there_is_no_uv_either_any_python_makes_one(setup: Setup) -> None:
+    done, (call,) = setup({"python3": ANOTHER})
+    assert call.startswith("python3 -m venv PLACE/tmp.")
+    assert done.returncode == 2  # for this one makes none
+
+
+@pytest.mark.parametrize("commands", [{}, {"uv": UV}], ids=["nothing", "uv without a network"])
+def test_where_it_cannot_be_fetched_the_message_says_what_to_do(setup: Setup, commands: dict[str, str]) -> None:
+    done, _ = setup(commands)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "the locks are for Python 3.11, and uv found none and could not fetch one" in last
+    assert "PYTHON=/path/to/python3.11" in last
+    assert "UV_PYTHON_INSTALL_MIRROR" in last
+
+
+def test_a_python_that_is_named_is_the_only_one_asked(setup: Setup, tmp_path: Path) -> None:
+    write_command(tmp_path / "python3.13", ANOTHER)
+    done, said = setup({"python3.11": PYTHON311, "uv": UV}, PYTHON=str(tmp_path / "python3.13"))
+    assert done.returncode == 2
+    assert f"the locks are for Python 3.11, and '{tmp_path}/python3.13' is not one" in done.stderr
+    assert said == []
