@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -344,13 +345,21 @@ def session_is_gone(session: int, timeout_s: float = 10) -> bool:
     return False
 
 
-@pytest.fixture
-def prepared(tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy) -> tuple[Path, Path]:
-    """A study whose inputs are prepared and of which no cell is measured."""
-    study, results = write_study(tmp_path, cell_time_limit_s=60), tmp_path / "results"
-    done = snakemake(study, results, "prepare")
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake, write_study: WriteStudy) -> Path:
+    """A results folder with the inputs of all cells."""
+    folder = tmp_path_factory.mktemp("inputs")
+    done = snakemake(write_study(folder), folder / "results", "prepare")
     assert done.returncode == 0, done.stderr
-    return study, results
+    return folder / "results"
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, inputs: Path, write_study: WriteStudy) -> tuple[Path, Path]:
+    """A study whose inputs are prepared and of which no cell is measured."""
+    results = tmp_path / "results"
+    shutil.copytree(inputs / "small" / "prepared", results / "small" / "prepared")
+    return write_study(tmp_path, cell_time_limit_s=60), results
 
 
 def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_alone(
