@@ -2,7 +2,7 @@
 
     python -m workflow_scripts.prepare.work --study config/studies/demo.yaml --out work.parquet
     python -m workflow_scripts.analyse.calibration --gpu cpu-all --work work.parquet \\
-        --cells results/demo/tables/cells.parquet --out config/calibration/cpu-all.yaml
+        --cells results/demo/tables/cells.parquet --source "where and when" --out config/calibration/cpu-all.yaml
 
 Three constants at most: the rate of reading, that of computing, and what a step costs besides. Cells to fit to are
 chosen by their work alone, before anything measured is looked at. docs/plan.md says how, and what the file holds.
