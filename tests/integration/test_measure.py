@@ -345,21 +345,12 @@ def session_is_gone(session: int, timeout_s: float = 10) -> bool:
     return False
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake, write_study: WriteStudy) -> Path:
-    """A results folder with the inputs of all cells."""
-    folder = tmp_path_factory.mktemp("inputs")
-    done = snakemake(write_study(folder), folder / "results", "prepare")
-    assert done.returncode == 0, done.stderr
-    return folder / "results"
-
-
 @pytest.fixture
-def prepared(tmp_path: Path, inputs: Path, write_study: WriteStudy) -> tuple[Path, Path]:
-    """A study whose inputs are prepared and of which no cell is measured."""
+def prepared(tmp_path: Path, inputs: tuple[Path, Path], write_study: WriteStudy) -> tuple[Path, Path]:
+    """A study of one test alone, whose inputs are prepared and of which no cell is measured."""
     results = tmp_path / "results"
-    shutil.copytree(inputs / "small" / "prepared", results / "small" / "prepared")
-    return write_study(tmp_path, cell_time_limit_s=60), results
+    shutil.copytree(inputs[1] / "small" / "prepared", results / "small" / "prepared")
+    return write_study(tmp_path), results
 
 
 def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_alone(
