@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workflow_scripts.measure.engines import CacheHeldError
-from workflow_scripts.measure.failures import run_failure, start_failure
+from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 
 GENERIC = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 CORE = "(EngineCore pid=7) ERROR 11-21 07:50:55 [core.py:1100] "
@@ -48,6 +48,20 @@ def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path: Path, messag
         "AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
         "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
         "RuntimeError: No requests can be scheduled and no requests can be offloaded.",
+        "RuntimeError: _C::static_scaled_fp8_quant() expected at most 0 argument(s) but received 4 argument(s).",
+        "RuntimeError: could not create a primitive descriptor for the matmul primitive. Run workload with",
+        # Of a type, an instruction set, a shape, a device: as vLLM's and torch's kernels say it.
+        "RuntimeError: int8_scaled_mm_with_quant: expect A to be bfloat16 or half.",
+        "RuntimeError: hc_head_fused_cpu: x must be bf16/fp16 [T, hc, d]",
+        "RuntimeError: Unsupported data type for TileGemm224",
+        "NotImplementedError: \"addmm_impl_cpu_\" not implemented for 'Float8_e4m3fn'",
+        "RuntimeError: Marlin W8A8 is not supported.",
+        "RuntimeError: FP8 KV cache is only supported on x86 (AMX_FP8/AMX/VEC) ISA",
+        "RuntimeError: Float16 arithmetic is not supported by the CPU!",
+        "RuntimeError: Unsupported CPU attention configuration: head_dim=72",
+        "RuntimeError: decode: expect head_dim to be multiples of 32.",
+        "RuntimeError: Expected OC % 16 == 0 to be true, but got false.  (Could this error message be improved?",
+        "RuntimeError: skip_weighted is only supported for topk=1 on CPU",
     ],
 )
 def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path: Path, message: str) -> None:
@@ -56,9 +70,32 @@ def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path: P
     assert run_failure(RuntimeError("x"), log) == ("infeasible", message)
 
 
-def test_a_crash_is_an_engine_error(tmp_path: Path) -> None:
-    message = "AttributeError: 'NoneType' object has no attribute 'shape'"
-    assert start_failure(RuntimeError("x"), log_of(tmp_path, *traceback(message))) == ("engine_error", message)
+@pytest.mark.parametrize(
+    "message",
+    [
+        "AttributeError: 'NoneType' object has no attribute 'shape'",
+        "RuntimeError: expected scalar type BFloat16 but found Float",
+        "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+        "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 1",
+        "RuntimeError: Expected a.scalar_type() == b.scalar_type() to be true, but got false.",
+        "RuntimeError: Expected (size_t)this % 64 == 0 to be true, but got false.",
+        "RuntimeError: CUDA error: operation not supported",
+        "AssertionError: the dtype must be float32",
+    ],
+)
+def test_a_fault_of_the_engine_is_no_refusal(tmp_path: Path, message: str) -> None:
+    log = log_of(tmp_path, *traceback(message))
+    assert start_failure(RuntimeError("x"), log) == ("engine_error", message)
+    assert run_failure(RuntimeError("x"), log) == ("engine_error", message)
+
+
+def test_requests_that_a_kernel_refused_are_infeasible(tmp_path: Path) -> None:
+    refusal, fault = "RuntimeError: expect A to be bfloat16 or half.", "RuntimeError: the sampler is gone"
+    for cause, verdict in ((refusal, "infeasible"), (fault, "engine_error")):
+        words = f"1 of 2 requests failed; the first: HTTP status 500; the log says: {cause}"
+        log = log_of(tmp_path, *traceback(cause, CORE))
+        assert request_failures([None, "HTTP status 500"], log) == (verdict, words)
 
 
 def test_the_error_itself_counts_where_there_is_no_log(tmp_path: Path) -> None:
