@@ -99,7 +99,7 @@ def study(**changes: object) -> dict[str, object]:
             }
         },
         "sweeps": [
-            {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 100]}},
+            {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 1000]}},
             {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
             {"name": "refused", **vllm, "workload": "short", "knobs": {"users": 4, "block_size": 16}},
             {
@@ -141,7 +141,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) ->
 def made(folder: Path, content: dict[str, object], environment: dict[str, str], target: str) -> Path:
     command = [*(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock", "--keep-going"), target, "--config"]
     command += [f"study={write(folder, content)}", f"results={folder / 'results'}"]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=550)
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return folder / "results" / "served"
 
@@ -154,7 +154,7 @@ def raw(results: Path, cell: str, name: str) -> list[dict[str, object]]:
     return list(read_jsonl(results / "cells" / cell / "raw" / f"{name}.jsonl"))
 
 
-@pytest.mark.parametrize("load", ["rate4", "rate100", "users4"])
+@pytest.mark.parametrize("load", ["rate4", "rate1000", "users4"])
 def test_vllms_server_answers_every_request_with_the_tokens_it_asked_for(results: Path, load: str) -> None:
     found = outcome(results, f"{SERVE}-{load}")
     assert found.outcome == "ok", found.reason
@@ -187,7 +187,7 @@ def test_requests_arrive_when_they_should(results: Path) -> None:
     assert (len(queued) - 1) / (queued[-1] - queued[0]) == pytest.approx(4, rel=1e-3)
     lags = [float(str(r["sent_s"])) - float(str(r["queued_s"])) for r in requests]
     assert min(lags) >= 0
-    assert sorted(lags)[len(lags) // 2] < 0.05
+    assert sorted(lags)[len(lags) // 2] < 1 / 4  # before the next is due, also where the client waits for a core
 
 
 def test_no_more_users_send_than_there_are(results: Path) -> None:
@@ -228,17 +228,17 @@ def test_plain_transformers_is_measured_by_the_same_client(results: Path) -> Non
 def test_the_tables_put_servers_side_by_side(results: Path) -> None:
     summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id")
     assert set(summary.index) == {
-        *(f"{SERVE}-{load}" for load in ("rate4", "rate100", "users4")),
+        *(f"{SERVE}-{load}" for load in ("rate4", "rate1000", "users4")),
         OPENAI.format("transformers-serve"),
     }
     for name in ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "itl_s_p50", "e2e_s_p99"):
         assert (summary[name] > 0).all(), name
     assert (summary["ttft_s_p50"] <= summary["ttft_s_p99"]).all()
     assert (summary["memory_utilization"].between(0, 1)).all()
-    assert bool(summary.loc[f"{SERVE}-rate100", "saturated"])
-    # A hundred requests a second arrive, and no more than four run at once.
-    assert summary.loc[f"{SERVE}-rate100", "requests_per_s"] < 50
-    assert summary.loc[f"{SERVE}-rate100", "ttft_s_p99"] > summary.loc[f"{SERVE}-rate4", "ttft_s_p99"]
+    assert bool(summary.loc[f"{SERVE}-rate1000", "saturated"])
+    # A thousand requests a second arrive, and no more than four run at once.
+    assert summary.loc[f"{SERVE}-rate1000", "requests_per_s"] < 500
+    assert summary.loc[f"{SERVE}-rate1000", "ttft_s_p99"] > summary.loc[f"{SERVE}-rate4", "ttft_s_p99"]
     page = (results / "report.html").read_text(encoding="utf-8")
     assert "Servers side by side" in page
     assert "More load than the server sustains" in page
@@ -283,7 +283,7 @@ def faulty(endpoints: dict[str, object], **changes: object) -> dict[str, object]
         sweeps.append({"name": "broken", **of_server, "engine": "openai", "workload": "short", "knobs": knobs})
         knobs = {**knobs, "request_rate_per_s": [4]}
         sweeps.append({"name": "paced", **of_server, "engine": "openai", "workload": "short", "knobs": knobs})
-    return study(sweeps=sweeps, endpoints=endpoints, cell_time_limit_s=100, **changes)
+    return study(sweeps=sweeps, endpoints=endpoints, cell_time_limit_s=150, **changes)
 
 
 @pytest.fixture
@@ -309,10 +309,20 @@ def measure(tmp_path: Path, inputs: Path, planted: dict[str, str]) -> Iterator[C
 
 
 def ended(command: "subprocess.Popen[str]", folder: Path, cell: str) -> Outcome:
-    output, _ = command.communicate(timeout=150)
+    output, _ = command.communicate(timeout=300)
     assert command.returncode == 0, output
     assert "Traceback" not in output
     return outcome(folder / "results" / "served", cell)
+
+
+def no_longer(running: Callable[[], list[int]], limit_s: float = 60) -> bool:
+    """Whether no process is left; one that was killed goes when it next gets a core."""
+    deadline = time.monotonic() + limit_s
+    while running():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def sleepers() -> list[int]:
@@ -336,7 +346,7 @@ def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path: Path, measur
     assert found.outcome == "timeout"
     assert "not healthy after 2 s; /health last said: [Errno 111] Connection refused" in str(found.reason)
     assert found.repeats == []
-    assert sleepers() == []
+    assert no_longer(sleepers)
 
 
 def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_reasons(
@@ -369,7 +379,7 @@ def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
     assert found.outcome == "engine_error"
     assert f"port {port} of 127.0.0.1 cannot be had: Address already in use" in str(found.reason)
     assert found.repeats == []
-    assert sleepers() == []
+    assert no_longer(sleepers)
 
 
 def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
@@ -389,7 +399,7 @@ def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
     requests = raw(tmp_path / "results" / "served", at("breaks"), "requests")
     assert [r["error"] is None for r in requests].count(True) == 5
     assert {r["repeat"] for r in requests} == {0}
-    assert sleepers() == []
+    assert no_longer(sleepers)
 
 
 def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, measure: Callable[..., object]) -> None:
@@ -398,7 +408,7 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, m
     assert found.outcome == "ok", found.reason
     assert [r.repeat for r in found.repeats] == [0, 1]
     assert found.effective["prompts"] == "token_ids"
-    assert sleepers() == []
+    assert no_longer(sleepers)
 
 
 @pytest.mark.parametrize("cell", [at("slow") + "-rate4", LONG], ids=["another", "vllm"])
@@ -415,11 +425,11 @@ def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
     assert "requests failed; the first: the server was killed by signal 9 (SIGKILL)" in str(found.reason)
     requests = raw(tmp_path / "results" / "served", cell, "requests")
     assert any("killed by signal 9" in str(r["error"]) for r in requests)
-    assert members(session) == []
+    assert no_longer(lambda: members(session))
     json.dumps(requests, allow_nan=False)
 
 
-def server_under_load(evidence: Path, limit_s: float = 100) -> int:
+def server_under_load(evidence: Path, limit_s: float = 200) -> int:
     """The leader of the server's process group, once the load that counts is on it."""
     deadline = time.monotonic() + limit_s
     log = evidence / "client.log"
@@ -451,4 +461,4 @@ def members(session: int) -> list[int]:
 
 def test_the_cells_of_the_study_are_those_that_are_checked(tmp_path: Path) -> None:
     ids = {cell.id for cell in expand(load_study(write(tmp_path, study())))}
-    assert {f"{SERVE}-rate4", f"{SERVE}-rate100", f"{SERVE}-users4", OPENAI.format("transformers-serve")} < ids
+    assert {f"{SERVE}-rate4", f"{SERVE}-rate1000", f"{SERVE}-users4", OPENAI.format("transformers-serve")} < ids

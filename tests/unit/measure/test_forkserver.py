@@ -48,7 +48,7 @@ def call(
     return ended, log.read_text(encoding="utf-8")
 
 
-def gone(pid: int, timeout_s: float = 5) -> bool:
+def gone(pid: int, timeout_s: float = 60) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -57,7 +57,7 @@ def gone(pid: int, timeout_s: float = 5) -> bool:
     return False
 
 
-def hanging(log: Path, timeout_s: float = 10) -> list[int]:
+def hanging(log: Path, timeout_s: float = 60) -> list[int]:
     """Process ids of the job that hangs and of its helper."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -131,7 +131,7 @@ def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path: Path, serv
     thread.start()
     job, helper = hanging(tmp_path / "hang.log")
     server[0].kill()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert "went away while the cell ran" in str(caught[0])
     assert gone(job)
     psutil.Process(helper).kill()  # the kernel ends the child; what that had started is its own to end
@@ -139,7 +139,7 @@ def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path: Path, serv
 
 def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path: Path, server: list[psutil.Process]) -> None:
     call(tmp_path, "say", "0")
-    assert gone(server[0].pid, timeout_s=10)
+    assert gone(server[0].pid)
     assert not list(tmp_path.glob("kvsweep-*/*.sock"))
     assert call(tmp_path, "say", "0")[0] == Ended(0)
     assert len(server) == 2
@@ -151,7 +151,7 @@ def test_commands_that_come_at_once_share_one_server(tmp_path: Path, server: lis
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert sorted(r.exit_status or 0 for r in results) == [0, 1, 2, 3]
     assert len(server) == 1
 
