@@ -4,9 +4,10 @@ Numbers of a GPU are those of its data sheet, for dense matrices (no 2:4 sparsit
 CPU can do depends on the machine, so its bandwidth and arithmetic rates are null until they are measured.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeVar
@@ -194,23 +195,55 @@ def identify(nvml_name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu | Non
     return None
 
 
+class _Models(Mapping[str, Model]):
+    """Models by name. Each is read when it is asked for, so that no study fails because of one that it does not use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
+        self._read: dict[str, Model] = {}
+
+    def __getitem__(self, name: str) -> Model:
+        if name not in self._read:
+            self._read[name] = _read_model(self._files[name])
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _read_model(path: Path) -> Model:
+    config = path.parent / "config.json"
+    if not config.is_file():
+        raise CatalogError(f"{config}: missing; a model needs model.yaml and config.json")
+    return _validated(Model, {"name": path.parent.name, "config": config, **_read_mapping(path)}, path)
+
+
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     """All models of the catalogue by name: each a folder with `model.yaml` and `config.json`.
 
+    An entry that is not valid raises CatalogError when it is asked for.
+
     Raises:
-        CatalogError: the folder is missing or an entry is not valid.
+        CatalogError: the folder is missing.
     """
     if not folder.is_dir():
         raise CatalogError(f"{folder}: no such folder of models")
-    models: dict[str, Model] = {}
-    for path in sorted(folder.glob("*/model.yaml")):
-        config = path.parent / "config.json"
-        if not config.is_file():
-            raise CatalogError(f"{config}: missing; a model needs model.yaml and config.json")
-        models[path.parent.name] = _validated(
-            Model, {"name": path.parent.name, "config": config, **_read_mapping(path)}, path
-        )
-    return MappingProxyType(models)
+    return _Models(folder)
+
+
+def models_by_repo() -> Mapping[str, Model]:
+    """The models of the catalogue that can be read, by the name of their repository on the hub."""
+    models, found = load_models(), {}
+    for name in models:
+        with contextlib.suppress(CatalogError):
+            found[models[name].hub_repo] = models[name]
+    return {repo: model for repo, model in found.items() if repo is not None}
 
 
 def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:

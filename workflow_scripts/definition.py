@@ -17,7 +17,8 @@ def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
     names = {name for sweep in study.sweeps for name in sweep.model}
     settings = [*(sweep.knob_values() for sweep in study.sweeps), *study.engine_defaults.values()]
     names |= {str(name) for knobs in settings for name in as_list(knobs.get("speculative_model"))}
-    return {name: _resolved(model, study) for name, model in load_models().items() if name in names}
+    models = load_models()
+    return {name: _resolved(models[name], study) for name in models if name in names}
 
 
 def _resolved(model: Model, study: Study) -> dict[str, Any]:

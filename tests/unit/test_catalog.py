@@ -179,7 +179,7 @@ def test_a_hub_model_without_a_commit_must_be_pinned_first(tmp_path):
     folder.mkdir()
     (folder / "model.yaml").write_text("{hub_repo: a/b, dtype: float16, licence: MIT, load_format: hub}\n")
     with pytest.raises(CatalogError, match=r"config.json: missing"):
-        load_models(tmp_path)
+        load_models(tmp_path)["m"]
     (folder / "config.json").write_text("{}")
     with pytest.raises(CatalogError, match=r"set revision .*m/model.yaml"):
         load_models(tmp_path)["m"].pinned()
@@ -191,6 +191,6 @@ def test_a_hub_model_needs_a_repository_and_a_folder(tmp_path):
     (folder / "config.json").write_text("{}")
     (folder / "model.yaml").write_text("{dtype: float16, licence: MIT, load_format: hub}\n")
     with pytest.raises(CatalogError, match="needs hub_repo"):
-        load_models(tmp_path)
+        load_models(tmp_path)["m"]
     with pytest.raises(CatalogError, match="no such folder"):
         load_models(tmp_path / "none")

@@ -140,7 +140,8 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
-    dtypes = {name: model.dtype for name, model in load_models().items()}
+    models = load_models()
+    dtypes = {name: models[name].dtype for name in pairs["model"].unique() if name in models}
     # Quantised weights may be multiplied in another type than the model's: then it is not known which rate applies.
     quantised = pairs["knob_quantization"].notna() if "knob_quantization" in pairs else np.zeros(len(pairs), dtype=bool)
     found = [

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog import CatalogError, load_models, resolve
 from workflow_scripts.command import run_command
+from workflow_scripts.catalog import CatalogError, models_by_repo, resolve
 from workflow_scripts.files import write_bytes
 from workflow_scripts.grid import expand
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts
@@ -63,7 +63,7 @@ def of_published(path: Path) -> Iterator[pd.DataFrame]:
     Raises:
         SweepError: a row without a column, or with a value that is no number or a device or model that is unknown.
     """
-    models = {model.hub_repo: model for model in load_models().values()}
+    models = models_by_repo()
     with path.open(encoding="utf-8", newline="") as lines:
         for number, row in enumerate(csv.DictReader(lines), start=1):
             try:
