@@ -13,7 +13,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start, also where the machine's default is otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm lint env tools lock bench-harness bench-analysis bench-plan mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env tools lock bench-harness bench-analysis bench-plan mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +30,9 @@ test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them, A
 
 test-slurm: $(VENV)/dev.installed ## run only those on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
+
+test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install cuda and test what needs no GPU there (8.6 GB, some minutes)
+	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)
 
 lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
 	$(BIN)/ruff check

