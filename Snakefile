@@ -32,11 +32,29 @@ include: "rules/analyse.smk"
 include: "rules/present.smk"
 
 
-rule all:
-    """The report of the study, every cell measured."""
-    default_target: True
-    input:
-        PATHS.report,
+if LEFT:
+
+    rule all:
+        """The report of the study; it fails once that is drawn, since cells were left out."""
+        default_target: True
+        input:
+            PATHS.report,
+        log:
+            PATHS.root / "logs/all.log",
+        conda:
+            "envs/cpu.conda.yaml"
+        params:
+            why=WHY_LEFT,
+        shell:
+            "echo {params.why:q} > {log}; exit 1"
+
+else:
+
+    rule all:
+        """The report of the study, every cell measured."""
+        default_target: True
+        input:
+            PATHS.report,
 
 
 rule partial_report:

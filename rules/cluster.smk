@@ -43,7 +43,9 @@ def cells_to_measure():
     if workflow.is_main_process:
         repeated = sum(PATHS.outcome(cell).exists() for cell in pending)
         if repeated:
-            logger.warning(f"{repeated} cells were measured by another definition or protocol and are measured again.")
+            logger.warning(
+                f"{repeated} cells were measured by another definition or protocol, or did not run, and are measured again."
+            )
         elsewhere = sorted(set(GPUS) - set(SITE.gpus))
         if elsewhere:
             logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")

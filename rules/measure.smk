@@ -5,7 +5,28 @@ cell's definition, which carries the version of the measuring protocol. Inputs a
 from another machine are not measured again because of their times.
 """
 
+from workflow_scripts.files import read_json
+from workflow_scripts.gpus_here import cells_without_gpu, gpus_here, what_is_left
+from workflow_scripts.outcome import never_ran
+
 measured_outcomes = outcomes_of
+
+# With `--jobs`, which other machines need, jobs find their devices where they run.
+is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
+if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
+    found = gpus_here()
+    left = [cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found) if not is_current(cell.id)]
+    LEFT |= {cell.id: cell for cell in left}
+    if left:
+        WHY_LEFT = f"{what_is_left(left, found)}. The same call on a machine that has them measures these cells."
+        (PATHS.root / "cells").mkdir(parents=True, exist_ok=True)
+        logger.warning(WHY_LEFT)
+    outcomes = (PATHS.outcome(id) for id in CELLS if id not in LEFT)
+    if never := [str(outcome) for outcome in outcomes if outcome.exists() and never_ran(read_json(outcome))]:
+        logger.warning(
+            f"{len(never)} cells did not run, and a former version recorded them as invalid. To measure them, delete"
+            f" their records first: rm {' '.join(never)}"
+        )
 
 
 rule measure:

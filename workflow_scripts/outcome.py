@@ -1,5 +1,6 @@
 """What became of a cell: the record `outcome.json`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ class Outcome(_Record):
     """A cell's end, with what was asked for, what took effect, and where it was measured.
 
     `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
-    at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the device or the result failed.
+    at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
     `reason` is in the engine's own words where it has any.
     """
 
@@ -58,6 +59,14 @@ def read_outcome(path: Path) -> Outcome:
     return Outcome.model_validate(read_json(path))
 
 
+def never_ran(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of a cell that did not run, as former versions wrote it where the device was missing."""
+    return record.get("outcome") == "invalid" and not record.get("phases_s")
+
+
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:
-    """Whether a cell's record is there and is that of this definition."""
-    return path.exists() and read_json(path).get("definition_sha256") == definition_sha256
+    """Whether a cell's record is there, is that of this definition, and says how a run ended."""
+    if not path.exists():
+        return False
+    record = read_json(path)
+    return bool(record.get("definition_sha256") == definition_sha256) and not never_ran(record)

@@ -24,7 +24,7 @@ from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.files import last_line, read_json
 from workflow_scripts.grid import Cell, expand
-from workflow_scripts.outcome import Verdict
+from workflow_scripts.outcome import Verdict, never_ran
 from workflow_scripts.paths import StudyPaths
 from workflow_scripts.study import Study, StudyError, load_study
 
@@ -57,7 +57,9 @@ def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
     record = read_json(paths.outcome(cell))
     provenance = record["provenance"]
     state, reason = record["outcome"], _one_line(record["reason"] or "")
-    if record["definition_sha256"] != definition:
+    if never_ran(record):
+        state, reason = "missing", f"did not run: {reason}"
+    elif record["definition_sha256"] != definition:
         state, reason = "outdated", f"measured by another definition, protocol {record['definition'].get('protocol')}"
     raw = paths.cell(cell) / "raw" / "engine.log"
     return CellStatus(

@@ -18,6 +18,7 @@ import pytest
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from workflow_scripts.files import read_jsonl
+from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.engines import preload_of
 from workflow_scripts.measure.forkserver import Ended, run
 from workflow_scripts.measure.vllm_offline import LAYOUT
@@ -43,7 +44,7 @@ def measured(
 ) -> Callable[[str], Outcome]:
     """One run of snakemake over a few cells; gives the outcome of each."""
     folder = tmp_path_factory.mktemp("measured")
-    cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED, SHORT.replace("cpu-all", "h200")]
+    cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED]
     cells += [HF + "dynamic", HF + "static", CONTINUOUS, PREFIX.format(1), PREFIX.format(0), RANKS, INT8]
     done = snakemake(write_study(folder), folder / "results", *(str(outcome_of(folder / "results", c)) for c in cells))
     assert done.returncode == 0, done.stderr
@@ -177,13 +178,6 @@ def test_the_kernels_for_avx2_run_on_every_processor(
         assert outcome.outcome == "ok", outcome.reason
         log = (outcome_of(results, cell).parent / "raw/engine.log").read_text(encoding="utf-8")
         assert set(re.findall(r"^loading (\S+)$", log, flags=re.MULTILINE)) == {"vllm._C_AVX2"}
-
-
-def test_a_cell_on_the_wrong_device_is_invalid(measured: Callable[[str], Outcome]) -> None:
-    outcome = measured(SHORT.replace("cpu-all", "h200"))
-    assert outcome.outcome == "invalid"
-    assert "h200 was asked for, and there is no NVIDIA GPU here" in str(outcome.reason)
-    assert outcome.repeats == []
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -446,6 +440,18 @@ def test_a_killed_command_takes_its_engine_with_it(
     command.communicate(timeout=150)
     assert session_is_gone(session)
     assert not outcome_of(results, ENDLESS).exists()
+
+
+def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(
+    prepared: tuple[Path, Path], environment: dict[str, str]
+) -> None:
+    study, results = prepared
+    cell = SHORT.replace("cpu-all", "h200")
+    command = start_cell(study, results, cell, environment)
+    output, _ = command.communicate(timeout=200)
+    assert command.returncode == WRONG_DEVICE
+    assert "h200 was asked for, and there is no NVIDIA GPU here" in output
+    assert list(outcome_of(results, cell).parent.iterdir()) == []
 
 
 def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(

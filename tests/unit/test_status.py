@@ -41,7 +41,15 @@ class Seen:
         self.cells = {cell.id: cell for cell in expand(self.study)}
         self.paths = StudyPaths(folder / "results", "seen")
 
-    def end(self, cell: str, outcome: str, reason: str | None = None, lock: str = "a" * 64, **changes: object) -> None:
+    def end(
+        self,
+        cell: str,
+        outcome: str,
+        reason: str | None = None,
+        lock: str = "a" * 64,
+        phases_s: dict[str, float] | None = None,
+        **changes: object,
+    ) -> None:
         definition = {**cell_definition(self.study, self.cells[cell], resolved_models(self.study)), **changes}
         Outcome.model_validate(
             {
@@ -50,6 +58,7 @@ class Seen:
                 "reason": reason,
                 "definition": definition,
                 "definition_sha256": definition_sha256(definition),
+                "phases_s": phases_s or {},
                 "provenance": {"lock_sha256": lock, "host": "node-1"},
             }
         ).write(self.paths.outcome(cell))
@@ -102,6 +111,16 @@ def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log
         "missing: the measuring process was killed by signal 9",
         f"    {tried}  {seen.paths.log(tried)}",
     ]
+
+
+def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(
+    seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = next(iter(seen.cells))
+    seen.end(wrong, "invalid", "h200 was asked for, and there is no NVIDIA GPU here")
+    assert "missing: did not run: h200 was asked for" in seen.printed(capsys)
+    seen.end(wrong, "invalid", "other tokens", phases_s={"start": 1.0})
+    assert "invalid: other tokens" in seen.printed(capsys)
 
 
 def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:

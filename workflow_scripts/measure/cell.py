@@ -5,15 +5,14 @@
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
 `outcome.json` beside it. A cell that the engine refuses, that breaks the engine or that takes too long is a result:
-it ends as an outcome and exit 0. Only a fault of the infrastructure (a killed process, a full disk) is exit 1, and so
-is, while `--attempts` are left, what another node or more time may put right: the wrong device and the time limit.
+it ends as an outcome and exit 0. A fault of the infrastructure (a killed process, a full disk) is exit 1, and so is the
+time limit while `--attempts` are left. The wrong device is exit 3: a cell that never ran has not ended.
 """
 
 import argparse
 import contextlib
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -46,7 +45,7 @@ ONLY_ATTEMPT = Attempt()
 def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT) -> int:
     """Measure a cell and write its folder; return the exit status.
 
-    In an attempt that is not the last, a time limit that is reached is exit 1, and the wrong device exit 3.
+    The wrong device is exit 3, and a time limit that is reached in an attempt that is not the last is exit 1.
 
     Raises:
         StudyError: the cell's model or workload was not prepared.
@@ -99,7 +98,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         record = read_json(measured)
         measured.unlink()
     job.unlink()
-    if record.pop("wrong_device", False) and not attempt.last:
+    if record.pop("wrong_device", False):
         _note_wrong_node(paths.wrong_nodes(cell.gpu), record["reason"])
         return _left_to_the_next(attempt, evidence, record["reason"], status=WRONG_DEVICE)
     outcome = Outcome(
@@ -117,15 +116,16 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
 
 
 def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int) -> int:
-    print(f"{reason}; attempt {attempt.number} of {attempt.of}, so nothing of this cell counts yet", file=sys.stderr)
+    print(f"{reason}; attempt {attempt.number} of {attempt.of}, and this cell has no outcome yet", file=sys.stderr)
     shutil.rmtree(evidence)
     return status
 
 
 def _note_wrong_node(folder: Path, reason: str) -> None:
-    """Tell the next attempts which node to avoid."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / os.environ.get("SLURMD_NODENAME", socket.gethostname())).write_text(f"{reason}\n", encoding="utf-8")
+    """Tell the next attempts which node of a cluster to avoid."""
+    if node := os.environ.get("SLURMD_NODENAME"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / node).write_text(f"{reason}\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Measure one cell of a study; writes its raw/ folder and outcome.json.",
         epilog="exit 0: the cell has an outcome, whatever it is; 1: a fault of the infrastructure; 2: bad input; "
-        "3: the wrong device, and attempts are left",
+        "3: the wrong device",
     )
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--cell", required=True, help="gpu/engine/model/workload/knobs")
