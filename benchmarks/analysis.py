@@ -57,10 +57,6 @@ def commands(study: Path) -> dict[str, list[str]]:
         "engines": analyse("engines", "engines", *decomposition),
         "recommendations": analyse("recommend", "recommendations"),
         "capacity": analyse("capacity", "capacity", "--predictions", predictions),
-        "claims": [
-            *(room + "claims", *common, "--tables", str(tables), "--published", "config/published"),
-            *("--out", str(tables / "claims.parquet")),
-        ],
         "figures": ["workflow_scripts.present.figures", *common, "--tables", str(tables), *of_parsed, "--out", figures],
         "page": [
             *("workflow_scripts.present.page", *common, "--tables", str(tables), "--figures", figures),

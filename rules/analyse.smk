@@ -209,6 +209,7 @@ rule predictions:
         cells=table("cells"),
         plan=PATHS.plan / "plan.parquet",
         calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),
+        published=PUBLISHED,
         code=sources("analyse.predictions"),
     output:
         **written("predictions"),
@@ -226,10 +227,10 @@ rule predictions:
 
 
 rule claims:
-    """What others published, held against limits, arithmetic and this study."""
+    """What others published, held against limits, arithmetic and this study; asked for where the study names claims."""
     input:
         tables=[table(name) for name in TABLES if name != "claims"],
-        published=sorted(map(str, Path("config/published").glob("*.*"))),
+        published=PUBLISHED,
         code=sources("analyse.claims"),
     output:
         **written("claims"),
@@ -243,6 +244,5 @@ rule claims:
         "python -m workflow_scripts.analyse.claims"
         " --study $STUDY"
         " --tables {params.tables}"
-        " --published config/published"
         " --out {output.table}"
         " > {log} 2>&1"

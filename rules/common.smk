@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from shlex import quote
 
+from workflow_scripts.catalog import CatalogError, load_gpus
 from workflow_scripts.definition import (
     cell_definition,
     definition_sha256,
@@ -35,7 +36,6 @@ TABLES = [
     "recommendations",
     "capacity",
     "predictions",
-    "claims",
 ]
 PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
@@ -43,10 +43,13 @@ try:
     STUDY_FILE = study_file(config, workflow.configfiles)
     STUDY = load_study(STUDY_FILE)
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
-except StudyError as e:
+    MODELS = resolved_models(STUDY)
+except (StudyError, CatalogError) as e:
     raise WorkflowError(str(e)) from None
 
-MODELS = resolved_models(STUDY)
+if STUDY.claims:
+    TABLES.append("claims")
+PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 
 # What every command is told. Not in the rules' own text, where a study under another path would look like other code.
@@ -68,6 +71,9 @@ PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 BATCHES = {}
 PREPARE_RESOURCES = {}
 ON_NODES = ["measure"]
+# What rules/measure.smk fills: cells that this machine has no device for, and the same in words.
+LEFT = {}
+WHY_LEFT = ""
 
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
@@ -132,7 +138,7 @@ def is_current(cell):
 
 
 def outcomes_of(gpu):
-    return [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == gpu]
+    return [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == gpu and id not in LEFT]
 
 
 def device_records():

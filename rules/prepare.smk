@@ -87,6 +87,8 @@ rule prepare_device:
 
 rule predict_capacity:
     """KV blocks, tokens and concurrency of every cell, as they should come out."""
+    input:
+        PUBLISHED,
     output:
         PATHS.capacity,
     log:

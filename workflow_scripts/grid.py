@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from workflow_scripts.catalog import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.endpoints import Endpoint, load_endpoints
 from workflow_scripts.knobs import ENGINES, Knobs
+from workflow_scripts.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.study import Study, StudyError, Sweep
 
 MOST_CELLS = 100_000
@@ -49,6 +50,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
     gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
     cells: dict[str, Cell] = {}
     _check_models(study, models)
+    _check_claims(study)
     for i, sweep in enumerate(study.sweeps):
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         _check(sweep.gpu, gpus, f"{place}.gpu")
@@ -97,6 +99,16 @@ def _check_models(study: Study, models: Mapping[str, Model]) -> None:
                 models[name].pinned()
             except CatalogError as e:
                 raise StudyError(f"{place}.{name}.load_format: {e}") from None
+
+
+def _check_claims(study: Study) -> None:
+    """Check that the claims to re-test are there, so that a misspelt one is told before anything is measured."""
+    published = Published(PUBLISHED)
+    for claim in study.claims:
+        try:
+            published.claim(claim)
+        except PublishedError as e:
+            raise StudyError(f"study {study.name!r}, claims: {e}") from None
 
 
 def _points(sweep: Sweep) -> int:

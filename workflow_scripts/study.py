@@ -105,6 +105,9 @@ class Study(_Strict):
         float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
     ] = 600
     slo: Annotated[Slo | None, Field(description="what goodput of servers counts")] = None
+    claims: Annotated[
+        list[Name], Field(description="published claims to re-test: ids in config/published/claims.yaml")
+    ] = []
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
     models: dict[Name, ModelOverride] = {}
     endpoints: Annotated[

@@ -325,7 +325,7 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
         capture_output=True,
     )
     after = {path.relative_to(tables): path.read_bytes() for path in tables.rglob("*.*")}
-    assert Path("claims.parquet") in before
+    assert Path("predictions.parquet") in before
     assert after == before
     assert report.exists()
 

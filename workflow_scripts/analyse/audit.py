@@ -1,6 +1,6 @@
 """Check a table of throughputs against what the hardware can do at most.
 
-    python -m workflow_scripts.analyse.audit config/published/paged_attention_lab_max_num_seqs.csv \\
+    python -m workflow_scripts.analyse.audit rates.csv \\
         --model llama-3.1-8b-instruct --tokens-per-request 200,200
 
 Every doubt is settled for the table: memory and arithmetic run at their data-sheet rates and overlap fully, prompts are
@@ -388,7 +388,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m workflow_scripts.analyse.audit",
         description="Say of each throughput in a table whether the hardware allows it. Exit 0 also if it does not.",
-        epilog="example: config/published/paged_attention_lab_max_num_seqs.csv --model llama-3.1-8b-instruct "
+        epilog="example: rates.csv --model llama-3.1-8b-instruct "
         "--tokens-per-request 200,200 --gpu-memory-utilization 0.9",
     )
     add = parser.add_argument

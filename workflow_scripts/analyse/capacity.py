@@ -80,7 +80,8 @@ _CELL = ("study", "source", "cell_id", "gpu", "engine", "model", "workload", "kn
 SCHEMA = table_schema(
     "capacity",
     "KV capacity as it was predicted before the cell was measured, beside what the engine had: one row per cell of "
-    "vLLM and of HuggingFace's continuous batching, and one row per published number of blocks. `source` says what the "
+    "vLLM and of HuggingFace's continuous batching, and one row per published number of blocks of the claims that the "
+    "study names. `source` says what the "
     "`observed_*` columns are (`measured`, `measured elsewhere` or `published`); `predicted_*` columns are "
     "predicted in every row. [capacity.md](capacity.md) says how.",
     columns(

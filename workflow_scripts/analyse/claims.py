@@ -1,7 +1,7 @@
-"""Claims that others published, each with a verdict and the evidence for it.
+"""The published claims that a study names, each with a verdict and the evidence for it.
 
-    python -m workflow_scripts.analyse.claims --study config/studies/demo.yaml --tables results/demo/tables \\
-        --published config/published --out results/demo/tables/claims.parquet
+    python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml \\
+        --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet
 
 Evidence comes from formulas, from the published numbers themselves and from the study's tables, in that a table that is
 not there gives none. docs/claims.md says how verdicts come about, docs/tables.md documents every column.
@@ -21,11 +21,11 @@ from workflow_scripts.analyse import (
     claims_on_memory,
 )
 from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
-from workflow_scripts.analyse.published import Claim, Published, PublishedError
 from workflow_scripts.analyse.tables import TEXT, TableError, columns, table_schema, write_table
-from workflow_scripts.catalog import CONFIG, CatalogError
+from workflow_scripts.catalog import CatalogError
 from workflow_scripts.command import run_command
 from workflow_scripts.model_facts import ModelFactsError
+from workflow_scripts.published import PUBLISHED, Claim, Published, PublishedError
 from workflow_scripts.study import StudyError, load_study
 
 # Modules that enter rules by being imported.
@@ -39,8 +39,9 @@ MOST_IDS = 20
 
 SCHEMA = table_schema(
     "claims",
-    "Every claim of `config/published/claims.yaml` with a verdict, the evidence for it, and what was seen in this "
-    "study. One row per claim. [claims.md](claims.md) says how verdicts come about. Lists are separated by "
+    "Each published claim that the study names, with a verdict, the evidence for it, and what was seen in this "
+    "study. One row per claim; a study that names none has no such table. "
+    "[claims.md](claims.md) says how verdicts come about. Lists are separated by "
     "semicolons.",
     columns("study", TEXT, "name of the study whose tables were looked at"),
     columns("claim_id claim", TEXT, "the claim, in our words"),
@@ -76,13 +77,14 @@ SCHEMA = table_schema(
 
 
 def claims_table(evidence: Evidence) -> pd.DataFrame:
-    """One row a claim, in the order of claims.yaml.
+    """One row for each claim that the study names, in its order.
 
     Raises:
         PublishedError: published data that cannot be read, or a claim without a quantity that its rule needs.
     """
-    rows = [_row(claim, evidence) for claim in evidence.published.claims]
-    return pd.DataFrame(rows).assign(study=evidence.study.name).reindex(columns=list(SCHEMA.columns))
+    claims = [evidence.published.claim(claim_id) for claim_id in dict.fromkeys(evidence.study.claims)]
+    rows = pd.DataFrame([_row(claim, evidence) for claim in claims], columns=list(SCHEMA.columns))
+    return rows.assign(study=evidence.study.name)
 
 
 def _row(claim: Claim, evidence: Evidence) -> dict[str, str | None]:
@@ -137,13 +139,14 @@ def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the claims table of a study."""
     parser = argparse.ArgumentParser(
-        description="Give each published claim a verdict: supported, contradicted or not testable here, with evidence.",
-        epilog="example: python -m workflow_scripts.analyse.claims --study config/studies/demo.yaml"
-        " --tables results/demo/tables --published config/published --out results/demo/tables/claims.parquet",
+        description="Give each published claim that the study names a verdict: supported, contradicted or not "
+        "testable here, with evidence.",
+        epilog="example: python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml"
+        " --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet",
     )
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--tables", type=Path, required=True, help="folder with the study's other tables")
-    parser.add_argument("--published", type=Path, default=CONFIG / "published", help="claims.yaml and its tables")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables")
     parser.add_argument("--out", type=Path, required=True, help="claims.parquet; claims.csv is written beside it")
     args = parser.parse_args(argv)
     try:

@@ -14,9 +14,9 @@ from workflow_scripts.analyse.evidence import (
     measured,
     rule,
 )
-from workflow_scripts.analyse.published import Claim
 from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.block_sizes import default_block_size
+from workflow_scripts.published import Claim
 
 PREFIX_STUDY = "snakemake --cores all --configfile config/studies/prefix_caching.yaml (sweep prefix-length)"
 # Published rates of hits are rounded to a tenth of a point.

@@ -26,23 +26,24 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.explanation import NEAR_PCT
-from workflow_scripts.analyse.published import Claim
+from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.ratios import published_ratios, published_readings
 from workflow_scripts.analyse.repeats import Record, records
 from workflow_scripts.analyse.statistics import CHANGES, FLAT
 from workflow_scripts.block_sizes import why_block_size_is_refused
 from workflow_scripts.catalog import get_model
 from workflow_scripts.model_facts import ModelFacts, read_model_facts
+from workflow_scripts.published import Claim
 
 LLAMA_8B = "llama-3.1-8b-instruct"
-LAB = Setting(("H200", "H100", "A100 PCIe", "L40S"), model=LLAMA_8B)
-LAB_STUDY = "snakemake --cores all --configfile config/studies/paged_attention.yaml"
+FOUR_GPUS = Setting(("H200", "H100", "A100 PCIe", "L40S"), model=LLAMA_8B)
+SWEEP_STUDY = "snakemake --cores all --configfile config/studies/paged_attention.yaml"
 CLAIMS_STUDY = "snakemake --cores all --configfile config/studies/published_claims.yaml"
 PAIRS = {"h200-over-l40s": ("H200", "L40S"), "h100-over-a100": ("H100", "A100 PCIe")}
 
 # ShareGPT's mean lengths with vLLM's benchmark, rounded (docs/workloads.md); those of the published runs are not known.
 LENGTHS = Workload(200, 200)
-LAB_UTILIZATION = 0.9
+PUBLISHED_UTILIZATION = 0.9
 
 
 @cache
@@ -91,20 +92,20 @@ def _ceiling_text(row: Record, rate: str) -> str:
 # --- flatness --------------------------------------------------------------------------------------------------------
 
 
-@rule("throughput-flat-over-max-num-seqs", test=f"{LAB_STUDY} (sweep max-num-seqs)")
+@rule("throughput-flat-over-max-num-seqs", test=f"{SWEEP_STUDY} (sweep max-num-seqs)")
 def flat_over_max_num_seqs(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted by a rate above its ceiling or by a measured change within the range; supported by flat cells."""
-    table = evidence.published.table(claim)
-    yield from against_ceilings(table, "throughput_tok_s", str(claim.table), LAB_UTILIZATION)
+    table = published_table(evidence.published, claim)
+    yield from against_ceilings(table, "throughput_tok_s", str(claim.table), PUBLISHED_UTILIZATION)
     ends = claim.range("max_num_seqs")
     yield from _flatness(evidence, "max_num_seqs", ends, must_cover=ends)
 
 
-@rule("throughput-flat-over-block-size", test=f"{LAB_STUDY} (sweep block-size)")
+@rule("throughput-flat-over-block-size", test=f"{SWEEP_STUDY} (sweep block-size)")
 def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted by a rate above its ceiling or a measured change; supported by flat cells of the sizes there are."""
-    table = evidence.published.table(claim)
-    yield from against_ceilings(table, "throughput_tok_s", str(claim.table), LAB_UTILIZATION)
+    table = published_table(evidence.published, claim)
+    yield from against_ceilings(table, "throughput_tok_s", str(claim.table), PUBLISHED_UTILIZATION)
     sizes = claim.values("block_size")
     refused = dict(_refused_on_gpus(sizes))
     for text in refused.values():
@@ -126,7 +127,7 @@ def _flatness(
                 says = CONTRADICTED
             elif row["verdict"] == FLAT and set(must_cover) <= set(values):
                 says = SUPPORTED
-        bears = LAB.covers(row["gpu"], row["model"])
+        bears = FOUR_GPUS.covers(row["gpu"], row["model"])
         yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))
 
 
@@ -156,12 +157,12 @@ def block_size_by_length(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 # --- speed-ups of devices --------------------------------------------------------------------------------------------
 
 
-@rule(*PAIRS, test=f"{LAB_STUDY} (all sweeps; table ratios)")
+@rule(*PAIRS, test=f"{SWEEP_STUDY} (all sweeps; table ratios)")
 def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Whether a published speed-up is the ratio of bandwidths, for every card that the names may mean."""
     a, b = PAIRS[claim.id]
     ratio, dtype = claim.value("throughput_ratio"), get_model(LLAMA_8B).dtype
-    own = published_ratios(evidence.published.table(claim), dtype=dtype)
+    own = published_ratios(published_table(evidence.published, claim), dtype=dtype)
     for row in records(own[(own["label_a"] == a) & (own["label_b"] == b)].head(1)):
         text = f"Its own table gives {row['ratio']:.4g}x on the mean of {row['settings']} settings."
         yield Finding(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))

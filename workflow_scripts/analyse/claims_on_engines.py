@@ -6,7 +6,7 @@ from math import isnan, nan
 import pandas as pd
 
 from workflow_scripts import formulas
-from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, LAB_STUDY, LLAMA_8B, against_ceilings, facts_of
+from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, LLAMA_8B, SWEEP_STUDY, against_ceilings, facts_of
 from workflow_scripts.analyse.effects import PAIR
 from workflow_scripts.analyse.engines import BATCH_1, PLACE, STATIC_BATCH
 from workflow_scripts.analyse.evidence import (
@@ -22,7 +22,7 @@ from workflow_scripts.analyse.evidence import (
     measured,
     rule,
 )
-from workflow_scripts.analyse.published import Claim
+from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import Record, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import (
     CHANGES,
@@ -32,10 +32,13 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
     number_text,
 )
-from workflow_scripts.catalog import load_models, resolve
+from workflow_scripts.catalog import resolve
+from workflow_scripts.published import Claim
 
 RATE = "output_tokens_per_s"
 ON_A100_PCIE = Setting(("A100 PCIe",), model=LLAMA_8B)
+# The claim names its model by its size, 135M parameters.
+SMALL_MODEL = "smollm-135m"
 ON_A100_80GB = Setting(("A100 80GB",), model=LLAMA_8B)
 
 # A published percentage is another one if it is further than so many points from what was found.
@@ -45,7 +48,7 @@ SAME_POINTS = 5.0
 # --- HuggingFace alone -----------------------------------------------------------------------------------------------
 
 
-@rule("hf-generate-on-a100", test=f"{LAB_STUDY} (sweep hf-baseline)")
+@rule("hf-generate-on-a100", test=f"{SWEEP_STUDY} (sweep hf-baseline)")
 def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted by the ceiling of one sequence, or by another rate that was measured on the same cards."""
     rate, batch = claim.value("tokens_per_s"), claim.value("batch_size")
@@ -71,20 +74,20 @@ def _hf_ceilings(rate: float, batch: float) -> Iterator[Finding]:
 # --- vLLM over HuggingFace -------------------------------------------------------------------------------------------
 
 
-@rule("vllm-over-hf-on-a100", test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf)")
+@rule("vllm-over-hf-on-a100", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf)")
 def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted where HuggingFace's rate is impossible, or where another ratio was measured at equal work."""
     ratio = claim.value("throughput_ratio")
     hf = evidence.published.claim("hf-generate-on-a100")
     rate, batch = hf.value("tokens_per_s"), hf.value("batch_size")
-    lab = evidence.published.claim("throughput-flat-over-max-num-seqs")
-    table = evidence.published.table(lab)
+    sweep = evidence.published.claim("throughput-flat-over-max-num-seqs")
+    table = published_table(evidence.published, sweep)
     vllm = table.loc[table["gpu"] == "A100 PCIe", "throughput_tok_s"].mean()
     text = (
         f"{vllm:,.0f} over {rate:g} tokens/s are {vllm / rate:.3g}x, of vLLM with up to"
         f" {table['max_num_seqs'].max()} sequences over HuggingFace with {batch:g}: batching is in it."
     )
-    yield Finding(text, PUBLISHED, "A100 PCIe, as published", ("claims.yaml", str(lab.table)))
+    yield Finding(text, PUBLISHED, "A100 PCIe, as published", ("claims.yaml", str(sweep.table)))
     yield from _hf_ceilings(rate, batch)
     for row in _improvements(evidence, BATCH_1):
         says = SUPPORTED if is_same(row["improvement_ratio"], ratio) else CONTRADICTED
@@ -105,10 +108,10 @@ def _ids_of(row: Record) -> list[str]:
     return [f"{row['gpu']}/{engine}/{row['model']}/{row['workload']}/{knobs}" for engine, knobs in cells]
 
 
-@rule("engines-on-one-a100", test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf; without TGI)")
+@rule("engines-on-one-a100", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; without TGI)")
 def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted by a rate above its ceiling, a step faster than memory, or vLLM measured no faster."""
-    table = evidence.published.table(claim).set_index("metric").transpose()
+    table = published_table(evidence.published, claim).set_index("metric").transpose()
     for name, row in zip(table.index, records(table), strict=True):
         if name in _ENGINES:
             yield from _published_engine(_ENGINES[name], {metric: row[metric] for metric in row}, str(claim.table))
@@ -139,14 +142,14 @@ def _published_engine(name: str, row: Record, where: str) -> Iterator[Finding]:
     yield Finding(text, COMPUTED, f"A100 80GB, {LLAMA_8B}", (where, "formulas.step_time_min_s"), says)
 
 
-@rule("improvement-ratio", test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf; table engine_decomposition)")
+@rule("improvement-ratio", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; table engine_decomposition)")
 def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted where one and the same vLLM has several ratios, by what HuggingFace was allowed to do."""
-    lab = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
-    blog = evidence.published.claim("engines-on-one-a100")
-    other = blog.value("vllm_tokens_per_s") / blog.value("hf_tokens_per_s")
-    text = f"For an 8B model on an A100 one text has {lab:.3g}x over HuggingFace at batch 1, another {other:.3g}x."
-    says = None if is_same(lab, other) else CONTRADICTED
+    one = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
+    rates = evidence.published.claim("engines-on-one-a100")
+    other = rates.value("vllm_tokens_per_s") / rates.value("hf_tokens_per_s")
+    text = f"For an 8B model on an A100 one text has {one:.3g}x over HuggingFace at batch 1, another {other:.3g}x."
+    says = None if is_same(one, other) else CONTRADICTED
     yield Finding(text, PUBLISHED, "A100, 8B model, as published", ("claims.yaml",), says)
     engines = evidence.tables["engines"]
     by_ratio = engines[engines["comparable"].eq(True)].sort_values("improvement_ratio", kind="stable")
@@ -178,7 +181,7 @@ def _over(row: Record) -> str:
 
 @rule(
     "gpu-utilisation-of-continuous-batching",
-    test=f"{LAB_STUDY} (sweeps hf-baseline and same-work-as-hf; utilization_pct_mean in cells)",
+    test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; utilization_pct_mean in cells)",
 )
 def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Both utilisations as measured on GPUs, of the fastest cell with continuous and with static batching."""
@@ -211,21 +214,18 @@ def _utilisations(claim: Claim, continuous: Record, static: Record) -> Finding:
 @rule("concurrent-users-of-a-small-model", test=f"{CLAIMS_STUDY} (sweep concurrent-users)")
 def concurrent_users(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """More sequences at once: the rate of all together must rise, and the time of a request rise by less."""
-    users, parameters = claim.values("concurrent_users"), claim.value("parameters")
-    small = [name for name in load_models() if abs(facts_of(name).parameters / parameters - 1) <= _NAMED_SIZE]
-    yield from (_bytes_of_users(name, min(users), max(users)) for name in small[:1])
+    users = claim.values("concurrent_users")
+    yield _bytes_of_users(SMALL_MODEL, min(users), max(users))
     effects, cells = evidence.tables["effects"], counted(evidence.tables["cells"])
     served_s = (cells["prefill_s_mean"] + cells["decode_s_mean"]).astype(float).groupby(cells["cell_id"]).mean()
     for row in records(effects[(effects["knob"] == "max_num_seqs") & (effects["comparison"] == PAIR)]):
         if min(users) <= float(row["baseline"]) and float(row["value"]) <= max(users):
             slower = served_s.get(row["cell_id"], nan) / served_s.get(row["baseline_cell_id"], nan)
             text = f"{row['explanation']} From its start to its end a request took {number_text(slower)} times as long."
-            bears = ON_GPUS.covers(row["gpu"], row["model"]) and row["model"] in small
+            bears = ON_GPUS.covers(row["gpu"], row["model"]) and row["model"] == SMALL_MODEL
             yield measured(bears, row, text, _of_users(row, slower), (row["cell_id"], row["baseline_cell_id"]))
 
 
-# A model that is named by its size has so many parameters to this.
-_NAMED_SIZE = 0.01
 # Tokens that each user's request holds, for an example.
 _TOKENS_HELD = 512
 

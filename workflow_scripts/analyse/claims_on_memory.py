@@ -10,7 +10,7 @@ import pandas as pd
 from workflow_scripts import formulas
 from workflow_scripts.analyse.capacity import DISAGREES_PCT, GIB
 from workflow_scripts.analyse.capacity import PUBLISHED as PUBLISHED_ROW
-from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, LAB_STUDY, facts_of
+from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, SWEEP_STUDY, facts_of
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -24,9 +24,9 @@ from workflow_scripts.analyse.evidence import (
     measured,
     rule,
 )
-from workflow_scripts.analyse.published import Claim, plain
 from workflow_scripts.analyse.repeats import Record, records
 from workflow_scripts.block_sizes import default_block_size
+from workflow_scripts.published import Claim, plain
 
 ON_AN_L4 = Setting(("L4",), model="opt-125m")
 L4_STUDY = f"{CLAIMS_STUDY} (sweep utilization)"
@@ -71,7 +71,7 @@ def _of_requests(row: Record, text: str, says: str | None) -> Finding:
     return Finding(f"{scope}: {text}", COMPUTED, scope, ("waste", *row["ids"]), says if bears else None, bears)
 
 
-@rule("empty-slots-per-sequence", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+@rule("empty-slots-per-sequence", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """The most empty slots of any length, by arithmetic; a measured mean above it would contradict."""
     block_size, most = int(claim.value("block_size")), claim.quantity("empty_slots_per_sequence").max
@@ -85,7 +85,7 @@ def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         yield _of_requests(row, text, CONTRADICTED if found > emptiest else None)
 
 
-@rule("contiguous-allocation-waste", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+@rule("contiguous-allocation-waste", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def contiguous_waste(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Waste with max_model_len slots a request, of every workload that was measured; one outside contradicts."""
     low, high = claim.range("waste")
@@ -112,7 +112,7 @@ def contiguous_example(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, COMPUTED, "the example", ("formulas.contiguous_preallocation_waste",), says)
 
 
-@rule("memory-used-by-paging", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+@rule("memory-used-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Shares of the slots that hold a token with both layouts, for the requests that were measured."""
     reserved, paged = claim.value("kv_memory_used_preallocated"), claim.value("kv_memory_used_paged")
@@ -132,7 +132,7 @@ def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         yield _of_requests(row, text, SUPPORTED if as_said else CONTRADICTED)
 
 
-@rule("concurrency-gained-by-paging", test=f"{LAB_STUDY} (sweep max-num-seqs; table waste)")
+@rule("concurrency-gained-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """How many times the slots of blocks the other layout takes: so many more requests fit in the same memory."""
     low, high = claim.range("concurrency_ratio")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.analyse import capacity, effects, engines, fragmentation, ratios
-from workflow_scripts.analyse.published import Claim, Published
 from workflow_scripts.analyse.repeats import Record
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
 from workflow_scripts.catalog import load_gpus, resolve
 from workflow_scripts.formulas import relative_difference
+from workflow_scripts.published import Claim, Published
 from workflow_scripts.study import Study
 
 # Modules that enter the schemas of their tables by being imported, and the tables.

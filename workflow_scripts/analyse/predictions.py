@@ -15,21 +15,21 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.command import Output, run, table_parser
+from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import counted
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.calibration import CALIBRATIONS, CalibrationError, read_calibration
-from workflow_scripts.catalog import CONFIG, resolve
+from workflow_scripts.catalog import resolve
 from workflow_scripts.command import run_command
+from workflow_scripts.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.study import Study
 
 # Quantity -> whether a cell that misses its band in it is flagged. Latencies of single requests depend on the order
 # within a step, which no band covers.
 QUANTITIES = {"output_tokens_per_s": True, "total_tokens_per_s": False, "ttft_s_p50": False, "tpot_s_p50": False}
 
-PUBLISHED = CONFIG / "published" / "paged_attention_lab_max_num_seqs.csv"
-PUBLISHED_MODEL = "llama-3.1-8b-instruct"
 # (engine, model, device, max-num-seqs) -> tokens per s.
-Published = Mapping[tuple[str, str, str, float], float]
+Rates = Mapping[tuple[str, str, str, float], float]
 
 SCHEMA = table_schema(
     "predictions",
@@ -74,14 +74,15 @@ SCHEMA = table_schema(
     columns(
         "published",
         NUMBER,
-        "tokens/s that others published for the model, device and max-num-seqs; not said to count prompt tokens or not",
+        "tokens/s that the claims named by the study have for the model, device and max-num-seqs; not said to count "
+        "prompt tokens or not",
     ),
     columns("source", TEXT, "`predicted`"),
 )
 
 
 def predictions_table(
-    cells: pd.DataFrame, plan: pd.DataFrame, fitted: Sequence[str], published: Published | None = None
+    cells: pd.DataFrame, plan: pd.DataFrame, fitted: Sequence[str], published: Rates | None = None
 ) -> pd.DataFrame:
     """The table for all cells of the plan.
 
@@ -158,23 +159,25 @@ def fitted_cells(folder: Path) -> list[str]:
     return [cell for one in found for engine in one.engines.values() for cell in engine.quality.fitted]
 
 
-def published_sweep(path: Path) -> Published:
-    """Tokens per s that were published for vLLM by model, device and max-num-seqs.
+def published_rates(study: Study, published: Published) -> Rates:
+    """Tokens per s of vLLM by model, device and max-num-seqs, of the claims that the study names.
 
-    The source does not say whether it counts prompt tokens. A name that may be several devices counts for each.
+    The sources do not say whether they count prompt tokens. A name that may be several devices counts for each.
 
     Raises:
-        TableError: the file cannot be read, or names a device that no catalogue entry has.
+        TableError: a table is no sweep over max-num-seqs, or names a device that no catalogue entry has.
     """
-    try:
-        rows = pd.read_csv(path)
-        return {
-            ("vllm", PUBLISHED_MODEL, gpu.name, float(seqs)): float(rate)
-            for name, seqs, rate in zip(rows["gpu"], rows["max_num_seqs"], rows["throughput_tok_s"], strict=True)
-            for gpu in resolve(name)
-        }
-    except (OSError, ValueError, KeyError) as e:
-        raise TableError(f"{path}: no published sweep over max-num-seqs: {' '.join(str(e).split())}") from None
+    rates: dict[tuple[str, str, str, float], float] = {}
+    for claim in map(published.claim, study.claims):
+        if claim.model is not None:
+            rows = published_table(published, claim)
+            try:
+                for name, seqs, rate in zip(rows["gpu"], rows["max_num_seqs"], rows["throughput_tok_s"], strict=True):
+                    rates |= {("vllm", claim.model, gpu.name, float(seqs)): float(rate) for gpu in resolve(name)}
+            except (ValueError, KeyError) as e:
+                words = " ".join(str(e).split())
+                raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None
+    return rates
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = table_parser("predictions", "What every cell was predicted to do, beside what it did.")
     parser.add_argument("--plan", type=Path, required=True, help="plan.parquet of prepare.plan")
     parser.add_argument("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
-    parser.add_argument("--published", type=Path, default=PUBLISHED, help="CSV of a published sweep (%(default)s)")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables (%(default)s)")
     parser.epilog = f"{parser.epilog} --plan results/demo/plan/plan.parquet"
 
     def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterator[Output]:
@@ -191,8 +194,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (OSError, ValueError) as e:
             raise TableError(f"{args.plan}: not a plan: {' '.join(str(e).split())}") from None
         own = cells[cells["study"].eq(study.name)]
-        fitted, published = fitted_cells(args.calibrations), published_sweep(args.published)
-        yield args.out, "predictions", predictions_table(own, plan, fitted, published)
+        try:
+            published = published_rates(study, Published(args.published))
+        except PublishedError as e:
+            raise TableError(str(e)) from None
+        yield args.out, "predictions", predictions_table(own, plan, fitted_cells(args.calibrations), published)
 
     return run(parser, argv, make)
 

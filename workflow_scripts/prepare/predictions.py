@@ -3,8 +3,9 @@
     python -m workflow_scripts.prepare.predictions --study config/studies/demo.yaml \\
         --out results/demo/prepared/capacity.jsonl
 
-One record for each cell of an engine that keeps its KV cache in blocks, and one for each published number of blocks in
-`kv_blocks_*.csv`. docs/capacity.md says how a prediction is made and what a record holds.
+One record for each cell of an engine that keeps its KV cache in blocks, and one for each number of blocks
+in the tables of published claims that the study names. docs/capacity.md says how a prediction is made and what a
+record holds.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 
 from workflow_scripts import formulas
 from workflow_scripts.block_sizes import default_block_size, why_block_size_is_refused
-from workflow_scripts.catalog import CONFIG, CatalogError, Gpu, load_gpus, load_models, resolve
+from workflow_scripts.catalog import CatalogError, Gpu, load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.command import run_command
 from workflow_scripts.files import write_jsonl
 from workflow_scripts.grid import Cell, expand
@@ -26,6 +27,7 @@ from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model
 from workflow_scripts.prepare.capability import why_gpu_is_refused
 from workflow_scripts.prepare.capacity import predict_capacity
 from workflow_scripts.prepare.memory import GIB, CapacityError, EngineSettings, Term
+from workflow_scripts.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.study import StudyError, load_study
 
 Record = dict[str, Any]
@@ -47,10 +49,6 @@ TERMS = {
 }
 
 DEFAULT_UTILIZATION = 0.92  # vLLM 0.32's own; 0.9 before
-
-
-class PublishedError(ValueError):
-    """A published table that cannot be read; the message says which and what is missing."""
 
 
 def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
@@ -180,20 +178,18 @@ def _record(
     }
 
 
-def predict_published(folder: Path) -> Iterator[Record]:
-    """A record for each published number of blocks, with what was published under `published`.
+def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Record]:
+    """A record for each number of blocks in the tables of these claims, with what was published under `published`.
 
-    Args:
-        folder: holds `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version,
-            gpu_memory_utilization, max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency.
+    Such a table is `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version,
+    gpu_memory_utilization, max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency.
 
     Raises:
-        PublishedError: no such folder, a table without one of the columns, or a row with a value that is no number
-            or a device that no catalogue entry names.
+        PublishedError: no such claim or table, a table without one of the columns, or a row with a value that is no
+            number or a device that no catalogue entry names.
     """
-    if not folder.is_dir():
-        raise PublishedError(f"{folder}: no such folder of published tables")
-    for path in sorted(folder.glob("kv_blocks_*.csv")):
+    tables = {claim.table for claim in map(published.claim, claims) if claim.table is not None}
+    for path in sorted(published.folder / table for table in tables if table.startswith("kv_blocks_")):
         with path.open(encoding="utf-8", newline="") as lines:
             rows = list(csv.DictReader(lines, restval=""))
         for number, row in enumerate(rows, start=1):
@@ -215,14 +211,14 @@ def _predict_row(row: Mapping[str, str]) -> Record:
         usage="offline",
     )
     gpus = resolve(row["gpu"])
-    model = next((name for name, model in load_models().items() if model.hub_repo == row["model"]), None)
+    model = models_by_repo().get(row["model"])
     if len(gpus) > 1:
         which = ", ".join(gpu.name for gpu in gpus)
         record = _of_settings(settings, {}, unknown=f"{row['gpu']} may be any of {which}")
     elif model is None:
         record = _of_settings(settings, {}, unknown=f"{row['model']} is no model of config/models")
     else:
-        record = _of_settings(settings, predict_capacity(_facts_reader()(model, None), gpus[0], settings))
+        record = _of_settings(settings, predict_capacity(_facts_reader()(model.name, None), gpus[0], settings))
     published = {
         "gpu": row["gpu"],
         "model": row["model"],
@@ -237,17 +233,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the predictions of a study."""
     parser = argparse.ArgumentParser(
         description="Predict KV blocks, tokens and concurrency of every cell of a study; a record a line, each term "
-        "with how it was found. Published numbers of blocks get a prediction too.",
+        "with how it was found. Numbers of blocks in published claims that the study names get a prediction too.",
         epilog="example: python -m workflow_scripts.prepare.predictions --study config/studies/demo.yaml "
         "--out results/demo/prepared/capacity.jsonl",
     )
     parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
-    parser.add_argument("--published", type=Path, default=CONFIG / "published", help="folder with kv_blocks_*.csv")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="capacity.jsonl to write")
     args = parser.parse_args(argv)
     try:
-        cells = expand(load_study(args.study))
-        write_jsonl(args.out, [*predict_study(cells), *predict_published(args.published)])
+        study = load_study(args.study)
+        published = predict_published(Published(args.published), study.claims)
+        write_jsonl(args.out, [*predict_study(expand(study)), *published])
     except (StudyError, CatalogError, CapacityError, ModelFactsError, PublishedError) as e:
         print(f"prepare.predictions: {e}", file=sys.stderr)
         return 2

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.command import run_command
 from workflow_scripts.catalog import CatalogError, models_by_repo, resolve
+from workflow_scripts.command import run_command
 from workflow_scripts.files import write_bytes
 from workflow_scripts.grid import expand
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts

@@ -219,14 +219,16 @@ def capacity(report: Report) -> Iterator[Block]:
 
 
 def claims_counted(report: Report) -> Iterator[Block]:
-    """How many published claims have which verdict."""
+    """How many of the published claims that the study names have which verdict."""
+    if not report.study.claims:
+        return
     rows = report.tables.need("claims", "verdict")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in rows["verdict"].value_counts().items())
     yield Findings([Finding("claims", f"Of {len(rows)} published claims: {counted}. Each is under Claims re-tested.")])
 
 
 def claims(report: Report) -> Iterator[Block]:
-    """Every published claim with its verdict; below it the evidence, each behind the label of its source."""
+    """The published claims that the study names, with verdicts; below each the evidence, with labels of its sources."""
     rows = report.tables.need("claims", "claim", "published_by", "verdict", "evidence", "seen_here", "would_test")
     decided_first = rows.sort_values("verdict", key=lambda verdicts: verdicts.str.startswith("not "), kind="stable")
     for row in records(decided_first):

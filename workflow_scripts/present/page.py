@@ -31,13 +31,14 @@ def render(report: Report) -> str:
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["sha256"] = _sha256
+    sections = [section for section in SECTIONS if section.id != "claims" or report.study.claims]
     return environment.get_template("page.html.j2").render(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
         style=(REPORT / "page.css").read_text(encoding="utf-8"),
         script=(REPORT / "page.js").read_text(encoding="utf-8"),
-        # What this study says something of comes first.
-        sections=sorted((_filled(section, report) for section in SECTIONS), key=lambda section: section["is_empty"]),
+        # What this study says something of comes first; of claims that it does not name there is nothing to say.
+        sections=sorted((_filled(section, report) for section in sections), key=lambda section: section["is_empty"]),
     )
 
 

@@ -9,9 +9,9 @@ import yaml
 from tests.unit.analyse.synthetic_cells import table
 from workflow_scripts.analyse.claims import RULES  # importing it enters all rules
 from workflow_scripts.analyse.evidence import Evidence, read_tables, verdict
-from workflow_scripts.analyse.published import Published
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.catalog import CONFIG
+from workflow_scripts.published import Published
 from workflow_scripts.study import Study
 
 PUBLISHED = Published(CONFIG / "published")
@@ -22,6 +22,7 @@ STUDY = Study.model_validate(
         "schema_version": 1,
         "name": "try",
         "question": "?",
+        "claims": [claim.id for claim in PUBLISHED.claims],
         "workloads": {
             "chat": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 8},
             "prefix": {

@@ -2,14 +2,16 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, evidence, republished
+from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts import catalog
 from workflow_scripts.analyse.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, RULES, SCHEMA, claims_table, main
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
@@ -20,12 +22,13 @@ from workflow_scripts.analyse.evidence import (
     Finding,
     Rule,
 )
-from workflow_scripts.analyse.published import Published
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
+from workflow_scripts.catalog import CONFIG
+from workflow_scripts.published import Published
 from workflow_scripts.study import load_study
 
 CHECKOUT = Path(__file__).parents[3]
-DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
+STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"
 ONE = {
     "id": "one",
     "source": "lab",
@@ -151,7 +154,28 @@ def test_what_would_test_a_claim_names_a_study_and_a_sweep_that_exist():
 def made(tmp_path, monkeypatch, *found, claims=(ONE,), test="a study"):
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump(list(claims)))
     monkeypatch.setitem(RULES, "one", Rule(lambda claim, evidence: iter(found), test))
-    return claims_table(evidence(Published(tmp_path)))
+    study = STUDY.model_copy(update={"claims": [claim["id"] for claim in claims]})
+    return claims_table(evidence(Published(tmp_path), study))
+
+
+def test_only_the_claims_that_the_study_names_have_a_row_in_its_order():
+    named = ["kv-of-llama-3-70b", "empty-slots-per-sequence"]
+    found = claims_table(evidence(study=STUDY.model_copy(update={"claims": [*named, named[0]]})))
+    assert found["claim_id"].tolist() == named
+    assert found["verdict"].tolist() == [CONTRADICTED, SUPPORTED]
+
+
+def test_a_model_that_no_claim_is_about_fails_none(monkeypatch, tmp_path):
+    """A folder in config/models/ may hold what cannot be read yet; no rule looks at models that it does not name."""
+    models = tmp_path / "models"
+    shutil.copytree(CONFIG / "models", models)
+    shutil.copytree(models / "opt-125m", models / "another")
+    (models / "another/config.json").write_text('{"model_type": "unheard-of"}')
+    (models / "broken").mkdir()
+    (models / "broken/model.yaml").write_text("dtype: none")
+    monkeypatch.setattr(catalog.load_models, "__defaults__", (models,))
+    assert {"another", "broken"} <= set(catalog.load_models())
+    assert len(claims_table(evidence())) == len(PUBLISHED.claims)
 
 
 def finding(text, says=None, bears=True, label=MEASURED, scope="h200", ids=("a",)):
@@ -220,7 +244,9 @@ def test_a_claim_without_evidence_or_rule_is_not_testable(tmp_path, monkeypatch)
 
 
 def call(folder, *options):
-    return main(["--study", str(DEMO), "--tables", str(folder), "--out", str(folder / "claims.parquet"), *options])
+    return main(
+        ["--study", str(STUDY_FILE), "--tables", str(folder), "--out", str(folder / "claims.parquet"), *options]
+    )
 
 
 def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
@@ -245,7 +271,7 @@ def test_the_command_writes_the_table_from_what_tables_there_are(tmp_path):
     found = read_table(tmp_path / "claims.parquet").set_index("claim_id")
     assert found.loc["blocks-linear-in-utilization", "verdict"] == SUPPORTED
     assert found.loc["capacity-of-an-l4", "verdict"] == CONTRADICTED
-    assert set(found["study"]) == {"demo"}
+    assert set(found["study"]) == {"published_claims"}
     assert (tmp_path / "claims.csv").is_file()
 
 
@@ -261,12 +287,13 @@ def test_help_says_what_is_read_and_written_with_an_example(capsys):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for text in (
-        "Give each published claim a verdict: supported, contradicted or not testable here, with evidence.",
+        "Give each published claim that the study names a verdict: supported, contradicted or not testable here, with"
+        " evidence.",
         "the study's YAML file",
         "folder with the study's other tables",
         "claims.yaml and its tables",
         "claims.parquet; claims.csv is written beside it",
-        "example: python -m workflow_scripts.analyse.claims --study config/studies/demo.yaml --tables results/demo/",
+        "example: python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml --tables",
     ):
         assert text in shown
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.unit.analyse.claim_evidence import LLAMA, evidence, findings, judged, republished
 from tests.unit.analyse.synthetic_cells import cell
+from workflow_scripts.analyse.claims_on_devices import facts_of
+from workflow_scripts.analyse.claims_on_engines import SMALL_MODEL
 from workflow_scripts.analyse.evidence import COMPUTED, CONTRADICTED, MEASURED, NOT_TESTABLE, PUBLISHED, SUPPORTED
 from workflow_scripts.analyse.statistics import CHANGES, FLAT, NOT_DECIDED
 
@@ -355,6 +357,6 @@ def test_by_bytes_a_step_for_many_users_reads_little_more():
     assert (f"{slower:.3g}", f"{20 / slower:.3g}") == ("1.8", "11.1")
 
 
-def test_without_a_model_of_that_size_there_is_no_example():
-    assert findings(USERS, evidence(), parameters=136_000_000) == []
-    assert len(findings(USERS, evidence(), parameters=135_700_000)) == 1
+def test_the_example_is_of_a_model_of_the_size_that_the_claim_names():
+    claimed = next(claim for claim in evidence().published.claims if claim.id == USERS).value("parameters")
+    assert facts_of(SMALL_MODEL).parameters == pytest.approx(claimed, rel=0.01)

@@ -1,10 +1,13 @@
 import numpy as np
-import pandas as pd
 import pytest
+import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.predictions import main, predictions_table, published_sweep
-from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.analyse.predictions import main, predictions_table, published_rates
+from workflow_scripts.analyse.tables import TableError, read_table, write_table
+from workflow_scripts.catalog import CONFIG
+from workflow_scripts.published import Published
+from workflow_scripts.study import load_study
 
 
 def plan_of(cells, **columns):
@@ -83,14 +86,28 @@ def test_cells_that_constants_were_fitted_to_are_marked():
     assert rows["fitted"].tolist() == [False, True]
 
 
+def published_sweep(folder, rates):
+    quantities = [{"name": "max_num_seqs", "unit": "sequences", "min": 1, "max": 256}]
+    one = {"source": "lab", "label": "published", "text": "It is so.", "quantities": quantities}
+    sweep = {"id": "one", "table": "sweep.csv", "model": "llama-3.1-8b-instruct"}
+    (folder / "claims.yaml").write_text(yaml.safe_dump([one | sweep, one | {"id": "two"}]))
+    (folder / "sweep.csv").write_text(rates)
+    return Published(folder)
+
+
+def naming(*claims):
+    study = load_study(CONFIG / "studies/what_if.yaml")
+    return study.model_copy(update={"claims": list(claims)})
+
+
 def test_what_was_published_stands_beside_its_cells(tmp_path):
-    path = tmp_path / "sweep.csv"
-    path.write_text("gpu,max_num_seqs,throughput_tok_s\nH200,4,11977\nA100 PCIe,1,5241\n")
-    found = published_sweep(path)
+    published = published_sweep(tmp_path, "gpu,max_num_seqs,throughput_tok_s\nH200,4,11977\nA100 PCIe,1,5241\n")
+    found = published_rates(naming("one"), published)
     assert found["vllm", "llama-3.1-8b-instruct", "a100-pcie-40gb", 1] == 5241
     rows = predictions(cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}), published=found)
     assert np.isnan(rows["published"].iloc[0])
     assert rows["published"].iloc[1] == 11977
+    assert published_rates(naming("two"), published) == published_rates(naming(), published) == {}
 
 
 def test_the_command_writes_the_table(tmp_path):
@@ -135,9 +152,7 @@ def test_what_is_no_plan_is_one_message(tmp_path, capsys):
     assert "absent: not a plan" in capsys.readouterr().err
 
 
-def test_a_published_sweep_that_is_none(tmp_path, capsys):
-    path = tmp_path / "sweep.csv"
-    path.write_text("gpu\nnothing\n")
-    with pytest.raises(Exception, match="no published sweep over max-num-seqs"):
-        published_sweep(path)
-    assert pd.read_csv(path).columns.tolist() == ["gpu"]
+def test_a_published_sweep_that_is_none(tmp_path):
+    published = published_sweep(tmp_path, "gpu\nnothing\n")
+    with pytest.raises(TableError, match=r"sweep\.csv: no published sweep over max-num-seqs: 'max_num_seqs'"):
+        published_rates(naming("one"), published)

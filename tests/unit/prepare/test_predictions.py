@@ -18,12 +18,12 @@ from workflow_scripts.prepare.memory import GIB, EngineSettings
 from workflow_scripts.prepare.predictions import (
     DEFAULT_UTILIZATION,
     TERMS,
-    PublishedError,
     main,
     predict_published,
     predict_study,
     predict_vllm,
 )
+from workflow_scripts.published import Published, PublishedError
 from workflow_scripts.study import Study
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
@@ -256,6 +256,7 @@ def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
 
 # --- published numbers of blocks -------------------------------------------------------------------------------------
 
+BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "improvement-ratio"]
 HEADER = (
     "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,"
     "num_gpu_blocks,kv_cache_tokens,max_concurrency\n"
@@ -263,12 +264,15 @@ HEADER = (
 
 
 def published(tmp_path, text):
+    claim = {"id": "blocks", "source": "lab", "label": "published", "text": "So many.", "table": "kv_blocks_try.csv"}
+    claim["quantities"] = [{"name": "blocks", "unit": "blocks", "value": 100}]
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claim]))
     (tmp_path / "kv_blocks_try.csv").write_text(text)
-    return list(predict_published(tmp_path))
+    return list(predict_published(Published(tmp_path), ["blocks"]))
 
 
 def test_published_blocks_get_the_prediction_of_their_version_beside_them():
-    first, second = predict_published(CONFIG / "published")
+    first, second = predict_published(Published(CONFIG / "published"), BLOCKS)
     assert [r["cell_id"] for r in (first, second)] == [f"published/kv_blocks_l4_opt125m/{i}" for i in (1, 2)]
     assert first["published"] == {
         "gpu": "L4",
@@ -322,12 +326,13 @@ def test_a_published_row_without_blocks_is_passed_over_and_what_it_leaves_out_is
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def write_study(folder: Path, **sweep) -> Path:
+def write_study(folder: Path, claims=(), **sweep) -> Path:
     path = folder / "study.yaml"
     content = {
         "schema_version": 1,
         "name": "try",
         "question": "?",
+        "claims": list(claims),
         "workloads": {"load": FIXED},
         "sweeps": [
             {"name": "only", "gpu": "h200", "engine": "vllm", "model": "opt-125m", "workload": "load"} | sweep,
@@ -339,12 +344,14 @@ def write_study(folder: Path, **sweep) -> Path:
 
 def test_the_command_writes_a_record_a_line(tmp_path):
     out = tmp_path / "prepared" / "capacity.jsonl"
-    assert main(["--study", str(write_study(tmp_path)), "--out", str(out)]) == 0
+    assert main(["--study", str(write_study(tmp_path, BLOCKS)), "--out", str(out)]) == 0
     of_cell, *of_tables = read_jsonl(out)
     assert of_cell["cell_id"] == "h200/vllm/opt-125m/load/default"
     assert [r["published"]["num_blocks"] for r in of_tables] == [8788, 17234]
     assert {"cell_id", *TERMS, "how", "infeasible", "unknown"} < set(of_cell)
     json.dumps(of_cell, allow_nan=False)
+    assert main(["--study", str(write_study(tmp_path)), "--out", str(out)]) == 0
+    assert len(list(read_jsonl(out))) == 1  # no published numbers where the study names no claim
 
 
 @pytest.mark.parametrize("missing", ["--study", "--out"])
@@ -362,9 +369,9 @@ def test_help_says_what_is_read_and_written_with_an_example(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     for text in (
         "Predict KV blocks, tokens and concurrency of every cell of a study; a record a line, each term with how it was"
-        " found. Published numbers of blocks get a prediction too.",
+        " found. Numbers of blocks in published claims that the study names get a prediction too.",
         "a YAML file under config/studies/",
-        "folder with kv_blocks_*.csv",
+        "claims.yaml and its tables",
         "capacity.jsonl to write",
         "example: python -m workflow_scripts.prepare.predictions --study config/studies/demo.yaml --out results/demo/",
     ):
@@ -375,7 +382,8 @@ def test_help_says_what_is_read_and_written_with_an_example(capsys):
     ("change", "options", "message"),
     [
         ({"gpu": "h300"}, [], "'h300' is unknown; allowed:"),
-        ({}, ["--published", "nowhere"], "nowhere: no such folder of published tables"),
+        ({"claims": BLOCKS}, ["--published", "nowhere"], "nowhere/claims.yaml: No such file"),
+        ({"claims": ["none"]}, [], "claims.yaml: no claim 'none'; allowed: throughput-flat-over-max-num-seqs, "),
         ({}, ["--out", "/proc/none/capacity.jsonl"], "/proc/none: No such file or directory"),
     ],
 )

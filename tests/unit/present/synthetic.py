@@ -35,6 +35,7 @@ STUDY = {
     "name": "synthetic",
     "question": f"Are made-up numbers drawn as they are? {SCRIPT}",
     "repeats": 3,
+    "claims": ["improvement-ratio"],
     "workloads": {
         "chat": {
             "kind": "synthetic",

@@ -2,11 +2,13 @@ import itertools
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from tests.unit.present.conftest import Results, arguments
 from tests.unit.present.synthetic import SCRIPT
@@ -132,6 +134,18 @@ def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:
     assert any("Would test it: snakemake --cores all" in text for text in told)
     counted = "Of 3 published claims: 1 supported, 1 contradicted, 1 not testable here."
     assert any(counted in finding for finding in page.text["li"])
+
+
+def test_a_study_that_names_no_claims_has_no_word_of_them(results: Results, tmp_path: Path) -> None:
+    study = yaml.safe_load(results.study.read_text(encoding="utf-8"))
+    del study["claims"]
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(study), encoding="utf-8")
+    assert replace(results, study=other).write_page(tmp_path / "report.html") == 0
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '<section id="recommendations"' in html
+    assert "published claims" not in html
+    assert '<section id="claims"' not in html
 
 
 def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:

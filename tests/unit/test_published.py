@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
-from workflow_scripts.analyse.published import Claim, Published, PublishedError, Quantity
+from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.catalog import CONFIG
+from workflow_scripts.published import Claim, Published, PublishedError, Quantity
 
 REAL = Published(CONFIG / "published")
 CLAIM = {
@@ -75,16 +76,16 @@ def test_a_range_needs_both_ends():
 
 
 def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
-    table = REAL.table(REAL.claim("throughput-flat-over-max-num-seqs"))
+    table = published_table(REAL, REAL.claim("throughput-flat-over-max-num-seqs"))
     assert table.loc[0, ["gpu", "max_num_seqs", "throughput_tok_s"]].tolist() == ["H200", 1, 11939]
     with pytest.raises(PublishedError, match="empty-slots-per-sequence: needs a table"):
-        REAL.table(REAL.claim("empty-slots-per-sequence"))
+        published_table(REAL, REAL.claim("empty-slots-per-sequence"))
     found = read(tmp_path, CLAIM | {"table": "rates.csv"})
     with pytest.raises(PublishedError, match=r"rates.csv: No such file"):
-        found.table(found.claim("one"))
+        published_table(found, found.claim("one"))
     (tmp_path / "rates.csv").write_text("")
     with pytest.raises(PublishedError, match=r"rates.csv: not a CSV table"):
-        found.table(found.claim("one"))
+        published_table(found, found.claim("one"))
 
 
 @pytest.mark.parametrize(

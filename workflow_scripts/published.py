@@ -5,10 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from workflow_scripts.catalog import CONFIG
+
+PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
 
 Given = TypeVar("Given")
@@ -77,13 +79,17 @@ def plain(number: float | None) -> str:
 
 
 class Claim(_Strict):
-    """One claim: who says it (`source`), in our words, with its quantities and the table it was made with."""
+    """One claim: who says it (`source`), in our words, with its quantities and the table it was made with.
+
+    `model`, a name in config/models/, is the one that a table of rates over max-num-seqs was measured with.
+    """
 
     id: str
     source: str
     label: Literal["published"]
     text: str
     table: str | None = None
+    model: str | None = None
     quantities: Annotated[tuple[Quantity, ...], Field(min_length=1)]
 
     def quantity(self, name: str, **at: float) -> Quantity:
@@ -157,20 +163,5 @@ class Published:
         for claim in self.claims:
             if claim.id == claim_id:
                 return claim
-        raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}")
-
-    def table(self, claim: Claim) -> pd.DataFrame:
-        """The table that a claim was made with.
-
-        Raises:
-            PublishedError: the claim names none, or it cannot be read.
-        """
-        if claim.table is None:
-            raise PublishedError(f"{self.folder / CLAIMS}: {claim.id}: needs a table")
-        path = self.folder / claim.table
-        try:
-            return pd.read_csv(path)
-        except OSError as e:
-            raise PublishedError(f"{path}: {e.strerror}") from None
-        except ValueError as e:
-            raise PublishedError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
+        known = ", ".join(claim.id for claim in self.claims)
+        raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {known}")

@@ -1,0 +1,22 @@
+"""The tables that published claims were made with."""
+
+import pandas as pd
+
+from workflow_scripts.published import CLAIMS, Claim, Published, PublishedError
+
+
+def published_table(published: Published, claim: Claim) -> pd.DataFrame:
+    """The table that a claim was made with.
+
+    Raises:
+        PublishedError: the claim names none, or it cannot be read.
+    """
+    if claim.table is None:
+        raise PublishedError(f"{published.folder / CLAIMS}: {claim.id}: needs a table")
+    path = published.folder / claim.table
+    try:
+        return pd.read_csv(path)
+    except OSError as e:
+        raise PublishedError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise PublishedError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
