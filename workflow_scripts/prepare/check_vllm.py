@@ -34,8 +34,16 @@ _QUESTIONS = (
 _OPERATORS = (
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_static_fp8_quant",
+    "fused_qk_norm_rope",
+    "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_static_fp8_quant",
     "rotary_embedding",
     "silu_and_mul",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_quant",
     "static_scaled_fp8_quant",
 )
 _ENVIRONMENT = {
