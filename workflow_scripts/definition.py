@@ -11,6 +11,10 @@ from workflow_scripts.grid import Cell, endpoints_of
 from workflow_scripts.protocol import PROTOCOL_VERSION
 from workflow_scripts.study import Study, as_list
 
+# Raised when other files are prepared for the same definition of a workload.
+# 2: as many warm-up requests as measured ones, of the same lengths.
+PREPARED_REQUESTS_VERSION = 2
+
 
 def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
     """Every model that the study names, draft models too, as it is loaded there, as plain JSON values."""
@@ -73,5 +77,9 @@ def model_key(model: dict[str, Any]) -> str:
 
 def workload_key(definition: dict[str, Any]) -> str:
     """Names the requests of a cell, e.g. `24-1f0c2a9b`: their number, and what they are made from."""
-    made_from = {"workload": definition["workload"], "model": definition["model"]}
+    made_from = {
+        "workload": definition["workload"],
+        "model": definition["model"],
+        "version": PREPARED_REQUESTS_VERSION,
+    }
     return f"{definition['num_prompts']}-{definition_sha256(made_from)[:8]}"

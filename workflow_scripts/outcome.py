@@ -24,6 +24,18 @@ class Repeat(_Record):
     end_monotonic_s: float
 
 
+class WarmUp(_Record):
+    """Passes over requests that do not count: each of them served as many `requests` with `tokens` in all.
+
+    `steady`: the last two passes took equally long, within `warmup.TOLERANCE`.
+    """
+
+    requests: int
+    tokens: int
+    passes_s: list[float]
+    steady: bool
+
+
 class Outcome(_Record):
     """A cell's end, with what was asked for, what took effect, and where it was measured.
 
@@ -40,6 +52,7 @@ class Outcome(_Record):
     definition_sha256: str
     effective: dict[str, Any] = {}
     phases_s: dict[str, float] = {}
+    warmup: WarmUp | None = None
     repeats: list[Repeat] = []
     device: dict[str, Any] = {}
     host_load: dict[str, Any] = {}

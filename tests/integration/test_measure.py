@@ -67,6 +67,9 @@ def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured: Callab
     assert [r.repeat for r in outcome.repeats] == [0, 1]
     assert outcome.effective["block_size"] == 32
     assert outcome.effective["max_num_seqs"] == 4
+    assert outcome.warmup is not None
+    assert outcome.warmup.requests == 4
+    assert 2 <= len(outcome.warmup.passes_s) <= 6
     job = outcome.definition
     requests = list(read_jsonl(raw(measured, "requests.jsonl")))
     assert len(requests) == 2 * job["num_prompts"]

@@ -32,13 +32,14 @@ SECRETS = {
     "OPENAI_API_KEY": "sk-plantedKeyOfAUser0123456789",
     "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
 }
-# Answers as a server does, token by token in the seconds that it is told, as often as it is told; every request after
-# that gets a 500.
+# Answers as a server does, token by token in the seconds that it is told, as many different prompts as it is told;
+# every request with another one gets a 500.
 SMALL_SERVER = """
 import json, os, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 answers, token_s = int(sys.argv[2]), float(sys.argv[3])
+answered_prompts = set()
 one_at_a_time = threading.Lock()
 
 class Handler(BaseHTTPRequestHandler):
@@ -47,11 +48,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self):
-        global answers
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with one_at_a_time:
-            answers -= 1
-            answered = answers >= 0
+            prompt = tuple(asked["prompt"])
+            answered = prompt in answered_prompts or len(answered_prompts) < answers
+            if answered:
+                answered_prompts.add(prompt)
         self.send_response(200 if answered else 500)
         self.end_headers()
         if answered:
@@ -87,7 +89,7 @@ def study(**changes: object) -> dict[str, object]:
                 "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
                 "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
             },
-            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 120},
+            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 40},
         },
         "engine_defaults": {
             "vllm-serve": {
@@ -385,13 +387,13 @@ def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
 def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
     tmp_path: Path, measure: Callable[..., object]
 ) -> None:
-    """Eight requests are to warm up with; then one server breaks at once, and one in mid-load."""
+    """All 16 requests are to warm up with; one server breaks at once, and one in mid-load."""
     file = write(
-        tmp_path, faulty({"broken": command_of(SMALL_SERVER, 0, 0), "breaks": command_of(SMALL_SERVER, 8 + 5, 0)})
+        tmp_path, faulty({"broken": command_of(SMALL_SERVER, 0, 0), "breaks": command_of(SMALL_SERVER, 16 + 5, 0)})
     )
     broken = ended(measure(file, at("broken")), tmp_path, at("broken"))  # type: ignore[arg-type]
     assert broken.outcome == "engine_error"
-    assert "8 of 8 requests to warm up with failed: HTTP 500 Internal Server Error" in str(broken.reason)
+    assert "16 of 16 requests to warm up with failed: HTTP 500 Internal Server Error" in str(broken.reason)
     assert broken.repeats == []
     breaks = ended(measure(file, at("breaks")), tmp_path, at("breaks"))  # type: ignore[arg-type]
     assert breaks.outcome == "engine_error"
@@ -415,7 +417,7 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, m
 def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
     tmp_path: Path, measure: Callable[..., object], cell: str
 ) -> None:
-    file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.5, "worker")}))
+    file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.2, "worker")}))
     command = measure(file, cell)
     leader = server_under_load(tmp_path / "results" / "served" / "cells" / cell / "raw.partial")
     session = os.getsid(leader)
@@ -432,9 +434,9 @@ def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
 def server_under_load(evidence: Path, limit_s: float = 200) -> int:
     """The leader of the server's process group, once the load that counts is on it."""
     deadline = time.monotonic() + limit_s
-    log = evidence / "client.log"
+    log = evidence / "engine.log"
     while time.monotonic() < deadline:
-        if log.exists() and log.read_text(encoding="utf-8").count("Starting main benchmark run") == 2:
+        if log.exists() and "warmed up by " in log.read_text(encoding="utf-8", errors="replace"):
             time.sleep(1)
             for process in psutil.process_iter(["cmdline"]):
                 if "workflow_scripts.measure.trace" in (process.info["cmdline"] or []) and str(evidence) in " ".join(

@@ -7,6 +7,7 @@ Cells of the study that were not run are rows with the outcome `missing`. docs/t
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,6 +130,11 @@ SCHEMA = table_schema(
         "FLASH_ATTN`; null where all that it tells is as the study asks",
     ),
     columns(
+        "effective",
+        TEXT,
+        "all settings that the engine says took effect, a JSON object; true and false are 1 and 0",
+    ),
+    columns(
         "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
         NUMBER,
         "memory terms that the engine printed",
@@ -187,6 +193,8 @@ SCHEMA = table_schema(
         "CPU taken by the hypervisor, and by other processes, in per cent of all cores",
     ),
     columns("start_s warmup_s measure_s", NUMBER, "time the harness spent in the cell's phases"),
+    columns("warmup_requests warmup_passes", INTEGER, "requests in a pass of the warm-up, and passes"),
+    columns("warmup_steady", FLAG, "whether the last two passes took equally long, within 5 %"),
     columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
     columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
     columns("source", TEXT, "`measured`, `measured elsewhere` for reference data, or `simulated` for a pretended GPU"),
@@ -215,6 +223,9 @@ _CELL_FACTS = {
     "cpu_others_pct": ["host_load.cpu_others_pct"],
     "start_s": ["phase_s.start"],
     "warmup_s": ["phase_s.warmup"],
+    "warmup_requests": ["warmup.requests"],
+    "warmup_passes": ["warmup.passes"],
+    "warmup_steady": ["warmup.steady"],
     "measure_s": ["phase_s.measure"],
     "host": ["provenance.host"],
     "device_name": ["device.name"],
@@ -303,6 +314,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     of_cell, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
     cell = _chosen(of_cell, _CELL_FACTS)
     told = of_cell.assign(**{"effective.attention_backend": cell["attention_backend"]})
+    cell["effective"] = _as_json(told)
     cell["not_as_asked"] = not_as_asked(grid.loc[cell.index], told).where(cell["outcome"] == "ok")
     # A cell that did not end ok has no measured values: what an earlier repeat gave is evidence, not a result.
     ok = cell.index[cell["outcome"] == "ok"]
@@ -325,6 +337,16 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     for name in ("running_peak", "running_mean"):
         repeat[name] = repeat[name].fillna(told[name])
     return _derived(cell.reset_index().merge(repeat.reset_index(), on="cell_id", how="left"))
+
+
+def _as_json(told: pd.DataFrame) -> pd.Series:
+    """All settings that an engine says took effect, as one text a cell; null where it says nothing."""
+    names = {name: name.removeprefix("effective.") for name in map(str, told) if name.startswith("effective.")}
+    known = [
+        {names[str(column)]: value for column, value in sorted(settings.items()) if pd.notna(value)}
+        for settings in told[list(names)].to_dict("records")
+    ]
+    return pd.Series([json.dumps(s) if s else None for s in known], index=told.index, dtype="string")
 
 
 def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:

@@ -87,7 +87,7 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests that do not count, all at once."""
+        """Serve requests that do not count, all at once: a server too, but for a limit of its users."""
         ...
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:

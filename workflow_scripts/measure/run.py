@@ -27,10 +27,11 @@ from workflow_scripts.command import run_command
 from workflow_scripts.device import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.host_load import HostLoad
-from workflow_scripts.knobs import ENGINES
+from workflow_scripts.knobs import ENGINES, Knobs
 from workflow_scripts.measure.engines import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.trace import sampled
+from workflow_scripts.warmup import chosen, is_steady, most_passes, pass_size
 
 SEED = 0
 
@@ -132,7 +133,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         return
     try:
         with measured.phase("warmup"):
-            engine.warm_up(warmup)
+            _warm_up(engine, warmup, job.definition, measured.record)
         engine.take_steps()
         with measured.phase("measure"), HostLoad() as load:
             for repeat in range(job.definition["repeats"]):
@@ -153,6 +154,34 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
     except Exception:
         # What was measured stays so; what is left of the engine ends with this process group.
         traceback.print_exc()
+
+
+def _warm_up(
+    engine: Engine, requests: Sequence[Request], definition: Mapping[str, Any], record: dict[str, Any]
+) -> None:
+    """Serve requests that do not count until two passes in a row take equally long, or there were enough of them."""
+    knobs = ENGINES[definition["engine"]].model_validate(definition["knobs"])
+    count = pass_size(len(requests), _concurrency(knobs, record["effective"]))
+    some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
+    passes_s: list[float] = []
+    while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, definition["repeats"]):
+        engine.reset()
+        began_s = time.monotonic()
+        engine.warm_up(some)
+        passes_s.append(time.monotonic() - began_s)
+    record["warmup"] = {
+        "requests": count,
+        "tokens": sum(len(r.prompt_token_ids) + r.output_tokens for r in some),
+        "passes_s": passes_s,
+        "steady": is_steady(passes_s),
+    }
+    print(f"warmed up by {len(passes_s)} passes of {count} requests", flush=True)
+
+
+def _concurrency(knobs: Knobs, effective: Mapping[str, Any]) -> int:
+    """Most requests that may run at once, as the engine says where it does: a study may leave that to it."""
+    allowed = int(effective.get("max_num_seqs", knobs.max_concurrency))
+    return min(allowed, getattr(knobs, "users", None) or allowed)
 
 
 def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, log: Path) -> None:

@@ -148,6 +148,10 @@ def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
     for group, values in groups.items():
         for name, value in values.items():
             rows.add(f"{group}.{name}", value, source)
+    if outcome.warmup is not None:
+        rows.add("warmup.requests", outcome.warmup.requests, source)
+        rows.add("warmup.passes", len(outcome.warmup.passes_s), source)
+        rows.add("warmup.steady", outcome.warmup.steady, source)
     for repeat in outcome.repeats:
         rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, source, repeat.repeat)
         rows.add("start_unix_s", repeat.start_unix_s, source, repeat.repeat)

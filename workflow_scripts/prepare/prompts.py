@@ -1,13 +1,11 @@
 """Prompts of a file, one a line: plain text, or JSON Lines with an output length of their own if they have one."""
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from workflow_scripts.prepare.random_prompts import generators
 from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
 from workflow_scripts.prepare.source_file import checked_file
 from workflow_scripts.prepare.tokenizer import Vocabulary
@@ -32,16 +30,6 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
     lines = list(read_prompts(path))
     requests = (Request(vocabulary.encode(line.prompt), line.output_tokens or spec.output_tokens) for line in lines)
     return RequestStream("prompts", requests, {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)})
-
-
-def as_long_as_prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests of random tokens, as long as those of the file and over again: to warm up with, as no text is spare."""
-    stream = prompts(spec, vocabulary, seed)
-    requests = (
-        Request(vocabulary.random_ids(rng, len(like.prompt_token_ids)), like.output_tokens)
-        for like, rng in zip(itertools.cycle(stream.requests), generators(seed), strict=False)
-    )
-    return RequestStream("fixed", requests, stream.details)
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:

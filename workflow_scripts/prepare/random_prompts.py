@@ -1,7 +1,7 @@
 """Workloads of random tokens: each request depends on the seed and its own index alone."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -53,6 +53,12 @@ def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Requ
         return Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
 
     return RequestStream(spec.kind, itertools.starmap(request, enumerate(generators(seed))))
+
+
+def as_long_as(requests: Sequence[Request], vocabulary: Vocabulary, seed: int) -> Iterator[Request]:
+    """Requests of the same lengths in the same order, over and over, with prompts of random tokens."""
+    for like, rng in zip(itertools.cycle(requests), generators(seed), strict=False):
+        yield Request(vocabulary.random_ids(rng, len(like.prompt_token_ids)), like.output_tokens)
 
 
 def generators(seed: int) -> Iterator[np.random.Generator]:

@@ -48,7 +48,7 @@ def _stand_in(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Requ
     return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
 
 
-@lru_cache(maxsize=1)  # the workload and its warm-up read one file of 0.7 GB
+@lru_cache(maxsize=1)  # for each model and number of requests: a file of 0.7 GB
 def _first_turns(path: Path) -> tuple[tuple[str, str], ...]:
     """First two turns of every conversation that has as many."""
     try:

@@ -22,6 +22,7 @@ from workflow_scripts.prepare.scheduler import make_schedule
 from workflow_scripts.prepare.static_batches import CacheKind, static_schedule, static_work
 from workflow_scripts.prepare.timing import Timed, lay, step_work
 from workflow_scripts.step_time import StepConstants, StepWork, segment_times_s
+from workflow_scripts.warmup import USUAL_PASSES, pass_size
 
 Record = dict[str, Any]
 
@@ -40,7 +41,6 @@ MOST_REPEATS = 100
 # A time limit is so many times what a cell takes at the slow end of its band.
 LIMIT_MARGIN = 2.0
 
-WARMUP_REQUESTS = 8
 # What keeps more sequences from running at once, in the words of the measured cells' analysis.
 PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
 
@@ -258,12 +258,9 @@ def _prompts_to_fill(counts: Record, task: Task) -> int | None:
 
 def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
     """Seconds of the whole cell, and how many repeats the study's margin needs."""
-    first = min(WARMUP_REQUESTS, len(task.requests))
-    warm_up = RequestLengths(task.requests.prompt_tokens[:first], task.requests.output_tokens[:first])
-    batch = replace(task, requests=warm_up)
-    warmup_schedule = schedule_for(cell, batch, [])
-    work = work_of(warmup_schedule, cell, batch)
-    warmup_s = lay(warmup_schedule, work, speed.constants, warm_up).wall_s
+    requests = len(task.requests)
+    at_once = task.batch_size or (task.settings.max_num_seqs if task.settings else requests)
+    warmup_s = USUAL_PASSES * pass_size(requests, at_once) / requests * timed.wall_s
     start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
     if cell.kind != "cpu":
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S

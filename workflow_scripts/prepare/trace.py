@@ -45,7 +45,7 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStre
     return RequestStream("trace", requests, details)
 
 
-@lru_cache(maxsize=1)  # the workload and its warm-up read one file of millions of rows
+@lru_cache(maxsize=1)  # for each model and number of requests: a file of millions of rows
 def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.DataFrame, str]:
     """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
 

@@ -21,14 +21,14 @@ from workflow_scripts.command import run_command
 from workflow_scripts.files import write_json, write_jsonl
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts
-from workflow_scripts.prepare.prompts import as_long_as_prompts, prompts
-from workflow_scripts.prepare.random_prompts import fixed, sharing, synthetic
+from workflow_scripts.prepare.prompts import prompts
+from workflow_scripts.prepare.random_prompts import as_long_as, fixed, sharing, synthetic
 from workflow_scripts.prepare.request import Request, RequestStream, WorkloadError
 from workflow_scripts.prepare.sharegpt import sharegpt
 from workflow_scripts.prepare.tokenizer import TokenizerError, Vocabulary, load_vocabulary
 from workflow_scripts.prepare.trace import trace
 from workflow_scripts.study import Study, StudyError, load_study
-from workflow_scripts.workloads import Workload
+from workflow_scripts.workloads import SharedTextWorkload, Workload
 
 Generator = Callable[[Any, Vocabulary, int], RequestStream]
 # Each makes the stream of requests for (specification, vocabulary, seed); the first requests of a stream must not
@@ -44,9 +44,7 @@ GENERATORS: dict[str, Generator] = {
     "trace": trace,
     "prompts": prompts,
 }
-WARMUP_GENERATORS: dict[str, Generator] = GENERATORS | {"prompts": as_long_as_prompts}
 
-WARMUP_REQUESTS = 8
 # Added to a workload's seed. NumPy reads seeds as words of 32 bits and fills up with zeros to four of them, so that
 # [seed + 2**32, x] and [seed, 1, x] are one seed; with a fifth word this seed meets none of a workload's own.
 WARMUP_SEED = 1 << 96
@@ -92,21 +90,25 @@ def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> Reques
 
 
 def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
-    """Requests of the same kind from another seed that leave nothing in a prefix cache for `requests` to hit.
+    """As many requests of the same lengths that leave nothing in a prefix cache for `requests` to hit.
+
+    Where prompts share text, these share other text alike; else they are random tokens, for no text of a file is spare.
 
     Raises:
-        WorkloadError: there are too few other prompts of this kind.
+        WorkloadError: there are too few other prompts of these lengths.
     """
     taken = {_start(request) for request in requests}
-    others = WARMUP_GENERATORS[spec.kind](spec, vocabulary, spec.seed + WARMUP_SEED)
-    candidates = itertools.islice(
-        _short_enough(others, spec.max_total_tokens).requests, len(requests) + WARMUP_ATTEMPTS
-    )
-    warmup = list(itertools.islice((c for c in candidates if _start(c) not in taken), WARMUP_REQUESTS))
-    if len(warmup) < WARMUP_REQUESTS:
+    seed = spec.seed + WARMUP_SEED
+    if isinstance(spec, SharedTextWorkload):
+        others = sharing(spec, vocabulary, seed).requests
+    else:
+        others = as_long_as(requests, vocabulary, seed)
+    candidates = itertools.islice(others, len(requests) + WARMUP_ATTEMPTS)
+    warmup = list(itertools.islice((c for c in candidates if _start(c) not in taken), len(requests)))
+    if len(warmup) < len(requests):
         raise WorkloadError(
-            f"{WARMUP_REQUESTS} warm-up requests are needed whose prompts are none of the workload's own; "
-            f"there are {len(warmup)}: use fewer requests, longer prompts or a larger source"
+            f"{len(requests)} warm-up requests are needed whose prompts are none of the workload's own; "
+            f"there are {len(warmup)}: use fewer requests or longer prompts"
         )
     return warmup
 

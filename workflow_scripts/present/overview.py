@@ -25,9 +25,12 @@ from workflow_scripts.present.blocks import (
 from workflow_scripts.present.report import MOST_ROWS, Report
 from workflow_scripts.present.style import OUTCOMES
 from workflow_scripts.present.tables import MissingError, records
+from workflow_scripts.warmup import TOLERANCE
 from workflow_scripts.workloads import LengthDistribution
 
 NOISY_PCT = 5.0
+# Cells in a sentence; a table holds all.
+MOST_NAMED = 3
 
 
 def counts(report: Report) -> Iterator[Block]:
@@ -308,6 +311,22 @@ def load_warning(report: Report) -> Iterator[Block]:
         )
         finding = Finding("loaded host", sentence, "bad")
     yield Findings([finding])
+
+
+def unsteady_cells(report: Report) -> Iterator[Block]:
+    """Cells that were timed before two passes of their warm-up had taken equally long."""
+    report.tables.need("cells", "warmup_steady")
+    cells = report.tables.cells.drop_duplicates("cell_id")
+    cells = cells[cells["warmup_steady"].notna()]
+    unsteady = cells[~cells["warmup_steady"].astype(bool)]
+    if len(unsteady):
+        some = ", ".join(unsteady["cell_id"].head(MOST_NAMED)) + (", ..." if len(unsteady) > MOST_NAMED else "")
+        sentence = (
+            f"In {len(unsteady)} of {len(cells)} measured cells the last two passes of the warm-up differed by more "
+            f"than {100 * TOLERANCE:g} %: their first repeats may be slower than the rest, and intervals are wide. They "
+            f"are {some}; warmup_steady in the table cells names all."
+        )
+        yield Findings([Finding("not steady", sentence, "bad")])
 
 
 def loaded_cells(report: Report) -> Iterator[Block]:

@@ -33,6 +33,7 @@ _EFFECTS = {
     "baseline": "Slowest",
     "ratio": "Ratio (95 % interval)",
     "verdict": "Verdict",
+    "moved_with_it": "Moved with it",
     "repeats_needed": "Repeats to decide",
     "bound_by": "Bound by",
 }
@@ -106,6 +107,7 @@ SECTIONS: Sequence[Section] = (
             overview.remote_code,
             overview.load_warning,
             overview.slowed_gpus,
+            overview.unsteady_cells,
             overview.unsuccessful,
             serving.sustained,
             findings.speculation,

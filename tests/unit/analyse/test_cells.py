@@ -1,5 +1,6 @@
 """The cells table by hand: which fact becomes which column, what is derived, and which rows there are."""
 
+import json
 import re
 
 import pandas as pd
@@ -61,6 +62,9 @@ NUMBERS = {
     "host_load.cpu_others_pct": ("cpu_others_pct", 0.5),
     "phase_s.start": ("start_s", 40.0),
     "phase_s.warmup": ("warmup_s", 2.0),
+    "warmup.requests": ("warmup_requests", 8),
+    "warmup.passes": ("warmup_passes", 3),
+    "warmup.steady": ("warmup_steady", True),
     "phase_s.measure": ("measure_s", 10.0),
     "protocol": ("protocol", 3.0),
 }
@@ -158,6 +162,14 @@ def test_each_fact_is_in_its_column(tmp_path):
     assert {column: row[column] for column in expected} == expected
     assert (row["repeat"], row["wall_s"]) == (0, 4.0)
     assert row["started_at"] == "2023-11-14T22:13:20Z"
+
+
+def test_all_that_took_effect_is_kept_as_one_text(tmp_path):
+    table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
+    settings = {"attention_backend": "CPU_ATTN", "block_size": 32, "max_num_seqs": 4, "max_num_batched_tokens": 2048}
+    told = json.loads(row_of(table, FOUR)["effective"])
+    assert told == settings | {"max_model_len": 512, "num_gpu_blocks": 100}
+    assert pd.isna(row_of(table, EIGHT)["effective"])
 
 
 def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(tmp_path):

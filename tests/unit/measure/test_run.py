@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,5 +61,69 @@ def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(
     record = read_json(evidence / "measured.json")
     assert record["outcome"] == "ok"
     assert len(record["repeats"]) == 1
+    assert record["warmup"]["requests"] == 1
     assert "stop" in record["phases_s"]
     assert "RuntimeError: a worker does not answer" in capsys.readouterr().err
+
+
+class Timed(Engine):
+    """Takes as long for each pass of its warm-up as it is told, and notes what it serves."""
+
+    def __init__(self, passes_s: Sequence[float]) -> None:
+        self.left_s = list(passes_s)
+        self.now_s = 0.0
+        self.served: list[list[str]] = []
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        self.now_s += self.left_s.pop(0)
+        self.served.append([request.request_id for request in requests])
+
+
+def warmed_up(
+    monkeypatch: pytest.MonkeyPatch, passes_s: Sequence[float], knobs: dict[str, Any], **definition: Any
+) -> tuple[Timed, dict[str, Any]]:
+    engine, record = Timed(passes_s), {"effective": definition.pop("effective", {})}
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
+    requests = [Request(str(i), [1] * (i + 1), 2) for i in range(32)]
+    run._warm_up(engine, requests, {"engine": "vllm", "repeats": 3, "knobs": knobs, **definition}, record)
+    return engine, record["warmup"]
+
+
+def test_warm_up_goes_on_until_two_passes_take_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, record = warmed_up(monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
+    assert record["passes_s"] == pytest.approx([9, 4.3, 4, 4.1])
+    assert (record["requests"], record["steady"]) == (8, True)
+    assert record["tokens"] == sum(range(4, 33, 4)) + 8 * 2
+    assert engine.resets == 4  # else the second pass would find the first one's prompts in a cache
+    assert len({tuple(ids) for ids in engine.served}) == 1
+    assert engine.served[0][-1] == "31"  # the longest prompt
+
+
+def test_warm_up_ends_without_a_steady_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = [2.0**i for i in range(20)]
+    assert len(warmed_up(monkeypatch, slower, {"max_num_seqs": 4})[1]["passes_s"]) == 6
+    # Of all requests no more passes than it takes to see that two agree.
+    of_all = warmed_up(monkeypatch, slower, {"max_num_seqs": 32})[1]
+    assert (of_all["requests"], len(of_all["passes_s"]), of_all["steady"]) == (32, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "knobs", "effective", "requests"),
+    [
+        ("vllm", {"max_num_seqs": 1}, {"max_num_seqs": 1}, 4),
+        ("vllm", {}, {"max_num_seqs": 24}, 24),
+        ("vllm", {}, {}, 32),
+        ("vllm-serve", {"max_num_seqs": 24, "users": 6}, {"max_num_seqs": 24}, 6),
+        ("openai", {"endpoint": "any", "users": 9}, {}, 9),
+        ("hf-static", {"batch_size": 8}, {}, 8),
+    ],
+)
+def test_as_many_requests_warm_up_as_may_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, engine: str, knobs: dict[str, Any], effective: dict[str, Any], requests: int
+) -> None:
+    record = warmed_up(monkeypatch, [1.0, 1.0], knobs, engine=engine, effective=effective)[1]
+    assert (record["requests"], record["steady"]) == (requests, True)

@@ -35,7 +35,7 @@ def test_a_cell_by_hand(tmp_path):
     workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
     record = one(tmp_path, tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert set(record) == set(FIELDS)
-    assert (record["steps"], record["wall_s"], record["warmup_s"]) == (4, 4, 4)
+    assert (record["steps"], record["wall_s"], record["warmup_s"]) == (4, 4, 12)
     assert record["output_tokens_per_s"] == 1
     assert record["total_tokens_per_s"] == 2.5
     assert (record["ttft_s_p50"], record["tpot_s_p50"]) == (2, 1)
@@ -43,7 +43,7 @@ def test_a_cell_by_hand(tmp_path):
     assert (record["wall_s_low"], record["wall_s_high"]) == (3.2, 5)
     assert record["overhead_share"] == pytest.approx(1)
     assert (record["speed_source"], record["error_pct"], record["source"]) == ("calibrated", 25, "predicted")
-    assert record["cell_s"] == record["start_s"] + 4 + 3 * 4 + record["stop_s"]
+    assert record["cell_s"] == record["start_s"] + 3 * 4 + 3 * 4 + record["stop_s"]
     assert record["repeats_needed"] == 4
     # A job asks for twice the slow end of the band.
     assert record["limit_s"] == 2 * 1.25 * record["cell_s"]

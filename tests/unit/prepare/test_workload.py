@@ -52,7 +52,7 @@ def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path
     made = tmp_path / "made"
     requests, warmup = (list(read_jsonl(made / name)) for name in ("workload.jsonl", "warmup.jsonl"))
     assert [r["request_id"] for r in requests] == ["0", "1", "2", "3", "4", "5"]
-    assert [r["request_id"] for r in warmup] == [f"warmup-{i}" for i in range(8)]
+    assert [r["request_id"] for r in warmup] == [f"warmup-{i}" for i in range(6)]
     for request in requests + warmup:
         assert set(request) == {"request_id", "prompt_token_ids", "output_tokens", "arrival_s"}
         assert request["arrival_s"] == 0.0
@@ -61,7 +61,7 @@ def test_requests_warmup_and_manifest_are_written(prepare, write_study, tmp_path
     manifest = read_json(made / "workload.json")
     assert manifest["workload"] == "load"
     assert manifest["kind"] == "synthetic"
-    assert (manifest["num_requests"], manifest["num_warmup_requests"]) == (6, 8)
+    assert (manifest["num_requests"], manifest["num_warmup_requests"]) == (6, 6)
     assert manifest["requests_with_prefix"] == 0
     assert manifest["specification"]["prompt_tokens"]["median"] == 20
     prompt_tokens = [len(r["prompt_token_ids"]) for r in requests]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from workflow_scripts.files import sha256_of
 from workflow_scripts.prepare.request import WorkloadError
 from workflow_scripts.prepare.tokenizer import Vocabulary
-from workflow_scripts.prepare.workload import WARMUP_REQUESTS, make_requests, make_warmup
+from workflow_scripts.prepare.workload import make_requests, make_warmup
 from workflow_scripts.workloads import PromptsWorkload
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "prompts"
@@ -49,8 +49,9 @@ def test_warmup_is_as_long_and_no_text_of_the_file():
     spec = prompts(FOLDER / "questions.jsonl")
     requests, _ = make_requests(spec, VOCABULARY, 3)
     warmup = make_warmup(spec, VOCABULARY, requests)
-    assert len(warmup) == WARMUP_REQUESTS
-    assert [r.total_tokens for r in warmup[:6]] == [r.total_tokens for r in requests] * 2
+    assert [(len(r.prompt_token_ids), r.output_tokens) for r in warmup] == [
+        (len(r.prompt_token_ids), r.output_tokens) for r in requests
+    ]
     assert all(set(r.prompt_token_ids) <= set(range(300, 3000)) for r in warmup)
 
 

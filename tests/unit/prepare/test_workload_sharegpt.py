@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from workflow_scripts.files import sha256_of
 from workflow_scripts.prepare.request import WorkloadError
 from workflow_scripts.prepare.tokenizer import load_vocabulary
-from workflow_scripts.prepare.workload import GENERATORS, WARMUP_REQUESTS, make_requests, make_warmup
+from workflow_scripts.prepare.workload import GENERATORS, make_requests, make_warmup
 from workflow_scripts.workloads import LengthDistribution, ShareGptWorkload, SyntheticWorkload
 
 CONVERSATIONS = Path(__file__).parents[2] / "fixtures" / "sharegpt" / "conversations.json"
@@ -97,20 +97,17 @@ def test_whatever_was_said_the_filter_holds_and_counts_add_up(vocabulary, tmp_pa
     assert again == requests
 
 
-def test_warmup_takes_other_conversations(vocabulary):
-    requests, _ = make_requests(sharegpt(), vocabulary, 6)
+def test_warmup_is_as_long_as_the_conversations_and_takes_none(vocabulary):
+    requests, _ = make_requests(sharegpt(), vocabulary, 15)
     warmup = make_warmup(sharegpt(), vocabulary, requests)
     prompts = [tuple(r.prompt_token_ids[:16]) for r in [*requests, *warmup]]
-    assert len(warmup) == WARMUP_REQUESTS
-    assert set(prompts[:6]).isdisjoint(prompts[6:])
+    assert [r.total_tokens for r in warmup] == [r.total_tokens for r in requests]
+    assert set(prompts[:15]).isdisjoint(prompts[15:])
 
 
 def test_too_small_a_file_is_refused(vocabulary):
     with pytest.raises(WorkloadError, match=r"99 requests are needed, .*conversations.json gives 15"):
         make_requests(sharegpt(), vocabulary, 99)
-    requests, _ = make_requests(sharegpt(), vocabulary, 12)
-    with pytest.raises(WorkloadError, match="8 warm-up requests are needed"):
-        make_warmup(sharegpt(), vocabulary, requests)
 
 
 def test_another_file_than_the_study_means_is_refused(vocabulary, tmp_path):

@@ -134,6 +134,7 @@ def cells_table(study: Study) -> pd.DataFrame:
             "engine_version": "0.32.0",
             "attention_backend": "FLASH_ATTN",
             "not_as_asked": "max_model_len 2048, not 4096" if cell.gpu == "h200" else None,
+            "warmup_steady": cell.gpu != "l40s",
             "protocol": "1",
             "lock_sha256": ("a" if cell.gpu == "h200" else "b") * 64,
         }

@@ -155,6 +155,13 @@ def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:
     assert "h200/vllm/" not in named
 
 
+def test_cells_that_were_not_steady_after_their_warm_up_are_named(page: Page) -> None:
+    told = next(finding for finding in page.text["li"] if "not steady" in finding)
+    assert "measured cells the last two passes of the warm-up differed by more than 5 %" in told
+    assert "l40s/vllm/" in told
+    assert "h200/" not in told
+
+
 def test_cells_are_told_by_device_host_and_lock(page: Page) -> None:
     table = next(table for table in page.text["figure"] if "Cells by where they were measured" in table)
     for gpu, lock in (("h200", "a"), ("l40s", "b")):

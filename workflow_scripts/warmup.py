@@ -1,0 +1,51 @@
+"""How a cell is warmed up: passes over requests that do not count, until two in a row take equally long.
+
+A pass serves as many requests as may run at once, so that whatever first happens at that many (memory that grows,
+kernels that are compiled or chosen) happens before anything is timed.
+"""
+
+from collections.abc import Sequence
+
+LEAST_REQUESTS = 4
+MOST_PASSES = 6
+# The first does everything for the first time; two more show whether that was all. A plan expects as many.
+USUAL_PASSES = 3
+# Two passes in a row that differ by no more are as fast as each other.
+TOLERANCE = 0.05
+
+
+def pass_size(requests: int, concurrency: int) -> int:
+    """Requests in a pass, of a workload of `requests` of which `concurrency` may run at once.
+
+    >>> [pass_size(512, concurrency) for concurrency in (1, 16, 256, 1024)]
+    [4, 16, 256, 512]
+    """
+    return min(requests, max(LEAST_REQUESTS, concurrency))
+
+
+def most_passes(requests: int, in_a_pass: int, repeats: int) -> int:
+    """Most passes of a cell: together they serve at most half as many requests as are measured, unless three do.
+
+    >>> [most_passes(512, in_a_pass, repeats=3) for in_a_pass in (64, 192, 256, 512)]
+    [6, 4, 3, 3]
+    """
+    return max(USUAL_PASSES, min(MOST_PASSES, repeats * requests // (2 * in_a_pass)))
+
+
+def chosen(prompt_tokens: Sequence[int], count: int) -> list[int]:
+    """Which `count` requests make a pass: evenly over the lengths of their prompts, with the longest, in their order.
+
+    >>> chosen([10, 90, 30, 20, 80, 50], 3)
+    [1, 3, 5]
+    """
+    longest_first = sorted(range(len(prompt_tokens)), key=lambda i: -prompt_tokens[i])
+    return sorted(longest_first[place * len(prompt_tokens) // count] for place in range(count))
+
+
+def is_steady(passes_s: Sequence[float]) -> bool:
+    """Whether the last two passes, which serve the same requests, took equally long.
+
+    >>> is_steady([9.0]), is_steady([9.0, 4.2]), is_steady([9.0, 4.2, 4.0])
+    (False, False, True)
+    """
+    return len(passes_s) > 1 and abs(passes_s[-1] / passes_s[-2] - 1) <= TOLERANCE
