@@ -7,6 +7,7 @@ Cells are compared that differ in one knob alone, or in the model. docs/tables.m
 docs/statistics.md the tests.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
@@ -86,6 +87,13 @@ SCHEMA = table_schema(
         "it shows nothing",
     ),
     columns(
+        "moved_with_it",
+        TEXT,
+        "settings other than the knob that took other values in these cells, from `baseline` to `value` (`overall`: in "
+        "the order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: the verdict is not on the knob alone. Null "
+        "where there are none, or a cell does not tell its settings",
+    ),
+    columns(
         "bound_by",
         TEXT,
         "what kept more sequences from running at once, at `value` (`overall`: at any value, comma-separated): "
@@ -99,7 +107,11 @@ SCHEMA = table_schema(
         "of that name (`page_size` and `max_batch_tokens` for continuous batching on HuggingFace); "
         "`kv_cache_tokens` for `gpu_memory_utilization`, `cpu_kv_cache_gib` and `kv_cache_dtype`; "
         "`num_gpu_blocks` for `num_blocks`; `prefix_cache_hits` for `enable_prefix_caching`; `draft_tokens` for "
-        "`num_speculative_tokens`; `attention_backend`."
+        "`num_speculative_tokens`; `attention_backend`.\n\n"
+        "An engine chooses what a study leaves out, and may choose by the knob that is compared: vLLM's default for "
+        "`max_num_batched_tokens` depends on `max_num_seqs`. `moved_with_it` compares all that took effect "
+        "(`effective` of the cells table) but the knob itself and what follows from it by arithmetic, such as the "
+        "number of KV blocks. To compare the knob alone, set what moved in the study."
     ),
 )
 
@@ -132,7 +144,20 @@ _AS_ASKED = {
     "num_gpu_blocks",
     "attention_backend",
 }
+# Settings that are the knob's own under another name, or that it stands for.
+_SAME_AS = {
+    "page_size": {"block_size"},
+    "max_batch_tokens": {"max_num_batched_tokens"},
+    "speculative_model": {"speculative_method", "num_speculative_tokens"},
+    "num_speculative_tokens": {"speculative_method"},
+    "quantization": {"dtype"},
+    "endpoint": {"prompts", "ignores_eos"},
+    "model": {"dtype", "quantization"},
+}
+# Settings that follow from many others and have a column or a table of their own.
+_FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 _OBSERVED = BOUND_BY_NEEDS | {
+    "effective": "first",
     "block_size_effective": "first",
     "max_num_batched_tokens_effective": "first",
     "max_model_len_effective": "first",
@@ -176,6 +201,7 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
     ).sort_values("group", kind="stable")
     cells = records(rows)
     values = _by_group(rows, "value")
+    told = _by_group(rows, "effective")
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
         row: Record = {name: a[name] for name in (*_PLACE, "cell_id", "repeats")}
@@ -189,7 +215,26 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
             "baseline_repeats": b["repeats"],
             "margin_pct": margin_pct,
         }
+        several = told[effect["group"]] if effect["comparison"] == OVERALL else [b["effective"], a["effective"]]
+        row["moved_with_it"] = _moved(several, {knob, *_SAME_AS.get(knob, ())} | _FOLLOWS)
         yield row | {"explanation": _explanation(row, a, b, seen_in)}
+
+
+def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
+    """Settings beside those left out that differ between cells, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
+
+    `told`: all that took effect in each cell, as the cells table has it. What one of them does not tell is passed over.
+    """
+    settings = [json.loads(text) for text in told if pd.notna(text)]
+    if len(settings) < len(told):
+        return None
+    known = sorted(set.intersection(*map(set, settings)) - left_out)
+    moved = {name: list(dict.fromkeys(_setting_text(cell[name]) for cell in settings)) for name in known}
+    return "; ".join(f"{name} {' -> '.join(texts)}" for name, texts in moved.items() if len(texts) > 1) or None
+
+
+def _setting_text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.10g}"
 
 
 def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
@@ -309,6 +354,7 @@ def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:
     sentences = [
         f"{observed}, {_verdict_text(row)}.",
         _effect_text(row, a, b, seen_in),
+        _moved_text(row),
         _bound_text(row, a),
         _work_text(row, a, b),
     ]
@@ -343,6 +389,12 @@ def _effect_text(row: Record, a: Record, b: Record, seen_in: str) -> str:
     if row["took_effect"]:
         return f"It took effect: {seen_in} was {seen}{asked}, against {before}."
     return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."
+
+
+def _moved_text(row: Record) -> str:
+    if row["moved_with_it"] is None:
+        return ""
+    return f"Not {row['knob']} alone: the engine moved other settings with it ({row['moved_with_it']})."
 
 
 def _bound_text(row: Record, a: Record) -> str:

@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -484,3 +485,42 @@ def test_a_bad_input_ends_the_command_with_one_message(tmp_path, capsys):
     assert main(["--study", str(tmp_path / "no.yaml"), "--cells", str(cells), "--out", str(out)]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'no.yaml'}: there is no such study file\n"
     assert not out.exists()
+
+
+# --- what the engine moved with the knob
+
+
+def of_settings(seqs, **settings):
+    return cell({"max_num_seqs": seqs}, around(100 + seqs), effective=json.dumps({"max_num_seqs": seqs, **settings}))
+
+
+def test_a_default_that_moves_with_a_knob_is_told_beside_the_verdict():
+    cells = [
+        of_settings(seqs, max_num_batched_tokens=tokens, num_gpu_blocks=100 - seqs, max_model_len=512)
+        for seqs, tokens in ((1, 512.0), (8, 4096.0), (16, 4096.0))
+    ]
+    found = effects(*cells)
+    assert found[["comparison", "value", "moved_with_it"]].values.tolist() == [
+        ["pair", "8", "max_num_batched_tokens 512 -> 4,096"],
+        ["pair", "16", "max_num_batched_tokens 512 -> 4,096"],
+        ["overall", "16", "max_num_batched_tokens 512 -> 4,096"],
+    ]
+    words = "Not max_num_seqs alone: the engine moved other settings with it (max_num_batched_tokens 512 -> 4,096)."
+    assert all(words in explanation for explanation in found["explanation"])
+
+
+def test_what_the_study_asks_for_and_what_only_one_cell_tells_did_not_move():
+    same = {"attention_backend": "CPU_ATTN", "max_num_batched_tokens": 512}
+    found = effects(of_settings(1, **same), of_settings(8, **same, dtype="float32"))
+    assert found["moved_with_it"].isna().all()
+    assert not found["explanation"].str.contains("alone").any()
+    assert effects(of_settings(1, **same), cell({"max_num_seqs": 8}, around(100)))["moved_with_it"].isna().all()
+    others = {"num_blocks": 8, "max_batch_tokens": 64}
+    pages = [
+        cell({"page_size": size, **others}, engine="hf-continuous", effective=json.dumps(told))
+        for size, told in (
+            (32, {"block_size": 32, "attention_backend": "a"}),
+            (64, {"block_size": 64, "attention_backend": "b"}),
+        )
+    ]
+    assert set(effects(*pages)["moved_with_it"]) == {"attention_backend a -> b"}
