@@ -22,6 +22,7 @@ from rocrate.rocrate import ROCrate
 
 from workflow_scripts import __version__
 from workflow_scripts.command import run_command
+from workflow_scripts.commit import commit_of
 from workflow_scripts.files import read_json, write_bytes
 from workflow_scripts.grid import expand
 from workflow_scripts.paths import StudyPaths
@@ -109,6 +110,9 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
         if any(file.startswith(f"{results}/{name}/") for file in files):
             crate.add_directory(dest_path=f"{results}/{name}/", properties={"name": title})
     pipeline = _software(crate, "kvsweep", __version__)
+    commit, dirty = commit_of(CHECKOUT)
+    if commit:
+        pipeline["identifier"] = f"{commit}-dirty" if dirty else commit
     for gpu in dict.fromkeys(outcome["definition"]["gpu"] for outcome in outcomes):
         _describe_device(
             crate, gpu, [o for o in outcomes if o["definition"]["gpu"] == gpu], results, study_entity, pipeline

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from workflow_scripts import archive
 from workflow_scripts.archive import main
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import expand
@@ -96,6 +97,15 @@ def test_every_file_has_its_hash_in_the_manifest(study: Path) -> None:
     listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     assert set(listed) == set(archive.namelist()) - {"manifest-sha256.txt"}
     assert listed == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in listed}
+
+
+def test_the_description_names_the_commit_of_the_code(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {("a1", False): "a1", ("a1", True): "a1-dirty", ("a1", None): "a1", (None, None): None}
+    for (commit, dirty), told in found.items():
+        monkeypatch.setattr(archive, "commit_of", lambda _, known=(commit, dirty): known)
+        graph = json.loads(archived(study).read("ro-crate-metadata.json"))["@graph"]
+        [pipeline] = [entity for entity in graph if entity.get("name") == "kvsweep"]
+        assert pipeline.get("identifier") == told
 
 
 def test_the_description_names_only_what_is_there_and_says_what_measured_what(study: Path) -> None:

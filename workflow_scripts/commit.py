@@ -1,0 +1,28 @@
+"""Which code this is: the commit of the checkout, or what the environment says where no repository came along."""
+
+import os
+import subprocess
+from pathlib import Path
+
+VARIABLE = "KVSWEEP_GIT_COMMIT"
+
+
+def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
+    """The commit of the code in a folder, and whether tracked files differ from it; None is not known.
+
+    Without a repository of its own the folder is of the commit that `KVSWEEP_GIT_COMMIT` names, if it names one; nobody
+    can tell then what was changed. A repository that merely holds the folder is another one.
+    """
+    if not (checkout / ".git").exists():
+        return os.environ.get(VARIABLE) or None, None
+    changes = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    return _git(checkout, "rev-parse", "HEAD"), None if changes is None else bool(changes)
+
+
+def _git(checkout: Path, *arguments: str) -> str | None:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(checkout), *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
