@@ -1,11 +1,11 @@
 """Measure a study unattended within a time budget; call it again to go on.
 
-    python3 -m benchmarks.h200.run --budget-s 540 --evidence OUT
+    python3 -m benchmarks.h200.run --budget-s 480 --evidence OUT
 
-The device's own rates come first, then the cells in the study's order, last what the driver itself costs. A cell is
-measured by `measure.cell` and counts from the moment that it is done. None is started that is not expected to end in
-time, one that runs into the budget is killed and repeated by the next call, and what there is gets packed at the end.
-README.md says how to get a host ready for it.
+It prints what the host is, then measures the device's own rates, the cells in the study's order, and last what the
+driver itself costs. A cell is measured by `measure.cell` and counts from the moment that it is done. None is started
+that is not expected to end in time, one that hangs or runs into the budget is killed and left to the next call, and
+what there is gets packed at the end. README.md says how to get a host ready for it.
 """
 
 import argparse
@@ -17,18 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.h200.evidence import pack
+from benchmarks.h200.probe import probe
 from workflow_scripts.command import run_command
 from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.measure.batch import measure_device
-from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE
 from workflow_scripts.outcome import is_outcome_of, read_outcome
 from workflow_scripts.paths import StudyPaths
 from workflow_scripts.study import Study, StudyError, load_study
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-STUDY = Path("config/studies/h200_reference.yaml")
+STUDY = CHECKOUT / "config/studies/h200_reference.yaml"
 PACKING_S = 20.0
+RATES_S = 60.0
+# What a cell may take at first, with everything to import and to compile; one that takes more hangs.
+FIRST_TRY_S = 180.0
+LAST_LINES = 25
 RETRY_S = 5.0
 FAILURES_IN_A_ROW = 3
 # What the trimmed installation leaves out, and what looks for a network.
@@ -55,11 +60,12 @@ def outcomes(study: Study, paths: StudyPaths) -> dict[Cell, str | None]:
 def measure_until(deadline_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
     """Measure cells one after another, until `deadline_s` on the monotonic clock.
 
-    Cells without an outcome come first, then those whose engine failed in an earlier call. A cell is started if
-    `cell_s` are left for it. Where several in a row fail, the host is at fault and the rest is left alone.
+    Cells that were never tried come first, then those that were killed in an earlier call, then those whose engine
+    failed. A cell is started if `cell_s` are left for it. Where several in a row fail, the host is at fault and the
+    rest is left alone.
     """
     before = outcomes(study, paths)
-    waiting = [cell for cell in before if before[cell] is None]
+    waiting = sorted((cell for cell in before if before[cell] is None), key=lambda cell: paths.log(cell).exists())
     waiting += [cell for cell in before if before[cell] == "engine_error"]
     failures = 0
     for number, cell in enumerate(waiting, start=1):
@@ -68,16 +74,38 @@ def measure_until(deadline_s: float, study_file: Path, study: Study, paths: Stud
             print(f"{left_s:.0f} s are left, too few for a cell; {len(waiting) - number + 1} cells remain", flush=True)
             return
         began = time.monotonic()
-        status = _measure(study_file, paths, cell, left_s)
+        status = _measure(study_file, paths, cell, left_s if paths.log(cell).exists() else min(left_s, FIRST_TRY_S))
         if status == WRONG_DEVICE and left_s > RETRY_S:  # the cell before may still be leaving it
             time.sleep(RETRY_S)
             status = _measure(study_file, paths, cell, deadline_s - time.monotonic())
-        ended = read_outcome(paths.outcome(cell)).outcome if status == 0 else f"no outcome (exit {status})"
+        ended, reason = _end_of(paths, cell, status)
         print(f"[{number}/{len(waiting)}] {time.monotonic() - began:5.1f} s  {ended}  {cell.id}", flush=True)
+        if ended != "ok":
+            print(f"    {reason}\n{_last_lines(paths, cell, status)}", flush=True)
         failures = 0 if ended in ("ok", "infeasible") else failures + 1
         if failures == FAILURES_IN_A_ROW:
-            print(f"{failures} cells in a row have failed; the last one's log is {paths.log(cell)}", flush=True)
+            print(f"{failures} cells in a row have failed; the rest is left alone", flush=True)
             return
+
+
+def _end_of(paths: StudyPaths, cell: Cell, status: int | None) -> tuple[str, str | None]:
+    """What became of a cell, and why."""
+    if status == 0:
+        outcome = read_outcome(paths.outcome(cell))
+        return outcome.outcome, outcome.reason
+    return "no outcome", "its time was up, and it was killed" if status is None else f"exit {status}"
+
+
+def _last_lines(paths: StudyPaths, cell: Cell, status: int | None) -> str:
+    """The end of the engine's log, or of the measuring command's, which holds it where the measuring process broke."""
+    folder = {0: "raw", None: PARTIAL}.get(status)
+    logs = [paths.log(cell), *([paths.cell(cell) / folder / "engine.log"] if folder else [])]
+    lines = next((lines for log in reversed(logs) if (lines := _lines(log))), [])
+    return "\n".join(f"    | {line}" for line in lines[-LAST_LINES:])
+
+
+def _lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
 
 
 def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> int | None:
@@ -94,12 +122,15 @@ def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> 
 
 
 def compare_within(left_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
-    """Measure on the study's first cell what the driver itself costs, if there is time for two starts of an engine."""
-    out = paths.root / "compare.json"
-    if out.exists() or left_s < 2 * cell_s:
+    """Measure what the driver itself costs, if there is time for two starts of an engine.
+
+    That is on the study's second cell: the first is there to see that anything runs.
+    """
+    out, cells = paths.root / "compare.json", expand(study)
+    if out.exists() or left_s < 2 * cell_s or len(cells) < 2 or cells[1].engine != "vllm":
         return
     command = [sys.executable, "-m", "benchmarks.h200.compare", "--study", str(study_file), "--results"]
-    command += [str(paths.results), "--cell", expand(study)[0].id, "--out", str(out)]
+    command += [str(paths.results), "--cell", cells[1].id, "--out", str(out)]
     try:
         with (paths.root / "compare.log").open("wb") as log:
             status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=left_s).returncode
@@ -115,10 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="exit 0: every cell has an outcome; 1: some have none yet; 2: bad input",
     )
     parser.add_argument("--study", type=Path, default=STUDY, help="the study's YAML file (%(default)s)")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument(
+        "--results", type=Path, default=CHECKOUT / "results", help="folder of all studies (%(default)s)"
+    )
     parser.add_argument("--evidence", type=Path, required=True, help="folder for the packed evidence")
-    parser.add_argument("--budget-s", type=float, default=540, help="end within this (%(default)s)")
-    parser.add_argument("--cell-s", type=float, default=60, help="time that a cell needs to be started (%(default)s)")
+    parser.add_argument("--budget-s", type=float, default=480, help="end within this (%(default)s)")
+    parser.add_argument("--cell-s", type=float, default=140, help="time that a cell needs to be started (%(default)s)")
     args = parser.parse_args(argv)
     deadline_s = time.monotonic() + args.budget_s - PACKING_S
     try:
@@ -131,8 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ |= ENVIRONMENT | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     }
+    probe()
     for gpu in gpus:
-        measure_device(gpu, paths.device(gpu))
+        measure_device(gpu, paths.device(gpu), RATES_S)
     measure_until(deadline_s, args.study, study, paths, args.cell_s)
     waiting = None in outcomes(study, paths).values()
     if not waiting:

@@ -46,11 +46,15 @@ def _measure_one(study_file: Path, paths: StudyPaths, cell: str, attempt: int, a
         return subprocess.run([*command, "--unless-done"], stdout=log, stderr=subprocess.STDOUT).returncode
 
 
-def measure_device(gpu: str, record: Path) -> None:
+def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None:
     """Measure the device's own rates while it is held, unless they are known; cells do not depend on them."""
-    if not record.exists():
-        command = [sys.executable, "-m", "workflow_scripts.prepare.device", "--gpu", gpu, "--out", str(record)]
-        print(f"rates of {gpu}: exit {subprocess.run(command).returncode}", flush=True)
+    if record.exists():
+        return
+    command = [sys.executable, "-m", "workflow_scripts.prepare.device", "--gpu", gpu, "--out", str(record)]
+    try:
+        print(f"rates of {gpu}: exit {subprocess.run(command, timeout=limit_s).returncode}", flush=True)
+    except subprocess.TimeoutExpired:
+        print(f"rates of {gpu}: not measured within {limit_s:g} s", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
