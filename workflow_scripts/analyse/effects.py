@@ -90,8 +90,8 @@ SCHEMA = table_schema(
         "moved_with_it",
         TEXT,
         "settings other than the knob that took other values in these cells, from `baseline` to `value` (`overall`: in "
-        "the order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: the verdict is not on the knob alone. Null "
-        "where there are none, or a cell does not tell its settings",
+        "the order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: the verdict is not on the knob alone. "
+        "Null where there are none, or a cell does not tell its settings",
     ),
     columns(
         "bound_by",
