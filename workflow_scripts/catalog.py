@@ -22,6 +22,7 @@ PRETENDED = "Pretended GPU"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+ModelDtype = Dtype | Literal["native"]
 Positive = Annotated[float, Field(gt=0)]
 
 # Arithmetic that matrices of a dtype may run in: a float32 product may be rounded to TF32 on its way in.
@@ -96,19 +97,20 @@ class Gpu(_Strict):
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Highest dense rate of matrix products on inputs of `dtype`; None where no data sheet gives one."""
         rates = self.dense_flop_per_s or {}
-        return max((rates[a] for a in _ARITHMETIC[dtype] if a in rates), default=None)
+        return max((rates[a] for a in _ARITHMETIC.get(dtype, ()) if a in rates), default=None)
 
 
 class Model(_Strict):
     """One model: where its weights come from and in which type they are computed.
 
     `load_format` is `hub` (weights of `hub_repo` at `revision`) or `dummy` (random weights from the config alone).
+    The dtype `native` is decided by the device that measures, see `processor.dtype_on`.
     """
 
     name: str
     hub_repo: str | None = None
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    dtype: Dtype
+    dtype: ModelDtype
     licence: str
     load_format: Literal["hub", "dummy"]
     config: Path
@@ -118,6 +120,11 @@ class Model(_Strict):
         if self.load_format == "hub" and self.hub_repo is None:
             raise ValueError(f"{self.name}: load_format hub needs hub_repo")
         return self
+
+    @property
+    def fixed_dtype(self) -> Dtype | None:
+        """Its type where no device decides it; None stands for that of its config.json."""
+        return None if self.dtype == "native" else self.dtype
 
     def pinned(self) -> tuple[str, str]:
         """Hub repository and commit to fetch; without a commit two runs could load different weights.

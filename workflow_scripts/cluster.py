@@ -25,6 +25,7 @@ from workflow_scripts.catalog import load_gpus, load_models
 from workflow_scripts.command import run_command
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.model_facts import read_model_facts
+from workflow_scripts.processor import dtype_on
 from workflow_scripts.study import Study, StudyError, load_study
 
 SITE = Path("config/site.yaml")
@@ -151,7 +152,7 @@ def needs_of(cell: Cell) -> Needs:
 @cache
 def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
     gpu, model = load_gpus()[gpu_name], load_models()[model_name]
-    weights_mb = read_model_facts(model.config, model.dtype).weight_bytes / _MB
+    weights_mb = read_model_facts(model.config, dtype_on(model.dtype, gpu, {})).weight_bytes / _MB
     memory_mb = math.ceil(_HOST_BASE_MB + _HOST_MB_PER_GPU * count + _HOST_MB_PER_WEIGHT_MB * weights_mb)
     if gpu.kind == "cpu":
         return Needs(0, gpu.cpu_cores or 1, memory_mb)

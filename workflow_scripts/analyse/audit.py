@@ -284,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = get_model(args.model)
         verdicts = audit_table(
             table,
-            read_model_facts(model.config, model.dtype, args.quantization),
+            read_model_facts(model.config, model.fixed_dtype, args.quantization),
             args.tokens_per_request,
             gpu_memory_utilization=args.gpu_memory_utilization,
             kv_cache_dtype=args.kv_cache_dtype,

@@ -75,7 +75,19 @@ _PREDICTED = {
     "predicted_other_bytes": "other_bytes",
     **{f"predicted_{term}": term for term in COMPARED},
 }
-_CELL = ("study", "source", "cell_id", "gpu", "engine", "model", "workload", "knobs", "outcome", "engine_version")
+_CELL = (
+    "study",
+    "source",
+    "cell_id",
+    "gpu",
+    "engine",
+    "model",
+    "workload",
+    "knobs",
+    "outcome",
+    "engine_version",
+    "dtype",
+)
 
 SCHEMA = table_schema(
     "capacity",
@@ -93,6 +105,11 @@ SCHEMA = table_schema(
         "engine_version predicted_for_version",
         TEXT,
         "the version that ran, and vLLM's version that was predicted",
+    ),
+    columns(
+        "dtype predicted_dtype",
+        TEXT,
+        "the type that the model was computed in, and the one that was predicted",
     ),
     columns("predicted_infeasible", TEXT, "why the engine would refuse the cell; null if it would not"),
     columns("predicted_unknown", TEXT, "why there is no prediction; null if there is one"),
@@ -193,7 +210,9 @@ def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
     )
     table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
     taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
-    return table.assign(predicted_overhead_bytes=taken)
+    # Predictions from before the type was recorded name none.
+    dtype = predictions["dtype"].astype("string") if "dtype" in predictions else None
+    return table.assign(predicted_overhead_bytes=taken, predicted_dtype=dtype)
 
 
 def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
@@ -269,6 +288,9 @@ def _tokens(row: Record) -> Iterator[str]:
         f"Predicted are {row[f'predicted_{name}']:,.0f} {what}, {abs(error_pct):.1f} % {side} than the"
         f" {row[f'observed_{name}']:,.0f} {'published' if row['source'] == PUBLISHED else 'seen'}."
     )
+    types = [row["predicted_dtype"], row["dtype"]]
+    if not pd.isna(types).any() and types[0] != types[1]:
+        yield f"The prediction is for {types[0]}, native where it was made; it was computed in {types[1]}."
     version = row["predicted_for_version"]
     if not pd.isna(version) and version not in str(row["engine_version"]):
         yield f"The prediction is for vLLM {version}, this is {row['engine_version']}."

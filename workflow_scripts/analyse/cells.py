@@ -197,6 +197,13 @@ SCHEMA = table_schema(
     columns("warmup_steady", FLAG, "whether the last two passes took equally long, within 5 %"),
     columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
     columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
+    columns(
+        "processor",
+        TEXT,
+        "of a CPU device: name, vendor, family, model and those of its instruction sets that decide how fast a model "
+        "runs; cells of different processors are not compared",
+    ),
+    columns("dtype", TEXT, "type that the model was computed in, as the engine tells; what `native` came to"),
     columns("source", TEXT, "`measured`, `measured elsewhere` for reference data, or `simulated` for a pretended GPU"),
     knobs=True,
 )
@@ -231,6 +238,8 @@ _CELL_FACTS = {
     "device_name": ["device.name"],
     "device_uuid": ["device.uuid"],
     "simulated": ["device.simulated"],
+    "processor": ["device.processor"],
+    "dtype": ["effective.dtype"],
     "engine_version": ["provenance.engine_version"],
     "git_commit": ["provenance.git_commit"],
     "protocol": ["protocol"],
@@ -263,7 +272,7 @@ _USED_UP = (
 # Of a repeat whose trace covers less the energy is not known: the GPU was lost, or the repeat was over too soon.
 _LEAST_SAMPLED = 0.8
 _TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
-_TEXT_TOO = ("lock_sha256", "definition_sha256", "throttle_reasons")
+_TEXT_TOO = ("processor", "dtype", "lock_sha256", "definition_sha256", "throttle_reasons")
 
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:

@@ -50,7 +50,7 @@ PUBLISHED_UTILIZATION = 0.9
 def facts_of(model: str) -> ModelFacts:
     """Facts of a model of the catalogue."""
     entry = get_model(model)
-    return read_model_facts(entry.config, entry.dtype)
+    return read_model_facts(entry.config, entry.fixed_dtype)
 
 
 # --- ceilings --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.published_table import published_table
-from workflow_scripts.analyse.repeats import Record, cell_summary, counted, records
+from workflow_scripts.analyse.repeats import ENVIRONMENT, Record, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import (
     CHANGES,
     NOT_DECIDED,
@@ -189,7 +189,7 @@ def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, PUBLISHED, "any GPU", ("NVML",))
     cells = evidence.tables["cells"]
     summary = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"}).dropna(subset="utilization_pct_mean")
-    alike = [*PLACE, "lock_sha256"]
+    alike = [*PLACE, *ENVIRONMENT]
     batched = summary[summary["max_concurrency_allowed"] > 1].sort_values("log_mean", kind="stable")
     batched = batched.assign(is_static=batched["engine"] == "hf-static")
     fastest = batched.drop_duplicates([*alike, "is_static"], keep="last").sort_values("is_static")

@@ -18,6 +18,7 @@ from pandas.api.extensions import ExtensionArray
 from workflow_scripts.analyse.command import run, table_parser
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
+    ENVIRONMENT,
     Record,
     bound_by,
     cell_summary,
@@ -239,7 +240,7 @@ def _setting_text(value: float | str) -> str:
 
 def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
     """Cells that have others from which they differ in the knob alone: in order of `group` and the knob's value."""
-    alike = [name for name in (*_PLACE, "lock_sha256", *others) if name != column]
+    alike = [name for name in (*_PLACE, *ENVIRONMENT, *others) if name != column]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
     rows = rows.assign(group=group, value=rows[column].map(knob_text)).sort_values(["group", column])

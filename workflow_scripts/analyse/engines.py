@@ -134,6 +134,8 @@ def _why_not_comparable(a: Record, b: Record) -> str | None:
     amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
     locks = {str(cell["lock_sha256"])[:12] for cell in (a, b)}
     versions = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
+    processors = {str(cell["processor"]) for cell in (a, b)}
+    versions += [f"the processors differ: {' against '.join(sorted(processors))}"] if len(processors) > 1 else []
     return "; ".join(dict.fromkeys([*versions, *a["faults"], *b["faults"], *amounts])) or None
 
 

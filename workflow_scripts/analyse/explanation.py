@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workflow_scripts.analyse.repeats import Record
-from workflow_scripts.catalog import Dtype, Gpu
+from workflow_scripts.catalog import Gpu
 from workflow_scripts.formulas import relative_difference, speedup_bounds
 
 # A ratio of the devices further than this from the observed one explains nothing.
@@ -25,7 +25,7 @@ _WORDS = dict(CANDIDATES.values())
 EXPLANATION_COLUMNS = ("explanation", "support", "nearest", "nearest_difference_pct", "verdict_text")
 
 
-def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: Dtype | None) -> tuple[float, float]:
+def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
     """Ratio of the memory bandwidths of two devices, and of their rates of matrix products; NaN where one is unknown.
 
     >>> from workflow_scripts.catalog import get_gpu

@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.repeats import dtypes
 from workflow_scripts.catalog import load_models
 from workflow_scripts.model_facts import ModelFactsError, read_model_facts
 
@@ -39,6 +40,7 @@ def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
     of_token = _bytes_reader()
     settings = zip(
         cells["model"],
+        dtypes(cells),
         _knob(cells, "speculative_model", "").where(drafted, ""),
         _knob(cells, "kv_cache_dtype", "auto"),
         _knob(cells, "tensor_parallel_size", 1),
@@ -47,14 +49,14 @@ def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
     return pd.Series([of_token(*setting) for setting in settings], index=cells.index, dtype=float)
 
 
-def _bytes_reader() -> Callable[[str, str, str, int], float]:
+def _bytes_reader() -> Callable[[str, str, str, str, int], float]:
     models = load_models()
 
     @cache
-    def of_token(model: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
+    def of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
         try:
             # A draft model has the dtype of the model that it drafts for, and layers of its own in the same blocks.
-            parts = [read_model_facts(models[n].config, models[model].dtype) for n in (model, draft_model) if n]
+            parts = [read_model_facts(models[n].config, dtype) for n in (model, draft_model) if n]
             # Each rank keeps a whole KV head, so more ranks than heads keep copies.
             held = [replace(facts, kv_heads=max(facts.kv_heads, tensor_ranks)) for facts in parts]
             return sum(facts.bytes_per_token(kv_cache_dtype) for facts in held)

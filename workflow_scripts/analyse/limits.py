@@ -30,7 +30,7 @@ from workflow_scripts.analyse.ceilings import (
 )
 from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.command import Output, run, table_parser
-from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.repeats import dtypes, numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
@@ -138,13 +138,13 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     if work.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns)), []
     settings = {name: _setting(work, column, default) for name, (column, default) in _SETTINGS.items()}
-    work = work.assign(**settings).join(least_steps(work))
+    work = work.assign(**settings, dtype=dtypes).join(least_steps(work))
     parts: list[pd.DataFrame] = []
     reasons: list[str] = []
-    for key, rows in work.groupby(["gpu", "model", "quantization", "kv_cache_dtype"]):
-        gpu, model, quantization, kv_cache_dtype = map(str, key)
+    for key, rows in work.groupby(["gpu", "model", "dtype", "quantization", "kv_cache_dtype"]):
+        gpu, model, dtype, quantization, kv_cache_dtype = map(str, key)
         try:
-            facts = _facts(model, quantization or None)
+            facts = read_model_facts(get_model(model).config, dtype, quantization or None)
         except ModelFactsError as e:
             reasons.append(f"no limits of {model}: {e}")
             continue
@@ -160,11 +160,6 @@ def _setting(work: pd.DataFrame, column: str, default: str | int) -> pd.Series:
     """A knob's column, with the engine's default where a study does not set it."""
     values = work[column] if column in work else pd.Series(None, index=work.index, dtype=object)
     return values.astype(object).where(values.notna(), default).infer_objects()
-
-
-def _facts(model: str, quantization: str | None) -> ModelFacts:
-    entry = get_model(model)
-    return read_model_facts(entry.config, entry.dtype, quantization)
 
 
 def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:

@@ -25,10 +25,19 @@ from workflow_scripts.analyse.explanation import (
     capability_ratios,
     explanation_of,
 )
-from workflow_scripts.analyse.repeats import BOUND_BY_NEEDS, Record, bound_by, cell_summary, numbers, records
+from workflow_scripts.analyse.repeats import (
+    BOUND_BY_NEEDS,
+    ENVIRONMENT,
+    Record,
+    bound_by,
+    cell_summary,
+    dtypes,
+    numbers,
+    records,
+)
 from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
-from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models, resolve
+from workflow_scripts.catalog import Gpu, load_gpus, resolve
 from workflow_scripts.command import run_command
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.study import Study
@@ -122,10 +131,10 @@ def device_ratios(cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None
 def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
     observed = BOUND_BY_NEEDS | {"kv_cache_tokens": "first", "prefill_s_mean": "mean", "decode_s_mean": "mean"}
-    summary = cell_summary(cells, metric, observed)
+    summary = cell_summary(cells.assign(dtype=dtypes), metric, observed | {"dtype": "first"})
     summary["bound_by"] = bound_by(summary)
     summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
-    alike = ["study", "source", "lock_sha256", "engine", "model", "workload", "knobs"]
+    alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
     sides = ["gpu", "repeats", "log_mean", "log_variance", "kv_cache_tokens", "decode_share", "bound_by"]
     quantization = [name for name in ("knob_quantization",) if name in summary]
     one = summary[[*alike, *quantization, *sides]]
@@ -140,13 +149,11 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
-    models = load_models()
-    dtypes = {name: models[name].dtype for name in pairs["model"].unique() if name in models}
     # Quantised weights may be multiplied in another type than the model's: then it is not known which rate applies.
     quantised = pairs["knob_quantization"].notna() if "knob_quantization" in pairs else np.zeros(len(pairs), dtype=bool)
     found = [
-        capability_ratios(gpus.get(a), gpus.get(b), None if is_quantised else dtypes.get(model))
-        for a, b, model, is_quantised in zip(pairs["gpu_a"], pairs["gpu_b"], pairs["model"], quantised, strict=True)
+        capability_ratios(gpus.get(a), gpus.get(b), None if is_quantised else dtype)
+        for a, b, dtype, is_quantised in zip(pairs["gpu_a"], pairs["gpu_b"], pairs["dtype"], quantised, strict=True)
     ]
     bandwidth, flop = np.array(found).T
     return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
@@ -170,7 +177,7 @@ def published_ratios(
     *,
     value: str = "throughput_tok_s",
     setting: str = "max_num_seqs",
-    dtype: Dtype = "bfloat16",
+    dtype: str = "bfloat16",
 ) -> pd.DataFrame:
     """Ratios of the devices of a published table, beside those of every device that its names may mean.
 
@@ -207,7 +214,7 @@ def published_ratios(
     return pd.DataFrame(rows, columns=list(PUBLISHED_COLUMNS))
 
 
-def published_readings(label_a: str, label_b: str, ratio: float, dtype: Dtype) -> list[Record]:
+def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> list[Record]:
     """A published ratio of two devices beside the ratios of each pair of devices that the names may mean.
 
     >>> for r in published_readings("H200", "L40S", 2.95, "bfloat16"):

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.command import Output, run, table_parser
-from workflow_scripts.analyse.repeats import IDENTITY, Record, cell_summary, numbers, records
+from workflow_scripts.analyse.repeats import ENVIRONMENT, IDENTITY, Record, cell_summary, dtypes, numbers, records
 from workflow_scripts.analyse.serve import Prepared, ServeSettings, serve_settings
 from workflow_scripts.analyse.statistics import (
     BoolArray,
@@ -90,6 +90,7 @@ SCHEMA = table_schema(
 _OBSERVED = {
     "ttft_s_p99": "max",
     "tpot_s_p99": "max",
+    "dtype": "first",
     "block_size_effective": "first",
     "max_num_seqs_effective": "first",
     "max_num_batched_tokens_effective": "first",
@@ -109,7 +110,7 @@ def recommendations(
     tpot_p99_s: float | None = None,
 ) -> pd.DataFrame:
     """The recommendations table: rows for each role in each device, model and workload that vLLM was measured on,
-    for each lock that it was measured with.
+    for each lock and processor that it was measured with.
 
     Args:
         cells: the cells table.
@@ -121,7 +122,7 @@ def recommendations(
     summary = _summary(cells)
     rows = [
         row
-        for _, place in summary.groupby([*PLACE, "lock_sha256"], dropna=False, sort=False)
+        for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
         for row in _of_place(place.reset_index(drop=True), margin_pct, models, ttft_p99_s, tpot_p99_s)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
@@ -129,7 +130,7 @@ def recommendations(
 
 def _summary(cells: pd.DataFrame) -> pd.DataFrame:
     """vLLM's cells with rate and latencies as means with intervals, `log_*` being of the rate."""
-    vllm = cells[cells["engine"] == "vllm"]
+    vllm = cells[cells["engine"] == "vllm"].assign(dtype=dtypes)
     summary = _with_interval(cell_summary(vllm, RATE, _OBSERVED), RATE)
     for latency in LATENCIES:
         other = _with_interval(cell_summary(vllm, latency), latency)
@@ -285,6 +286,8 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
     effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
     # A column with nulls may hold whole numbers as floats.
     settings = VllmKnobs.model_validate(knobs, strict=False)
+    if model["dtype"] == "native":
+        model = {**model, "dtype": cell["dtype"]}
     return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
 
 

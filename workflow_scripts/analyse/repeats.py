@@ -7,12 +7,17 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.statistics import FloatArray, summarise
+from workflow_scripts.catalog import load_models
 
 Record = dict[str, Any]
 
-# What a cell is, and the lock of the environment that it was measured in: cells of different locks ran other versions
-# of an engine and are never compared. Nor are cells of two studies or sources ever pooled, whatever their names.
-IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", "lock_sha256")
+# What a cell was measured with besides its definition. Cells of different locks ran other versions of an engine, and a
+# CPU device has one name on processors that can do more and less; none of them are ever compared. No record of a GPU,
+# and none from before processors were recorded, names one.
+ENVIRONMENT = ("lock_sha256", "processor")
+
+# What a cell is. Cells of two studies or sources are never pooled either, whatever their names.
+IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT)
 
 # Share of KV blocks in use from which on the cache counts as full: a waiting request takes several blocks.
 KV_CACHE_FULL = 0.95
@@ -45,6 +50,13 @@ def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] |
         taken = groups[name].sum(min_count=1) if how == "sum" else groups[name].agg(how)
         summary[name] = taken.array
     return summary[summary["repeats"] > 0].reset_index(drop=True)
+
+
+def dtypes(cells: pd.DataFrame) -> pd.Series:
+    """The type that each row was computed in: the recorded one, else the model's own, else `not recorded`."""
+    own = {name: model.dtype for name, model in load_models().items() if model.dtype != "native"}
+    asked = cells["model"].map(own)
+    return (cells["dtype"].fillna(asked) if "dtype" in cells else asked).fillna("not recorded").astype("string")
 
 
 def knob_columns(cells: pd.DataFrame) -> list[str]:

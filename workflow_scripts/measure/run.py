@@ -31,6 +31,7 @@ from workflow_scripts.knobs import ENGINES, Knobs
 from workflow_scripts.measure.engines import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.trace import sampled
+from workflow_scripts.processor import dtype_on
 from workflow_scripts.warmup import chosen, is_steady, most_passes, pass_size
 
 SEED = 0
@@ -95,7 +96,7 @@ def measure(job: Job) -> None:
                 EngineSetup(
                     model_dir=job.model_dir,
                     load_format=definition["model"]["load_format"],
-                    dtype=definition["model"]["dtype"],
+                    dtype=dtype_on(definition["model"]["dtype"], gpu, device),
                     seed=SEED,
                     knobs=definition["knobs"],
                     device_kind=gpu.engine_kind,

@@ -20,6 +20,7 @@ from typing import Any
 from workflow_scripts import formulas
 from workflow_scripts.catalog import CatalogError, Gpu, get_model, resolve
 from workflow_scripts.command import run_command
+from workflow_scripts.device import cpu_here
 from workflow_scripts.files import read_json
 from workflow_scripts.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.prepare.memory import (
@@ -33,6 +34,7 @@ from workflow_scripts.prepare.memory import (
     memory_terms,
     split_layers,
 )
+from workflow_scripts.processor import dtype_on
 
 # What an engine's log may say of its memory, as `workflow_scripts.parse.engine_log` names it.
 LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
@@ -166,8 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(args: argparse.Namespace) -> dict[str, Any]:
-    facts = _facts_of(args.model, args.quantization)
     gpu = _gpu_of(args.gpu)
+    facts = _facts_of(args.model, args.quantization, gpu)
     log = _read_log(args.from_log) if args.from_log else {}
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
     given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
@@ -187,12 +189,12 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _facts_of(model: str, quantization: str | None) -> ModelFacts:
+def _facts_of(model: str, quantization: str | None, gpu: Gpu) -> ModelFacts:
     folder = Path(model)
     if folder.exists():
         return read_model_facts(folder, quantization=quantization)
     entry = get_model(model)
-    return read_model_facts(entry.config, entry.dtype, quantization)
+    return read_model_facts(entry.config, dtype_on(entry.dtype, gpu, cpu_here(gpu)), quantization)
 
 
 def _gpu_of(name: str) -> Gpu:

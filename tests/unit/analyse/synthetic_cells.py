@@ -34,6 +34,7 @@ def cell(
                 "gpu": gpu,
                 "engine": engine,
                 "model": model,
+                "dtype": "float32" if model.startswith("tiny") else None,
                 "workload": workload,
                 "knobs": settings.slug(),
                 **{f"knob_{name}": value for name, value in values.items()},

@@ -33,7 +33,13 @@ STUDY = {
 
 
 def cells(**columns: object) -> pd.DataFrame:
-    known = {"model": "tiny-llama-57m", "repeat": 0, "num_gpu_blocks": None, "block_size_effective": None}
+    known = {
+        "model": "tiny-llama-57m",
+        "dtype": "float32",
+        "repeat": 0,
+        "num_gpu_blocks": None,
+        "block_size_effective": None,
+    }
     known |= dict.fromkeys(("kv_pool_bytes", "kv_tokens_live_mean", "kv_bytes_reserved_mean", "kv_bytes_reserved_peak"))
     return pd.DataFrame([known | columns])
 
@@ -93,7 +99,11 @@ def parsed(tmp_path: Path) -> Path:
     trace: list[dict[str, object]] = []
     served: list[pd.DataFrame] = []
     for cell in expand(Study.model_validate(STUDY)):
-        of_cell: dict[str, object] = {"outcome": "ok", "trace.process_memory_bytes_before": 5e8}
+        of_cell: dict[str, object] = {
+            "outcome": "ok",
+            "effective.dtype": "float32",
+            "trace.process_memory_bytes_before": 5e8,
+        }
         of_repeat: dict[str, object] = {"wall_s": 4.0}
         if cell.engine == "vllm":
             of_cell |= {"effective.num_gpu_blocks": 8, "effective.block_size": 32}

@@ -62,6 +62,7 @@ def test_devices_are_compared_on_the_same_settings_alone():
         {"study": "other"},
         {"source": "measured elsewhere"},
         {"lock_sha256": "f00"},
+        {"processor": "another one"},
         {"outcome": "timeout"},
         {"comparable": False},
         {"gpu": "h200"},

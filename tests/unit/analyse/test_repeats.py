@@ -5,6 +5,7 @@ import pytest
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
+    ENVIRONMENT,
     IDENTITY,
     bound_by,
     cell_summary,
@@ -45,7 +46,7 @@ def test_a_row_a_cell_with_its_identity_knobs_and_logs():
         "knob_max_num_seqs",
         "knob_enable_prefix_caching",
     ]
-    assert IDENTITY == ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", "lock_sha256")
+    assert ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT) == IDENTITY
     assert summary["cell_id"].tolist() == [
         "h200/vllm/llama-3.1-8b-instruct/chat/seqs16-pc1",
         "l40s/vllm/llama-3.1-8b-instruct/chat/seqs4",

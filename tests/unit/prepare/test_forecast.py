@@ -131,7 +131,7 @@ def test_a_calibration_of_another_hosts_cpu_is_not_used(tmp_path, monkeypatch, h
     engine = EngineCalibration(model="tiny-llama-57m", dtype="float32", constants=constants, quality=quality)
     found = Calibration(gpu="cpu-all", device_name="a CPU", source="by hand", engines={"vllm": engine})
     found.write(tmp_path / "cpu-all.yaml")
-    monkeypatch.setattr(forecast, "found_device", lambda gpu: {"name": here})
+    monkeypatch.setattr(forecast, "cpu_here", lambda gpu: {"name": here})
     knobs = {"block_size": 32, "cpu_kv_cache_gib": 1, "max_model_len": 512}
     record = one(tmp_path, tmp_path, gpu="cpu-all", model="tiny-llama-57m", knobs=knobs)
     assert record["speed_source"] == source

@@ -128,7 +128,7 @@ def test_a_model_without_weights_gets_its_config_and_a_tokenizer(model_dir):
         "schema_version": 1,
         "model": "tiny-llama-57m",
         "load_format": "dummy",
-        "dtype": "float32",
+        "dtype": "native",
         "config_sha256": sha256_of(model.config),
         "source": "config/models/tiny-llama-57m/config.json",
         "tokenizer": "byte-level, without merges",

@@ -13,6 +13,7 @@ from workflow_scripts.files import read_jsonl
 from workflow_scripts.grid import expand
 from workflow_scripts.knobs import VllmKnobs
 from workflow_scripts.model_facts import read_model_facts
+from workflow_scripts.prepare import predictions
 from workflow_scripts.prepare.capacity import predict_capacity
 from workflow_scripts.prepare.memory import GIB, EngineSettings
 from workflow_scripts.prepare.predictions import (
@@ -214,7 +215,9 @@ def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_
     }
 
 
-def test_a_model_in_the_dtype_of_the_catalogue_and_not_of_its_config():
+@pytest.mark.parametrize(("native", "bytes_per_token"), [(["float32"], 16384), (["float32", "bfloat16"], 8192)])
+def test_a_model_in_the_dtype_that_this_host_has_and_not_that_of_its_config(monkeypatch, native, bytes_per_token):
+    monkeypatch.setattr(predictions, "cpu_here", lambda gpu: {"native_dtypes": native})
     (record,) = predict_study(
         cells(
             {
@@ -225,7 +228,7 @@ def test_a_model_in_the_dtype_of_the_catalogue_and_not_of_its_config():
             }
         )
     )
-    assert record["bytes_per_token"] == 16384
+    assert (record["bytes_per_token"], record["dtype"]) == (bytes_per_token, native[-1])
 
 
 def test_a_draft_model_leaves_the_capacity_unknown_and_n_grams_or_no_drafts_do_not():

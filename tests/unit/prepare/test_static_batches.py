@@ -7,7 +7,7 @@ from workflow_scripts.prepare.schedule import RequestLengths
 from workflow_scripts.prepare.static_batches import static_schedule, static_work
 
 TINY = get_model("tiny-llama-57m")
-FACTS = read_model_facts(TINY.config, TINY.dtype)
+FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
 # 8 layers of 4 KV heads with 64 elements, three query heads each: a token has 16,384 bytes in 32 bits.
 TOKEN, WEIGHTS = 16_384, 213_961_728
 LAYER_PARAMETERS, LM_HEAD_PARAMETERS, WIDTH = 50_331_648, 3_145_728, 6144

@@ -10,7 +10,7 @@ from workflow_scripts.prepare.timing import lay, step_work
 from workflow_scripts.step_time import StepConstants, segment_times_s
 
 TINY = get_model("tiny-llama-57m")
-FACTS = read_model_facts(TINY.config, TINY.dtype)
+FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
 A_SECOND_A_STEP = StepConstants(memory_bytes_per_s=1e30, flop_per_s=1e30, step_overhead_s=1)
 
 

@@ -5,9 +5,15 @@ import pytest
 
 from tests.unit.prepare.planned import sweep, write_study
 from workflow_scripts.catalog import CONFIG
+from workflow_scripts.prepare import forecast
 from workflow_scripts.prepare.work import main
 
 SWEEPS = CONFIG / "published" / "concurrency_sweeps.csv"
+
+
+@pytest.fixture(autouse=True)
+def _host_without_native_halves(monkeypatch):
+    monkeypatch.setattr(forecast, "cpu_here", lambda gpu: {})
 
 
 def test_the_work_of_a_studys_cells_by_hand(tmp_path):
@@ -28,16 +34,19 @@ def test_the_work_of_a_studys_cells_by_hand(tmp_path):
     assert rows["output_tokens"].iloc[0] == 4
 
 
-@pytest.mark.parametrize(("gpu", "copied"), [("cpu-all", 213_909_504), ("h200", 0)])
-def test_the_work_of_static_batches_by_hand(tmp_path, gpu, copied):
+@pytest.mark.parametrize(("gpu", "element_bytes", "copied"), [("cpu-all", 4, 213_909_504), ("h200", 2, 0)])
+def test_the_work_of_static_batches_by_hand(tmp_path, gpu, element_bytes, copied):
     workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
     batches = {"engine": "hf-static", "gpu": gpu, "model": "tiny-llama-57m"}
     caches = {"batch_size": 2, "cache_implementation": ["dynamic", "static"]}
     study = write_study(tmp_path, sweeps=[sweep(**batches, knobs=caches)], workloads=workload, engine_defaults={})
     out = tmp_path / "work.parquet"
     assert main(["--study", str(study), "--out", str(out)]) == 0
-    work = pd.read_parquet(out).assign(kv=lambda rows: rows["read_bytes"] - 213_961_728 - copied)
-    kv_slots = {cell.rsplit("-cache", 1)[1]: (rows["kv"] / 16_384).tolist() for cell, rows in work.groupby("cell_id")}
+    work = pd.read_parquet(out).assign(kv=lambda rows: rows["read_bytes"] - 53_490_432 * element_bytes - copied)
+    kv_slots = {
+        cell.rsplit("-cache", 1)[1]: (rows["kv"] / (4096 * element_bytes)).tolist()
+        for cell, rows in work.groupby("cell_id")
+    }
     # Two rows without padding. A cache that grows is read, written and looked over: 3 times 3, then 4 slots. One of 5
     # slots is made, gets 3 tokens (read, written) and they are looked over; then a token, and 5 slots under a mask.
     assert kv_slots == {"dynamic": [2 * 9, 2 * 12], "static": [2 * (5 + 6 + 3), 2 * (2 + 7 * 5)]}

@@ -165,7 +165,7 @@ def test_cells_that_were_not_steady_after_their_warm_up_are_named(page: Page) ->
 def test_cells_are_told_by_device_host_and_lock(page: Page) -> None:
     table = next(table for table in page.text["figure"] if "Cells by where they were measured" in table)
     for gpu, lock in (("h200", "a"), ("l40s", "b")):
-        assert re.search(rf"^{gpu}node-10\.32\.01{lock}{{12}}[1-9]\d*$", table, re.MULTILINE), table
+        assert re.search(rf"^{gpu}node-1–0\.32\.01{lock}{{12}}[1-9]\d*$", table, re.MULTILINE), table
 
 
 def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -> None:
