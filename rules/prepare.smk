@@ -82,7 +82,11 @@ rule prepare_device:
     resources:
         host_device=1,
     shell:
-        "python -m workflow_scripts.prepare.device" " --gpu {wildcards.gpu}" " --out {output}" " > {log} 2>&1"
+        "python -m workflow_scripts.prepare.device"
+        " --study $STUDY"
+        " --gpu {wildcards.gpu}"
+        " --out {output}"
+        " > {log} 2>&1"
 
 
 rule predict_capacity:

@@ -45,7 +45,8 @@ class DeviceRates(_Record):
     """Rates of one device, in bytes/s and operations/s. A rate is that of the fastest run, for it is to be a ceiling.
 
     `matmul_flop_per_s` has an entry for each arithmetic that was measured, under its name in `config/gpus.yaml`.
-    `last_level_cache_bytes` is null where the system does not tell it.
+    `last_level_cache_bytes` is null where the system does not tell it. `read_bytes_per_s_by_size` has the rates at
+    which a CPU reads as many bytes over and over, few of them from its caches.
     """
 
     schema_version: Literal[1] = 1
@@ -54,6 +55,7 @@ class DeviceRates(_Record):
     copy_bytes_per_s_median: float
     read_bytes_per_s: float
     read_bytes_per_s_median: float
+    read_bytes_per_s_by_size: dict[int, float] = {}
     matmul_flop_per_s: dict[FlopDtype, float]
     matmul_flop_per_s_median: dict[FlopDtype, float]
     last_level_cache_bytes: int | None
@@ -69,6 +71,18 @@ class DeviceRates(_Record):
     def memory_bytes_per_s(self) -> float:
         """The highest rate at which its memory was seen to move bytes."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+    def rereading_bytes_per_s(self, set_bytes: float) -> float | None:
+        """The highest rate at which so many bytes, read over and over, can come from caches and memory.
+
+        Larger sets come no faster, so it is the highest rate of the next smaller set that was measured and of all
+        larger ones; None where no smaller one was.
+        """
+        smaller = [size for size in self.read_bytes_per_s_by_size if size <= set_bytes]
+        if not smaller:
+            return None
+        rates = [rate for size, rate in self.read_bytes_per_s_by_size.items() if size >= max(smaller)]
+        return max(self.memory_bytes_per_s, *rates)
 
     @property
     def disturbed(self) -> bool:

@@ -15,24 +15,34 @@ from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.tables import TableError
 from workflow_scripts.catalog import Gpu
-from workflow_scripts.device_rates import read_device_rates
+from workflow_scripts.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.model_facts import ModelFacts
 
-MEMORY, ARITHMETIC = "memory bandwidth", "arithmetic"
+MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
 
 @dataclass(frozen=True)
 class Rates:
     """A device with rates of one source: a `gpu` whose bandwidth and arithmetic are those of that source.
 
-    `cache_bytes` is the size of its last-level cache, 0 where that is unknown. Rates that were `disturbed` when they
-    were measured are too low to call anything impossible.
+    `cache_bytes` is the size of its last-level cache, 0 where that is unknown. `measured` is the record of the device,
+    where its rates are the source. Rates that were `disturbed` when they were measured are too low to call anything
+    impossible.
     """
 
     source: Literal["datasheet", "measured"]
     gpu: Gpu
     cache_bytes: int
     disturbed: bool = False
+    measured: DeviceRates | None = None
+
+    def cache_bytes_per_s(self, facts: ModelFacts) -> float:
+        """Highest rate at which weights come from caches; infinite where it was not measured.
+
+        Of weights that do not fit, the part that does comes no faster than a set of the cache's size.
+        """
+        kept = min(facts.decode_weight_bytes, self.cache_bytes)
+        return (self.measured and self.measured.rereading_bytes_per_s(kept)) or np.inf
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float:
@@ -69,7 +79,7 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
             "memory_bandwidth_bytes_per_s": measured.memory_bytes_per_s,
             "dense_flop_per_s": measured.matmul_flop_per_s,
         }
-        found.append(Rates("measured", gpu.model_copy(update=rates), cache_bytes, measured.disturbed))
+        found.append(Rates("measured", gpu.model_copy(update=rates), cache_bytes, measured.disturbed, measured))
     return found
 
 
@@ -168,21 +178,28 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
 
     Returns:
         `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null where
-        a rate is unknown. No time by memory is above 0 where all weights fit in the cache (`weights_fit_cache`).
+        a rate is unknown. Where all weights fit in the cache (`weights_fit_cache`), the times by memory are those of
+        reading them from there, and 0 where that rate was not measured.
     """
     devices = devices_of(work, rates.gpu)
     # What the cache keeps from one step to the next is not read from memory again.
-    weights_read = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
+    from_memory = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
     # Tokens that come out of one step have read the same cache once: what was there before the first of them.
     per_step = work["sequence_tokens_per_step_max"]
     read = (work["kv_tokens_read"] - work["decode_tokens"] * (per_step - 1) / 2).clip(lower=0) / per_step
     shared = np.minimum(work["kv_tokens_shared"] / per_step, read)
     own = read - shared
-    kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"]) * (weights_read > 0)
+    kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"])
     bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
     # The stages of a pipeline read their weights one after the other for each of its batches, each from its own memory.
     stages = work["pipeline_parallel_size"].clip(upper=devices)
-    weights_s = weights_read * stages / bytes_per_s
+    weights_s, kv_s = from_memory * stages / bytes_per_s, kv_read * (from_memory > 0) / bytes_per_s
+    # Nothing comes faster than from the cache, wherever it lies.
+    cache_bytes_per_s = rates.cache_bytes_per_s(facts) * devices
+    from_cache_s = facts.decode_weight_bytes * work["steps_min"] * stages / cache_bytes_per_s
+    kv_from_cache_s = kv_read / cache_bytes_per_s
+    slower = from_cache_s + kv_from_cache_s > weights_s + kv_s
+    weights_s, kv_s = weights_s.mask(slower, from_cache_s), kv_s.mask(slower, kv_from_cache_s)
     # Each request's first token comes from its prefill.
     prefills = work["requests"] / work["sequence_steps_min"]
     prefill_flops, decode_flops = phase_flops(work, facts)
@@ -191,7 +208,7 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
         {
             "prefill_memory_s": weights_s * prefills,
             "prefill_arithmetic_s": prefill_flops / flop_per_s,
-            "decode_memory_s": weights_s * (1 - prefills) + kv_read / bytes_per_s,
+            "decode_memory_s": weights_s * (1 - prefills) + kv_s,
             "decode_arithmetic_s": decode_flops / flop_per_s,
         }
     )

@@ -19,6 +19,7 @@ CANDIDATES = {
     "flop_ratio": ("flop", "FLOP rates"),
     "measured_bandwidth_ratio": ("measured_bandwidth", "measured memory bandwidths"),
     "measured_flop_ratio": ("measured_flop", "measured matrix-product rates"),
+    "measured_cache_ratio": ("measured_cache", "measured rates of reading the weights from cache"),
     "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
 }
 _WORDS = dict(CANDIDATES.values())

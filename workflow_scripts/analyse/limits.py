@@ -19,6 +19,8 @@ import pandas as pd
 
 from workflow_scripts import formulas
 from workflow_scripts.analyse.ceilings import (
+    CACHE,
+    MEMORY,
     Rates,
     binding,
     by_resource,
@@ -66,7 +68,17 @@ SCHEMA = table_schema(
         NUMBER,
         "the rates of one device, the latter for the model's dtype",
     ),
-    columns("weights_fit_cache", FLAG, "all weights fit in the last-level cache, so that memory gives no ceiling"),
+    columns(
+        "weights_fit_cache",
+        FLAG,
+        "all weights fit in the last-level cache, so that the rate of the cache stands in for that of memory",
+    ),
+    columns(
+        "read_bytes_per_s",
+        NUMBER,
+        "rate at which a step's bytes can come at most: that of memory, or where the weights fit in the cache and it "
+        "was measured, that of reading as many bytes over and over",
+    ),
     columns(
         "sequences_max",
         NUMBER,
@@ -87,7 +99,7 @@ SCHEMA = table_schema(
     columns(
         "prefill_bound_by decode_bound_by bound_by",
         TEXT,
-        "which takes longer, in each phase and in all: `memory bandwidth` or `arithmetic`",
+        "which takes longer, in each phase and in all: `memory bandwidth`, `cache bandwidth` or `arithmetic`",
     ),
     columns("wall_s_min", NUMBER, "shortest time of the whole repeat"),
     columns("output_tokens_per_s_ceiling", NUMBER, "tokens over `wall_s_min`"),
@@ -165,14 +177,23 @@ def _setting(work: pd.DataFrame, column: str, default: str | int) -> pd.Series:
 def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     times = phase_times(work, facts, rates, kv_cache_dtype)
     memory_s, arithmetic_s = by_resource(times)
+    cache_bytes_per_s = rates.cache_bytes_per_s(facts)
+    of_memory = rates.memory_bandwidth_bytes_per_s
+    from_cache = times["weights_fit_cache"] & np.isfinite(cache_bytes_per_s)
+
+    def bound(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
+        bound_by = binding(memory_s, arithmetic_s)
+        return bound_by.mask(from_cache & bound_by.eq(MEMORY).fillna(False), CACHE)
+
     table = work.join(times).assign(
+        read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, of_memory),
         rates=rates.source,
         tolerance=np.inf if rates.disturbed else TOLERANCE[rates.source],
         memory_bandwidth_bytes_per_s=rates.memory_bandwidth_bytes_per_s,
         flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
-        prefill_bound_by=binding(times["prefill_memory_s"], times["prefill_arithmetic_s"]),
-        decode_bound_by=binding(times["decode_memory_s"], times["decode_arithmetic_s"]),
-        bound_by=binding(memory_s, arithmetic_s),
+        prefill_bound_by=bound(times["prefill_memory_s"], times["prefill_arithmetic_s"]),
+        decode_bound_by=bound(times["decode_memory_s"], times["decode_arithmetic_s"]),
+        bound_by=bound(memory_s, arithmetic_s),
         source="predicted",
     )
     tokens = {"output_tokens_per_s": table["output_tokens"]}
@@ -191,7 +212,7 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
     devices = numbers(devices_of(table, rates.gpu))
-    bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
+    bytes_per_s = numbers(table["read_bytes_per_s"]) * devices
     flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
     # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))

@@ -37,9 +37,10 @@ from workflow_scripts.analyse.repeats import (
 )
 from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
-from workflow_scripts.catalog import Gpu, load_gpus, resolve
+from workflow_scripts.catalog import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.command import run_command
 from workflow_scripts.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
@@ -62,6 +63,12 @@ SCHEMA = table_schema(
         NUMBER,
         "of the rates measured on the devices (`prepared/devices/`)",
     ),
+    columns(
+        "measured_cache_ratio",
+        NUMBER,
+        "of the measured rates of reading as many bytes over and over as a step reads of weights, where these fit into "
+        "the last-level caches of both; then bandwidths of memory explain nothing",
+    ),
     columns("kv_tokens_ratio", NUMBER, "of the tokens that the KV caches hold"),
     columns(
         "decode_share_a decode_share_b",
@@ -74,7 +81,7 @@ SCHEMA = table_schema(
         "explanation",
         TEXT,
         "what the observed ratio supports: `bandwidth`, `flop`, `measured_bandwidth`, `measured_flop`, "
-        "`kv_capacity` (comma-separated), or `none`; null where no ratio is known",
+        "`measured_cache`, `kv_capacity` (comma-separated), or `none`; null where no ratio is known",
     ),
     columns(
         "support",
@@ -85,6 +92,12 @@ SCHEMA = table_schema(
     columns("nearest", TEXT, "the nearest of the known ratios (of those in the interval, if any)"),
     columns("nearest_difference_pct", NUMBER, "how far the observed ratio lies above the nearest, in per cent of it"),
     columns("verdict_text", TEXT, "the same in words"),
+    columns(
+        "cannot_show",
+        TEXT,
+        "why the two cannot show that decoding follows memory bandwidth: the weights fit into their caches; null where "
+        "they do not",
+    ),
     notes=("`kv_capacity` counts as an explanation only where full KV blocks bound one of the two devices."),
 )
 PUBLISHED_COLUMNS = (
@@ -104,7 +117,9 @@ PUBLISHED_COLUMNS = (
 )
 
 
-def device_ratios(cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None) -> pd.DataFrame:
+def device_ratios(
+    cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None, rates: Mapping[str, DeviceRates] | None = None
+) -> pd.DataFrame:
     """The ratios table: one row for each pair of devices, setting that both were measured with, and metric.
 
     Of two devices, `a` is the one that is faster on the geometric mean over all that both measured.
@@ -112,6 +127,7 @@ def device_ratios(cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None
     Args:
         cells: the cells table.
         measured: devices with measured rates in place of those of the data sheet.
+        rates: the records that these rates are from, with those of caches.
     """
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
@@ -125,6 +141,7 @@ def device_ratios(cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None
         **_capability_columns(pairs, measured or {}, "measured_"),
         kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
     )
+    pairs = pairs.join(_cache_columns(pairs, rates or {}))
     return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
 
 
@@ -159,10 +176,46 @@ def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: st
     return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
 
 
+def _cache_columns(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
+    """Where the weights fit into the caches of both devices, the ratio of reading them there, and what that hides."""
+    quantization = pairs.get("knob_quantization", pd.Series(None, index=pairs.index, dtype=object))
+    settings = zip(*(pairs[name] for name in ("gpu_a", "gpu_b", "model", "dtype")), quantization, strict=True)
+    found = [
+        _from_cache(a, b, _step_bytes(model, dtype, None if pd.isna(method) else method), rates)
+        for a, b, model, dtype, method in settings
+    ]
+    return pd.DataFrame(found, index=pairs.index, columns=["measured_cache_ratio", "cannot_show"])
+
+
+def _from_cache(a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]) -> tuple[float, str | None]:
+    if not {a, b} <= rates.keys():
+        return math.nan, None
+    cache_bytes = min(rates[name].last_level_cache_bytes or 0 for name in (a, b))
+    if step_bytes > cache_bytes:
+        return math.nan, None
+    of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
+    return (
+        of_a / of_b if of_a and of_b else math.nan,
+        f"{a} and {b} cannot show here that decoding follows memory bandwidth: the {step_bytes / 1e6:.0f} MB of weights"
+        f" that a step reads fit into the processor's last-level cache of {cache_bytes / 2**20:.0f} MiB, so they need"
+        " not come from memory. A larger model, or a processor with a smaller cache, would show it.",
+    )
+
+
+def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
+    try:
+        return read_model_facts(get_model(model).config, dtype, quantization).decode_weight_bytes
+    except (CatalogError, ModelFactsError):
+        return math.inf
+
+
 def _measured_row(row: Record) -> Record:
-    # Room for more tokens makes nothing faster unless a full cache held one of the two back.
+    # Room for more tokens makes nothing faster unless a full cache held one of the two back, and memory binds nothing
+    # that stays in a cache.
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
-    known, text = explanation_of(row, [c for c in CANDIDATES if c != "kv_tokens_ratio" or kv_bound])
+    unasked = set() if kv_bound else {"kv_tokens_ratio"}
+    unasked |= set() if pd.isna(row["cannot_show"]) else {"bandwidth_ratio", "measured_bandwidth_ratio"}
+    known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked])
     observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
     rate = row["metric"].removesuffix("_tokens_per_s")
     texts = [f"{row['gpu_a']} makes {observed} the {rate} tokens/s of {row['gpu_b']}.", text]
@@ -245,21 +298,26 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> 
     return rows
 
 
-def measured_devices(folder: Path) -> dict[str, Gpu]:
-    """Devices that have a record NAME.json in `folder`, with measured rates in place of those of the data sheet.
+def device_records(folder: Path) -> dict[str, DeviceRates]:
+    """The records NAME.json of devices in `folder`.
 
     Raises:
         TableError: a record that is not readable.
     """
+    return {name: rates for name in load_gpus() if (rates := _rates(folder / f"{name}.json"))}
+
+
+def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
+    """Devices that have a record, with measured rates in place of those of the data sheet."""
+    gpus = load_gpus()
     return {
-        name: gpu.model_copy(
+        name: gpus[name].model_copy(
             update={
                 "memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s,
                 "dense_flop_per_s": rates.matmul_flop_per_s,
             }
         )
-        for name, gpu in load_gpus().items()
-        if (rates := _rates(folder / f"{name}.json"))
+        for name, rates in records.items()
     }
 
 
@@ -281,8 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=Path, help="folder with the measured rates of devices, NAME.json each")
 
     def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
-        measured = measured_devices(args.devices) if args.devices else {}
-        return [(args.out, "ratios", device_ratios(cells, measured))]
+        rates = device_records(args.devices) if args.devices else {}
+        return [(args.out, "ratios", device_ratios(cells, measured_devices(rates), rates))]
 
     return run(parser, argv, make)
 

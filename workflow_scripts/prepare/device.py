@@ -7,6 +7,7 @@ a matrix-vector product of a float32 matrix larger than the last-level cache: wh
 """
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -14,14 +15,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog import CatalogError, FlopDtype, Gpu, get_gpu
+from workflow_scripts.catalog import CatalogError, FlopDtype, Gpu, get_gpu, load_models
 from workflow_scripts.command import run_command
+from workflow_scripts.definition import resolved_models
 from workflow_scripts.device import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device_rates import DeviceRates, Samples
 from workflow_scripts.host_load import HostLoad
+from workflow_scripts.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.processor import dtype_on, last_level_cache_bytes
+from workflow_scripts.study import Study, StudyError, load_study
 
 RUNS = 20
 RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
@@ -31,6 +37,9 @@ CACHES = 4  # a working set of so many last-level caches finds next to nothing t
 MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 WORKING_SET_MIN_BYTES = {"cpu": 2**28, "cuda": 2**30}
 ARITHMETIC: tuple[FlopDtype, ...] = ("fp32", "tf32", "bf16", "fp16")
+ON_CPU: Mapping[str, FlopDtype] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+READ_AGAIN = "read-"
+SMALLEST_SET_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,17 @@ def working_set_bytes(device: str, cache_bytes: int | None, memory_bytes: float)
     return int(min(wanted, memory_bytes / 8)) // ROW_BYTES * ROW_BYTES
 
 
-def operations(device: str, set_bytes: int, side: int, arithmetic: Sequence[FlopDtype]) -> dict[str, Operation]:
-    """What is timed, by name: `copy`, `read`, and a matrix product for each arithmetic.
+def operations(
+    device: str, set_bytes: int, side: int, arithmetic: Sequence[FlopDtype], reread: Sequence[int] = ()
+) -> dict[str, Operation]:
+    """What is timed, by name: `copy`, `read`, `read-BYTES` of smaller sets, and a matrix product for each arithmetic.
 
     Args:
         device: `cpu` or `cuda`.
         set_bytes: size of the matrix to copy and read, a multiple of `ROW_BYTES`.
         side: rows and columns of the matrices to multiply.
         arithmetic: names of the products; `tf32` is a product of float32 matrices that may be rounded to TF32.
+        reread: bytes of the smaller sets to read over and over, so that they may stay in caches.
     """
     import torch
 
@@ -75,6 +87,9 @@ def operations(device: str, set_bytes: int, side: int, arithmetic: Sequence[Flop
         "copy": Operation(2 * set_bytes, shape, lambda: target.copy_(source)),
         "read": Operation(set_bytes, shape, lambda: torch.mv(source, vector)),
     }
+    for size in reread:
+        part = source[: size // ROW_BYTES]
+        timed[f"{READ_AGAIN}{size}"] = Operation(part.nbytes, list(part.shape), partial(torch.mv, part, vector))
     for name in arithmetic:
         timed[name] = _matrix_product(name, device, side)
     return timed
@@ -128,20 +143,31 @@ def time_runs(
     }
 
 
-def cpu_cache_bytes(core: int, cpus: Path = Path("/sys/devices/system/cpu")) -> int | None:
-    """Size of the last-level cache that a core uses; None where the system does not tell."""
-    sizes = {}
-    for index in (cpus / f"cpu{core}" / "cache").glob("index*"):
-        sizes[int((index / "level").read_text())] = (index / "size").read_text().strip()
-    if not sizes:
-        return None
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    last = sizes[max(sizes)]
-    return int(last[:-1]) * units[last[-1]] if last[-1] in units else int(last)
+def step_bytes(study: Study, gpu: Gpu, device: Mapping[str, Any]) -> list[int]:
+    """Bytes of weights that a decode step reads, of each model of the study on the device; unknown models left out."""
+    models, sizes = load_models(), set()
+    for name in resolved_models(study):
+        with contextlib.suppress(ModelFactsError):
+            facts = read_model_facts(models[name].config, dtype_on(models[name].dtype, gpu, device))
+            sizes.add(facts.decode_weight_bytes)
+    return sorted(sizes)
 
 
-def measure_device(gpu: Gpu) -> DeviceRates:
+def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
+    """Sizes in bytes of the sets that a CPU reads over and over: each twice the last, and those of the models.
+
+    >>> [size // 2**20 for size in sets_to_read(2**26, [20 * 2**20, 2**30])]
+    [4, 8, 16, 20, 32]
+    """
+    doubled = [SMALLEST_SET_BYTES * 2**i for i in range((largest // SMALLEST_SET_BYTES).bit_length())]
+    whole_rows = [size // ROW_BYTES * ROW_BYTES for size in (*doubled, *of_models)]
+    return sorted({size for size in whole_rows if SMALLEST_SET_BYTES <= size < largest})
+
+
+def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     """Measure the device that this process got; nothing else may use it meanwhile.
+
+    A CPU also reads as many bytes as a decode step of each of the study's models.
 
     Raises:
         WrongDeviceError: it is not `gpu`.
@@ -155,15 +181,18 @@ def measure_device(gpu: Gpu) -> DeviceRates:
     synchronize: Callable[[], object]
     if gpu.kind == "cpu":
         device, threads, synchronize = "cpu", torch.get_num_threads(), lambda: None
-        cache_bytes, arithmetic = cpu_cache_bytes(found["cores"][0]), ARITHMETIC[:1]
+        cache_bytes = last_level_cache_bytes(found)
+        arithmetic = tuple(ON_CPU[dtype] for dtype in found["native_dtypes"])
     else:
         device, threads, synchronize = "cuda", None, torch.cuda.synchronize
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
         # What a GPU has no units for, it emulates, slowly.
         arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
     set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
+    of_models = step_bytes(study, gpu, found) if study else []
+    reread = sets_to_read(set_bytes, of_models) if device == "cpu" else []
     with HostLoad() as load:
-        samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic), synchronize)
+        samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread), synchronize)
     return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__, load.record)
 
 
@@ -183,6 +212,11 @@ def _record(
         copy_bytes_per_s_median=samples["copy"].median_per_s,
         read_bytes_per_s=samples["read"].best_per_s,
         read_bytes_per_s_median=samples["read"].median_per_s,
+        read_bytes_per_s_by_size={
+            int(name.removeprefix(READ_AGAIN)): of_size.best_per_s
+            for name, of_size in samples.items()
+            if name.startswith(READ_AGAIN)
+        },
         matmul_flop_per_s={name: samples[name].best_per_s for name in arithmetic},
         matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
         last_level_cache_bytes=cache_bytes,
@@ -205,13 +239,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "2: bad input",
     )
     parser.add_argument("--gpu", required=True, help="name in config/gpus.yaml")
+    parser.add_argument("--study", type=Path, help="a study, to read as many bytes as a step of each of its models")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args(argv)
     try:
         gpu = get_gpu(args.gpu)
         with device_lock(gpu):
-            rates = measure_device(gpu)
-    except CatalogError as e:
+            rates = measure_device(gpu, load_study(args.study) if args.study else None)
+    except (CatalogError, StudyError) as e:
         print(f"prepare.device: {e}", file=sys.stderr)
         return 2
     except WrongDeviceError as e:

@@ -121,6 +121,13 @@ def devices(report: Report) -> Iterator[Block]:
     yield _some(findings, "ratios")
 
 
+def cannot_show(report: Report) -> Iterator[Block]:
+    """Pairs of devices whose processor hides that decoding follows memory bandwidth, and why."""
+    ratios = report.tables.get("ratios")
+    if ratios is not None and "cannot_show" in ratios and len(reasons := ratios["cannot_show"].dropna().unique()):
+        yield Findings([Finding("cannot show", str(reason)) for reason in reasons])
+
+
 def engines(report: Report) -> Iterator[Block]:
     """The fastest vLLM cell against the fastest HuggingFace cell of each device, model and workload."""
     pairs = report.tables.need("engines")

@@ -106,6 +106,7 @@ SECTIONS: Sequence[Section] = (
             overview.simulated,
             overview.remote_code,
             overview.native_types,
+            findings.cannot_show,
             overview.load_warning,
             overview.slowed_gpus,
             overview.unsteady_cells,

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -127,6 +128,14 @@ def test_reading_may_be_faster_than_copying(tmp_path):
     (found,) = rates_of(CPU, tmp_path)
     assert found.memory_bandwidth_bytes_per_s == 40e9
     assert found.cache_bytes == 0
+
+
+def test_a_set_is_read_no_faster_than_the_next_smaller_one_and_all_larger_ones():
+    by_size = {100: 90e9, 200: 80e9, 400: 85e9, 800: 26e9}
+    found = record(read_bytes_per_s_by_size=by_size)
+    asked = (99, 100, 250, 400, 799, 10**6)
+    assert [found.rereading_bytes_per_s(size) for size in asked] == [None, 90e9, 85e9, 85e9, 85e9, 30e9]
+    assert record().rereading_bytes_per_s(10**6) is None  # a record from before this was measured
 
 
 def test_a_gpu_has_its_data_sheet_and_its_measured_rates(tmp_path):
@@ -277,6 +286,34 @@ def test_what_the_cache_keeps_of_the_weights_is_not_read_again():
     assert found["weights_fit_cache"]
     assert found["prefill_memory_s"] == found["decode_memory_s"] == 0
     assert found["wall_s_min"] == pytest.approx(TINY.request_flops(10, 3) / 1e9)
+
+
+def in_cache(cache_bytes, by_size):
+    device = rates(1e9, 1e12, cache_bytes=cache_bytes, kind="cpu")
+    return replace(
+        device, measured=record(read_bytes_per_s=1e9, copy_bytes_per_s=1e9, read_bytes_per_s_by_size=by_size)
+    )
+
+
+def test_weights_in_the_cache_are_read_at_its_rate():
+    size = TINY.decode_weight_bytes
+    found = times([(10, 3, 0)], device=in_cache(size, {2**20: 9e9, size - 1: 4e9, 4 * size: 1e9}))
+    assert found["weights_fit_cache"]
+    kv_bytes = (10 + 11) * TINY.bytes_per_token()
+    assert found["prefill_memory_s"] == pytest.approx(size / 4e9)
+    assert found["decode_memory_s"] == pytest.approx((2 * size + kv_bytes) / 4e9)
+    unmeasured = times([(10, 3, 0)], device=in_cache(size, {4 * size: 1e9}))
+    assert unmeasured["prefill_memory_s"] == unmeasured["decode_memory_s"] == 0
+
+
+@pytest.mark.parametrize(("beyond", "bound_s"), [(1, 1 / 4), (0.5, 0.5)])
+def test_weights_beyond_the_cache_take_the_longer_of_both_ways(beyond, bound_s):
+    """A byte over the cache does not make them free: the rest comes no faster than from the cache."""
+    size = TINY.decode_weight_bytes
+    cache = size - 1 if beyond == 1 else size // 2
+    found = times([(10, 3, 0)], device=in_cache(cache, {2**20: 4e9}))
+    assert not found["weights_fit_cache"]
+    assert found["prefill_memory_s"] == pytest.approx(size * bound_s / 1e9, rel=1e-6)
 
 
 def test_ranks_add_up_but_stages_read_their_weights_in_turn():

@@ -148,6 +148,7 @@ def test_each_candidate_has_its_own_name():
         "flop_ratio": ("flop", "FLOP rates"),
         "measured_bandwidth_ratio": ("measured_bandwidth", "measured memory bandwidths"),
         "measured_flop_ratio": ("measured_flop", "measured matrix-product rates"),
+        "measured_cache_ratio": ("measured_cache", "measured rates of reading the weights from cache"),
         "kv_tokens_ratio": ("kv_capacity", "KV-cache capacities"),
     }
 

@@ -32,7 +32,14 @@ PREFIX_OFF_ESTIMATE = {"steps": 16, "estimated_read_bytes": 6_264_785_920, "esti
 
 
 def measured_device(
-    folder, gpu="cpu-all", bytes_per_s=10e9, flop_per_s=100e9, dtype="fp32", cache_bytes=None, others_pct=0.0
+    folder,
+    gpu="cpu-all",
+    bytes_per_s=10e9,
+    flop_per_s=100e9,
+    dtype="fp32",
+    cache_bytes=None,
+    others_pct=0.0,
+    by_size=None,
 ):
     DeviceRates(
         gpu=gpu,
@@ -43,6 +50,7 @@ def measured_device(
         matmul_flop_per_s={dtype: flop_per_s},
         matmul_flop_per_s_median={dtype: flop_per_s},
         last_level_cache_bytes=cache_bytes,
+        read_bytes_per_s_by_size=by_size or {},
         device={},
         threads=2,
         host="h",
@@ -225,9 +233,23 @@ def test_weights_in_the_cache_leave_only_arithmetic_as_a_ceiling(parsed):
     parsed.cell([(10, 3, 0)] * 4)
     found = row(parsed)
     assert found["weights_fit_cache"]
+    assert found["read_bytes_per_s"] == found["memory_bandwidth_bytes_per_s"]
     assert math.isnan(found["output_tokens_per_s_ceiling_memory"])
     assert found["output_tokens_per_s_ceiling"] == found["output_tokens_per_s_ceiling_arithmetic"]
     assert found["bound_by"] == "arithmetic"
+
+
+def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own(parsed):
+    measured_device(parsed.devices, cache_bytes=10**9, by_size={2**22: 40e9, 2**26: 20e9, 2**30: 10e9}, flop_per_s=1e15)
+    parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
+    found = row(parsed)
+    assert found["weights_fit_cache"]
+    assert (found["read_bytes_per_s"], found["memory_bandwidth_bytes_per_s"]) == (20e9, 10e9)
+    assert (found["bound_by"], found["decode_bound_by"]) == ("cache bandwidth", "cache bandwidth")
+    kv = (10 + 11) * 4 * TINY.bytes_per_token()
+    assert found["output_tokens_per_s_ceiling_memory"] == pytest.approx(12 * 20e9 / (3 * TINY.decode_weight_bytes + kv))
+    assert found["mbu"] == pytest.approx((3 * TINY.decode_weight_bytes + kv) / 20e9)
+    assert not found["exceeds"]
 
 
 def test_knobs_reach_the_ceilings(parsed):

@@ -12,6 +12,7 @@ from workflow_scripts.analyse.ratios import (
     PUBLISHED_COLUMNS,
     SCHEMA,
     device_ratios,
+    device_records,
     main,
     measured_devices,
     published_ratios,
@@ -323,24 +324,70 @@ def record(**changes):
 def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
     (tmp_path / "h200.json").write_text(json.dumps(record()))
     (tmp_path / "unknown.json").write_text("{}")
-    found = measured_devices(tmp_path)
+    found = measured_devices(device_records(tmp_path))
     assert list(found) == ["h200"]
     assert found["h200"].memory_bandwidth_bytes_per_s == 4e12
     assert found["h200"].peak_flop_per_s("bfloat16") == 7e14
     assert found["h200"].peak_flop_per_s("float16") is None
-    assert measured_devices(tmp_path / "nowhere") == {}
+    assert device_records(tmp_path / "nowhere") == {}
 
 
 def test_a_damaged_record_is_named(tmp_path):
     path = tmp_path / "h200.json"
     path.write_text("{")
     with pytest.raises(TableError, match=r"^.*h200\.json: not JSON: "):
-        measured_devices(tmp_path)
+        device_records(tmp_path)
     path.write_text(json.dumps(record(matmul_flop_per_s={"bf16": "fast"})))
     with pytest.raises(
         TableError, match=r"^.*h200\.json: matmul_flop_per_s\.bf16: Input should be a valid number[^\n]*$"
     ):
-        measured_devices(tmp_path)
+        device_records(tmp_path)
+
+
+def big_cache(gpu, scale, by_size):
+    return record(
+        gpu=gpu,
+        copy_bytes_per_s=scale * 12e9,
+        read_bytes_per_s=scale * 12e9,
+        matmul_flop_per_s={"fp32": 1.94e11 if scale > 1 else 1e11},
+        last_level_cache_bytes=480 * 2**20,
+        threads=scale,
+        read_bytes_per_s_by_size=by_size,
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_all", "explanation"), [({2**22: 160e9, 2**26: 90e9}, "none"), ({2**22: 90e9, 2**26: 60e9}, "measured_cache")]
+)
+def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(tmp_path, of_all, explanation):
+    """An Intel Xeon with 480 MiB: ratios of 1.41 to 1.61 where memory gives 2.00 and matrix products 1.94."""
+    (tmp_path / "cpu-1core.json").write_text(json.dumps(big_cache("cpu-1core", 1, {2**22: 80e9, 2**26: 40e9})))
+    (tmp_path / "cpu-all.json").write_text(json.dumps(big_cache("cpu-all", 2, of_all)))
+    cpu = {"model": "tiny-llama-57m", "processor": "Intel Xeon: avx2"}
+    cells = table(cell(SEQS, around(150), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
+    rates = device_records(tmp_path)
+    found = device_ratios(cells, measured_devices(rates), rates)
+    row = only(found[found["metric"] == "output_tokens_per_s"])
+    assert (row["explanation"], row["measured_bandwidth_ratio"]) == (explanation, 2)
+    assert row["measured_cache_ratio"] == of_all[2**26] / 40e9
+    assert row["cannot_show"] == (
+        "cpu-all and cpu-1core cannot show here that decoding follows memory bandwidth: the 214 MB of weights that a"
+        " step reads fit into the processor's last-level cache of 480 MiB, so they need not come from memory. A larger"
+        " model, or a processor with a smaller cache, would show it."
+    )
+    assert "memory bandwidths" not in row["verdict_text"]
+
+
+def test_a_model_beyond_the_cache_is_explained_by_memory(tmp_path):
+    for gpu, scale in (("cpu-1core", 1), ("cpu-all", 2)):
+        small = big_cache(gpu, scale, {2**22: 80e9}) | {"last_level_cache_bytes": 2**25}
+        (tmp_path / f"{gpu}.json").write_text(json.dumps(small))
+    cpu = {"model": "tiny-llama-57m"}
+    cells = table(cell(SEQS, around(200), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
+    rates = device_records(tmp_path)
+    found = device_ratios(cells, measured_devices(rates), rates).iloc[0]
+    assert (found["explanation"], found["cannot_show"]) == ("measured_bandwidth", None)
+    assert math.isnan(found["measured_cache_ratio"])
 
 
 # --- the command

@@ -12,6 +12,7 @@ from workflow_scripts.catalog import Gpu, get_gpu
 from workflow_scripts.device import WrongDeviceError
 from workflow_scripts.device_rates import DeviceRates, Samples, read_device_rates
 from workflow_scripts.prepare import device as d
+from workflow_scripts.study import load_study
 
 
 def test_rates_of_samples_are_those_of_the_fastest_run_and_the_one_in_the_middle():
@@ -110,18 +111,20 @@ def test_a_working_set_where_the_cache_is_not_known():
     assert d.working_set_bytes("cuda", None, 2**37) == 2**30
 
 
-def test_the_last_level_cache_is_that_of_the_highest_level(tmp_path):
-    for index, (level, size) in enumerate([(1, "32K"), (1, "32K"), (3, "16M"), (2, "512K")]):
-        folder = tmp_path / "cpu5" / "cache" / f"index{index}"
-        folder.mkdir(parents=True)
-        (folder / "level").write_text(f"{level}\n")
-        (folder / "size").write_text(f"{size}\n")
-    assert d.cpu_cache_bytes(5, tmp_path) == 16 * 2**20
-    assert d.cpu_cache_bytes(4, tmp_path) is None
-    (tmp_path / "cpu5" / "cache" / "index2" / "size").write_text("1G")
-    assert d.cpu_cache_bytes(5, tmp_path) == 2**30
-    (tmp_path / "cpu5" / "cache" / "index2" / "size").write_text("65536")
-    assert d.cpu_cache_bytes(5, tmp_path) == 65536
+def test_the_sets_that_are_read_are_those_of_the_models_and_each_twice_the_last():
+    sizes = d.sets_to_read(2**28, [106_980_864, 213_961_728, 2**30, 1000])
+    assert [size for size in sizes if size & (size - 1)] == [106_971_136, 213_958_656]  # whole rows
+    assert [size // 2**20 for size in sizes if not size & (size - 1)] == [4, 8, 16, 32, 64, 128]
+    timed = d.operations("cpu", 8 * d.ROW_BYTES, 16, (), [2 * d.ROW_BYTES, 4 * d.ROW_BYTES])
+    assert [(name, o.amount) for name, o in timed.items()][2:] == [("read-32768", 32768), ("read-65536", 65536)]
+    assert [len(timed[name].run()) for name in ("read-32768", "read-65536")] == [2, 4]
+
+
+def test_the_bytes_of_a_step_are_those_of_each_model_in_the_type_of_the_device():
+    study = load_study(Path("config/studies/demo.yaml"))
+    gpu = get_gpu("cpu-all")
+    assert d.step_bytes(study, gpu, {"native_dtypes": ["float32"]}) == [213_961_728]
+    assert d.step_bytes(study, gpu, {"native_dtypes": ["float32", "bfloat16"]}) == [106_980_864]
 
 
 def test_a_record_of_a_gpu(monkeypatch):
@@ -129,7 +132,8 @@ def test_a_record_of_a_gpu(monkeypatch):
     gpu = get_gpu("h200").model_copy(update={"dense_flop_per_s": {"fp32": 1.0, "fp16": 1.0, "int8": 1.0}})
     seen = {}
 
-    def operations(device, set_bytes, side, arithmetic):
+    def operations(device, set_bytes, side, arithmetic, reread):
+        assert reread == []
         seen.update(device=device, set_bytes=set_bytes, side=side)
         return {name: d.Operation(8.0, [2], lambda: None) for name in ("copy", "read", *arithmetic)}
 
@@ -156,18 +160,25 @@ def test_a_record_of_a_gpu(monkeypatch):
     assert rates.threads is None
 
 
+STUDY = ["--study", "config/studies/demo.yaml"]
+
+
 def test_the_command_measures_one_core(tmp_path: Path):
     out = tmp_path / "devices" / "cpu-1core.json"
     ended = subprocess.run(
-        [sys.executable, "-m", "workflow_scripts.prepare.device", "--gpu", "cpu-1core", "--out", str(out)],
+        [sys.executable, "-m", "workflow_scripts.prepare.device", "--gpu", "cpu-1core", *STUDY, "--out", str(out)],
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
     rates = read_device_rates(out)
     assert (rates.gpu, rates.threads, len(rates.device["cores"])) == ("cpu-1core", 1, 1)
-    assert rates.samples.keys() == {"copy", "read", "fp32"}
-    assert set(rates.matmul_flop_per_s) == {"fp32"}
+    native = {d.ON_CPU[dtype] for dtype in rates.device["native_dtypes"]}
+    assert {name for name in rates.samples if not name.startswith(d.READ_AGAIN)} == {"copy", "read", *native}
+    assert set(rates.matmul_flop_per_s) == native
+    (of_step,) = d.step_bytes(load_study(Path(STUDY[1])), get_gpu("cpu-1core"), rates.device)
+    assert {2**22, 2**27, of_step // d.ROW_BYTES * d.ROW_BYTES} <= rates.read_bytes_per_s_by_size.keys()
+    assert 1e8 < rates.rereading_bytes_per_s(of_step) < 1e13
     # Slower than a 1990s machine or faster than any core: a unit would be wrong.
     assert 1e8 < rates.read_bytes_per_s_median <= rates.read_bytes_per_s < 1e12
     assert 1e8 < rates.copy_bytes_per_s_median <= rates.copy_bytes_per_s < 1e12
@@ -182,7 +193,7 @@ def test_bad_input_is_one_message(capsys, monkeypatch, tmp_path):
     assert d.main(["--gpu", "abacus", "--out", str(out)]) == 2
     assert "unknown GPU 'abacus'; allowed: h200" in capsys.readouterr().err
 
-    def wrong(gpu: Gpu) -> DeviceRates:
+    def wrong(gpu: Gpu, study: object) -> DeviceRates:
         raise WrongDeviceError("the GPU here is another one")
 
     monkeypatch.setattr(d, "measure_device", wrong)

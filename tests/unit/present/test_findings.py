@@ -191,3 +191,32 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> 
     (block,) = findings.knobs(report)
     assert isinstance(block, findings.Findings)
     assert "Intervals cover what varies between repeats in one start of an engine, not between starts" in block.note
+
+
+def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) -> None:
+    ratios = pd.DataFrame({"cannot_show": ["The cache holds the model.", "The cache holds the model.", None]})
+    ratios.to_parquet(report.tables.folder / "ratios.parquet")
+    (block,) = findings.cannot_show(report)
+    assert isinstance(block, findings.Findings)
+    assert [(f.verdict, f.sentence) for f in block.findings] == [("cannot show", "The cache holds the model.")]
+    ratios.assign(cannot_show=None).to_parquet(report.tables.folder / "ratios.parquet")
+    assert list(findings.cannot_show(replace(report, tables=Tables(report.tables.folder)))) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sentence"),
+    [
+        ("bfloat16", "On a CPU, tiny-llama-57m was computed in bfloat16: this processor does that natively."),
+        (
+            "float32",
+            "On a CPU, tiny-llama-57m was computed in float32: this processor would have to emulate smaller types.",
+        ),
+    ],
+)
+def test_the_type_that_a_device_decided_is_said(report: Report, dtype: str, sentence: str) -> None:
+    cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "gpu": "cpu-all", "device_name": "a CPU", "dtype": dtype})
+    cells = cells.assign(model=["tiny-llama-57m", "tiny-llama-57m", "opt-125m"], outcome="ok", comparable=True)
+    cells.to_parquet(report.tables.folder / "cells.parquet")
+    (block,) = overview.native_types(report)
+    assert isinstance(block, findings.Findings)
+    assert [(f.verdict, f.sentence) for f in block.findings] == [(dtype, sentence)]
