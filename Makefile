@@ -63,8 +63,8 @@ bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it gro
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
-	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/prepare/%.py,capacity memory predictions) \
-	workflow_scripts/formulas.py workflow_scripts/model_facts.py))))
+	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/predict/%.py,kv_capacity engine_memory capacity_of_cells) \
+	workflow_scripts/physics/formulas.py workflow_scripts/physics/model_facts.py))))
 
 mutants: $(VENV)/dev.installed ## change the code that computes in small ways and count what its tests notice (MUTATED=formulas)
 	@for module in $(MUTATED); do $(BIN)/python -m benchmarks.mutants $(ARGS) $$module; done

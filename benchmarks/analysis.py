@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.generated_study import write_generated_study
-from workflow_scripts.command import run_command
+from workflow_scripts.common.command import run_command
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 GOAL_S, GOAL_GB = 120, 2
@@ -48,7 +48,7 @@ def commands(study: Path) -> dict[str, list[str]]:
     predictions = str(prepared / "capacity.jsonl")
     figures = str(root / "figures")
     return {
-        "capacity predictions": ["workflow_scripts.prepare.predictions", *common, "--out", predictions],
+        "capacity predictions": ["workflow_scripts.predict.capacity_of_cells", *common, "--out", predictions],
         "cells": [room + "cells", *common, *of_parsed, "--out", measured],
         "limits": analyse("limits", "limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
         "waste": analyse("fragmentation", "waste", *of_parsed),

@@ -21,15 +21,15 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from workflow_scripts.catalog import load_gpus
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import cell_definition, model_key, resolved_models, workload_key
-from workflow_scripts.device import found_device
-from workflow_scripts.files import read_json, read_jsonl, write_json
-from workflow_scripts.grid import Cell, expand
-from workflow_scripts.outcome import Outcome, read_outcome
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import Study, load_study
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, read_jsonl, write_json
+from workflow_scripts.device.device_check import found_device
+from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, load_study
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"

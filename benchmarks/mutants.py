@@ -24,7 +24,7 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
-from workflow_scripts.command import run_command
+from workflow_scripts.common.command import run_command
 
 TESTED_IN = {"facts": "cells", "memory": "capacity"}  # modules without a test file of their own name
 CPU_LIMIT_S = 90  # of the tests on one mutant
@@ -104,7 +104,7 @@ def main() -> int:
     survey = Survey(f"workflow_scripts.{args.module}", args.sample)
     path = Path(*args.module.split("."))
     own = Path("tests/unit", path.parent, f"test_{TESTED_IN.get(path.name, path.name)}.py")
-    files = [own, Path("workflow_scripts", path).with_suffix(".py"), Path("tests/unit/analyse/test_command.py")]
+    files = [own, Path("workflow_scripts", path).with_suffix(".py"), Path("tests/unit/analyse/test_table_command.py")]
     settings.register_profile("mutants", deadline=None, derandomize=True, database=None, phases=[Phase.generate])
     options = ["-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):

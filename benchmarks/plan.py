@@ -3,7 +3,7 @@
     make bench-plan          (or: python -m benchmarks.plan [--cells 100 1000 10000] [--requests 10000 100000 1000000])
 
 Schedules are of synthetic ShareGPT-like lengths and made in this process, on one core. A plan is
-`prepare.plan` on all cores, of 300 such requests a cell. A dry run is a `snakemake -n` of a study of which nothing is
+`predict.plan` on all cores, of 300 such requests a cell. A dry run is a `snakemake -n` of a study of which nothing is
 measured yet, with a job a cell and with the batches of `--profile slurm`.
 """
 
@@ -20,9 +20,9 @@ from rich.table import Table
 
 from benchmarks.analysis import Cost, run
 from tests.generated_study import write_study_file
-from workflow_scripts.command import run_command
-from workflow_scripts.prepare.schedule import RequestLengths, SchedulerSettings
-from workflow_scripts.prepare.scheduler import make_schedule
+from workflow_scripts.common.command import run_command
+from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
 
 SETTINGS = SchedulerSettings(
     max_num_seqs=256, max_num_batched_tokens=8192, block_size=16, max_model_len=2048, num_blocks=60_000
@@ -62,7 +62,7 @@ def costs_of_study(cells: int) -> dict[str, Cost]:
         study = str(write_study_file(Path(scratch), cells, CHAT))
         dry_run = ["snakemake", "--dry-run", "--quiet", "--configfile", study, "--config", f"results={scratch}"]
         return {
-            "plan": run(["workflow_scripts.prepare.plan", "--study", study, "--results", scratch, "--quiet"]),
+            "plan": run(["workflow_scripts.predict.plan", "--study", study, "--results", scratch, "--quiet"]),
             "dry run, a job a cell": run(dry_run),
             "dry run, in batches": run([*dry_run, "--profile", "slurm"]),
         }

@@ -9,8 +9,8 @@ from Python because vLLM's command does not start under a CPU build, and because
 import argparse
 from pathlib import Path
 
-from workflow_scripts.command import run_command
-from workflow_scripts.files import read_json, read_jsonl, write_json
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, read_jsonl, write_json
 
 
 def main() -> int:

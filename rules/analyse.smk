@@ -120,7 +120,7 @@ rule engines:
     """vLLM against HuggingFace at equal work, and how much of the gain is batching."""
     input:
         cells=table("cells"),
-        code=sources("analyse.engines"),
+        code=sources("analyse.engine_gain"),
     output:
         **written("engines"),
         **written("engine_decomposition", of="decomposition_"),
@@ -129,7 +129,7 @@ rule engines:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.analyse.engines"
+        "python -m workflow_scripts.analyse.engine_gain"
         " --study $STUDY"
         " --cells {input.cells}"
         " --out {output.table}"

@@ -2,12 +2,12 @@
 
 A batch's job has one marker as its output and no cell: Snakemake deletes the outputs of a job that fails, and nothing
 that was measured may be lost because another cell of the batch failed. A cell is done when its outcome is there, so a
-second call makes batches of the others. workflow_scripts/batches.py says what a batch is.
+second call makes batches of the others. workflow_scripts/cluster/batches.py says what a batch is.
 """
 
-from workflow_scripts.attempt import Attempt
-from workflow_scripts.batches import batches, read_batch, write_batch
-from workflow_scripts.cluster import SiteError, job_resources, load_site, predicted_limits_s, queue_resources
+from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.cluster.batches import batches, read_batch, write_batch
+from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources
 
 try:
     SITE = load_site(Path(config["site"]))
@@ -143,7 +143,7 @@ if BATCHES:
         conda:
             "../envs/cpu.conda.yaml"
         shell:
-            "python -m workflow_scripts.batches"
+            "python -m workflow_scripts.cluster.batches"
             " --study $STUDY"
             " --results $RESULTS"
             " --gpu {wildcards.gpu}"

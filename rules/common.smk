@@ -7,19 +7,19 @@ from functools import cache
 from pathlib import Path
 from shlex import quote
 
-from workflow_scripts.catalog import CatalogError, load_gpus
-from workflow_scripts.definition import (
+from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus
+from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
     model_key,
     resolved_models,
     workload_key,
 )
-from workflow_scripts.grid import expand as expand_study
-from workflow_scripts.outcome import is_outcome_of
-from workflow_scripts.paths import CELL_PATTERN, StudyPaths
-from workflow_scripts.sources import sources
-from workflow_scripts.study import StudyError, load_study, study_file
+from workflow_scripts.study.grid import expand as expand_study
+from workflow_scripts.study.outcome import is_outcome_of
+from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
+from workflow_scripts.common.sources import sources
+from workflow_scripts.study.study_file import StudyError, load_study, study_file
 
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 # Tables of the report; each is written as Parquet and as CSV.

@@ -1,6 +1,6 @@
 """Ended: parsing takes the cells that there are. In batches and for a partial report, no job makes a cell's outcome."""
 
-from workflow_scripts.batches import ended_cells, write_ended
+from workflow_scripts.cluster.batches import ended_cells, write_ended
 
 
 def measured_outcomes(gpu):

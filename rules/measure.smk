@@ -5,9 +5,9 @@ cell's definition, which carries the version of the measuring protocol. Inputs a
 from another machine are not measured again because of their times.
 """
 
-from workflow_scripts.files import read_json
-from workflow_scripts.gpus_here import cells_without_gpu, gpus_here, what_is_left
-from workflow_scripts.outcome import never_ran
+from workflow_scripts.common.files import read_json
+from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_is_left
+from workflow_scripts.study.outcome import never_ran
 
 measured_outcomes = outcomes_of
 

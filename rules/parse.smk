@@ -5,7 +5,7 @@ rule parse:
     """Read the evidence of one GPU's cells; unchanged cells are taken over from the last time."""
     input:
         outcomes=lambda wildcards: measured_outcomes(wildcards.gpu),
-        code=sources("parse.cells"),
+        code=sources("parse.cell_tables"),
     output:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],
     log:
@@ -17,7 +17,7 @@ rule parse:
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),
     shell:
-        "python -m workflow_scripts.parse.cells"
+        "python -m workflow_scripts.parse.cell_tables"
         " --cells {params.cells}"
         " --gpu {wildcards.gpu}"
         " --processes {threads}"

@@ -9,7 +9,7 @@ rule plan:
         "../envs/cpu.conda.yaml"
     threads: workflow.resource_settings.cores or 1
     shell:
-        "python -m workflow_scripts.prepare.plan"
+        "python -m workflow_scripts.predict.plan"
         " --study $STUDY"
         " --results $RESULTS"
         " --processes {threads}"
@@ -33,7 +33,7 @@ rule predict_cells:
     params:
         definitions=rules.predict_capacity.params.definitions,
     shell:
-        "python -m workflow_scripts.prepare.plan"
+        "python -m workflow_scripts.predict.plan"
         " --study $STUDY"
         " --results $RESULTS"
         " --processes {threads}"

@@ -67,7 +67,7 @@ rule check_study:
     conda:
         ENGINE_ENVIRONMENT
     shell:
-        "python -m workflow_scripts.prepare.check_study --study $STUDY 2> >(tee {log} >&2)"
+        "python -m workflow_scripts.predict.check_study --study $STUDY 2> >(tee {log} >&2)"
 
 
 rule prepare_device:
@@ -82,7 +82,7 @@ rule prepare_device:
     resources:
         host_device=1,
     shell:
-        "python -m workflow_scripts.prepare.device"
+        "python -m workflow_scripts.measure.device_speed"
         " --study $STUDY"
         " --gpu {wildcards.gpu}"
         " --out {output}"
@@ -102,4 +102,4 @@ rule predict_capacity:
     params:
         definitions=definition_sha256({cell: definition(cell) for cell in CELLS}),
     shell:
-        "python -m workflow_scripts.prepare.predictions" " --study $STUDY" " --out {output}" " > {log} 2>&1"
+        "python -m workflow_scripts.predict.capacity_of_cells" " --study $STUDY" " --out {output}" " > {log} 2>&1"

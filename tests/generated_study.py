@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import Cell, expand
-from workflow_scripts.parse.cell import TABLES
-from workflow_scripts.study import Study, load_study
+from workflow_scripts.parse.cell_facts import TABLES
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.study_file import Study, load_study
 
 REPEATS = 3
 REQUESTS = 24

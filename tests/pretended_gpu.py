@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.files import write_text
+from workflow_scripts.common.files import write_text
 
 HERE = Path(__file__).resolve().parent / "fixtures" / "pretended_gpu"
 CATALOGUE = HERE / "gpus.yaml"

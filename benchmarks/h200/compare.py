@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from workflow_scripts.catalog import load_gpus
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import cell_definition, model_key, resolved_models, workload_key
-from workflow_scripts.files import read_json, read_jsonl, write_json
-from workflow_scripts.grid import Cell
-from workflow_scripts.knobs import VllmKnobs
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, read_jsonl, write_json
+from workflow_scripts.engines.knobs import VllmKnobs
 from workflow_scripts.measure.cell import find_cell
-from workflow_scripts.measure.engines import Engine, EngineSetup, Request, make_engine
+from workflow_scripts.measure.engine import Engine, EngineSetup, Request, make_engine
 from workflow_scripts.measure.trace import sampled
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import Study, load_study
+from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, load_study
 
 PAIRS = 4
 

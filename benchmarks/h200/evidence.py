@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from workflow_scripts.files import write_json
-from workflow_scripts.paths import StudyPaths
+from workflow_scripts.common.files import write_json
+from workflow_scripts.study.paths import StudyPaths
 
 # A host that takes files of 16 MiB gets archives that are closed before that.
 FULL_BYTES = 12 * 2**20

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import psutil
 
-from workflow_scripts.command import run_command
-from workflow_scripts.commit import VARIABLE, commit_of
-from workflow_scripts.device import nvml_handle
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.commit import VARIABLE, commit_of
+from workflow_scripts.device.device_check import nvml_handle
 from workflow_scripts.measure.provenance import CHECKOUT
 
 SMI_LIMIT_S = 30

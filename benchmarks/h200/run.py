@@ -18,14 +18,14 @@ from pathlib import Path
 
 from benchmarks.h200.evidence import pack
 from benchmarks.h200.probe import probe
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import Cell, expand
+from workflow_scripts.common.command import run_command
 from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE
-from workflow_scripts.outcome import is_outcome_of, read_outcome
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import Study, StudyError, load_study
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import is_outcome_of, read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STUDY = CHECKOUT / "config/studies/h200_reference.yaml"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workflow_scripts.catalog import load_gpus
-from workflow_scripts.grid import expand
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.study import load_study
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[2]
 STUDIES = sorted((CHECKOUT / "config/studies").rglob("*.yaml"))
@@ -67,9 +67,9 @@ def test_a_plan_is_printed(tmp_path: Path) -> None:
 def test_its_engines_take_every_study() -> None:
     told = call(
         "-c",
-        "import sys; from pathlib import Path; from workflow_scripts.grid import expand;"
-        "from workflow_scripts.prepare.check_study import check_cells, fault_lines;"
-        "from workflow_scripts.study import load_study;"
+        "import sys; from pathlib import Path; from workflow_scripts.study.grid import expand;"
+        "from workflow_scripts.predict.check_study import check_cells, fault_lines;"
+        "from workflow_scripts.study.study_file import load_study;"
         "cells = [cell for path in sys.argv[1:] for cell in expand(load_study(Path(path)))];"
         "print('faults:', *fault_lines(Path('config/studies'), check_cells(cells)), sep='\\n')",
         *STUDIES,
@@ -80,7 +80,7 @@ def test_its_engines_take_every_study() -> None:
 
 def test_the_command_that_the_docs_recommend_says_so() -> None:
     study = "config/studies/parallelism.yaml"
-    done = call("-m", "workflow_scripts.prepare.check_study", "--study", study)
+    done = call("-m", "workflow_scripts.predict.check_study", "--study", study)
     assert done.returncode == 0, done.stderr
     assert f"{study}: {len(expand(load_study(CHECKOUT / study)))} cells, and no setting that is refused by vllm 0." in (
         done.stdout

@@ -10,7 +10,7 @@ import yaml
 
 from tests.integration.conftest import CHECKOUT
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
-from workflow_scripts.outcome import Outcome, read_outcome
+from workflow_scripts.study.outcome import Outcome, read_outcome
 
 KNOBS = "bs32-seqs4-len512-eager1-cpukv1"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workflow_scripts.grid import expand
-from workflow_scripts.prepare.check_study import check_cells, fault_lines, main
-from workflow_scripts.study import load_study
+from workflow_scripts.predict.check_study import check_cells, fault_lines, main
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
 
 pytest.importorskip("vllm")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workflow_scripts.measure import hf_continuous, hf_static
-from workflow_scripts.measure.engines import EngineSetup, Request, make_engine
+from workflow_scripts.measure.engine import EngineSetup, Request, make_engine
 from workflow_scripts.measure.failures import run_failure
 
 torch = pytest.importorskip("torch")

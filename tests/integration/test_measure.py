@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
-from workflow_scripts.files import read_jsonl
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.measure.engines import preload_of
+from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import Ended, run
 from workflow_scripts.measure.vllm_offline import LAYOUT
-from workflow_scripts.model_facts import DTYPE_BYTES
-from workflow_scripts.outcome import Outcome, read_outcome
+from workflow_scripts.physics.model_facts import DTYPE_BYTES
+from workflow_scripts.study.outcome import Outcome, read_outcome
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 WriteStudy = Callable[..., Path]

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from tests.unit.prepare.planned import write_study
+from tests.unit.predict.planned import write_study
 
 
 def test_a_plan_is_printed_each_time_and_kept(tmp_path, snakemake):

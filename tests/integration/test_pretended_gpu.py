@@ -10,10 +10,10 @@ import yaml
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.pretended_gpu import CATALOGUE, IDLE, POWER_CAP, Pretended
 from workflow_scripts.analyse import cells as analyse_cells
-from workflow_scripts.files import read_jsonl
-from workflow_scripts.outcome import read_outcome
-from workflow_scripts.parse import cells as parse_cells
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.parse import cell_tables as parse_cells
 from workflow_scripts.present import page
+from workflow_scripts.study.outcome import read_outcome
 
 CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
 STUDY = {

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workflow_scripts.measure.engines import CacheHeldError, forget_prefixes
-from workflow_scripts.prepare.schedule import (
+from workflow_scripts.measure.engine import CacheHeldError, forget_prefixes
+from workflow_scripts.predict.schedule import (
     FloatArray,
     RequestLengths,
     Schedule,
@@ -25,7 +25,7 @@ from workflow_scripts.prepare.schedule import (
     Segments,
     StepTime,
 )
-from workflow_scripts.prepare.scheduler import StepRun, make_schedule
+from workflow_scripts.predict.scheduler import StepRun, make_schedule
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 

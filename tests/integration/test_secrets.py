@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.files import read_json
+from workflow_scripts.common.files import read_json
 
 SCRIPT = "<script>alert('from a study')</script>"
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY")

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-
 from tests.unit.analyse.test_serve import ALL_KNOBS, FOLDER, HUB
-from workflow_scripts.analyse.serve import ServeSettings, serve_settings
-from workflow_scripts.knobs import VllmKnobs
+
+from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
+from workflow_scripts.engines.knobs import VllmKnobs
 
 DEFAULTS = VllmKnobs(max_num_seqs=8, enable_prefix_caching=True, enforce_eager=False, kv_cache_dtype="auto")
 

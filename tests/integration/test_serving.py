@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.files import read_jsonl
-from workflow_scripts.grid import expand
-from workflow_scripts.outcome import Outcome, read_outcome
-from workflow_scripts.study import load_study
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.study_file import load_study
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 OPENAI = "cpu-all/openai/tiny-llama-57m/short/at-{}-users4"

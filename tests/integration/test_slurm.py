@@ -19,9 +19,9 @@ from filelock import FileLock
 
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import expand
-from workflow_scripts.study import load_study
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
 
 pytestmark = [
     pytest.mark.slurm,
@@ -147,7 +147,7 @@ def planned_cells(checkout: LabCheckout) -> set[str]:
 
 def test_another_protocol_repeats_every_cell_and_says_so(checkout: LabCheckout) -> None:
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
-    protocol = checkout.root / "workflow_scripts/protocol.py"
+    protocol = checkout.root / "workflow_scripts/study/protocol.py"
     before = protocol.read_text()
     protocol.write_text(before + "\nPROTOCOL_VERSION += 1\n")
     try:
@@ -305,7 +305,7 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     assert "not done after 64 s" in report
 
     archive = ["--study", "lab.yaml", "--out", str(tmp_path / "lab.zip")]
-    subprocess.run([sys.executable, "-m", "workflow_scripts.archive", *archive], cwd=checkout.root, check=True)
+    subprocess.run([sys.executable, "-m", "workflow_scripts.study.archive", *archive], cwd=checkout.root, check=True)
     again = tmp_path / "again"
     zipfile.ZipFile(tmp_path / "lab.zip").extractall(again)
     subprocess.run(["sha256sum", "--check", "--quiet", "manifest-sha256.txt"], cwd=again, check=True)

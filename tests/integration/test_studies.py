@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from tests.integration.conftest import CHECKOUT
-from workflow_scripts.grid import expand
-from workflow_scripts.study import load_study
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
 
 pytestmark = pytest.mark.timeout(1200)
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]

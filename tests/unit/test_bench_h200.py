@@ -16,12 +16,12 @@ import yaml
 
 from benchmarks.h200 import compare, probe, run
 from benchmarks.h200.evidence import pack
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import Cell, expand
 from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE
-from workflow_scripts.outcome import Outcome
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import load_study
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
 
 CELLS = [cell.id for cell in expand(load_study(run.STUDY))]
 
@@ -253,7 +253,7 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host: Host, tmp_p
 
 
 def test_the_host_needs_few_packages() -> None:
-    modules = ["benchmarks.h200.run", "benchmarks.h200.compare", "workflow_scripts.prepare.device"]
+    modules = ["benchmarks.h200.run", "benchmarks.h200.compare", "workflow_scripts.measure.device_speed"]
     modules += [f"workflow_scripts.measure.{name}" for name in ("run", "trace", "vllm_offline", "hf_static")]
     loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
@@ -284,8 +284,8 @@ if option("--cell").endswith("seqs1") and not (study / "tried").exists():
 
 from tests.unit.test_bench_h200 import Host
 from workflow_scripts.measure.cell import find_cell
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import load_study
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
 
 host = Host(StudyPaths(Path(option("--results")), "rehearsal"))
 host.study = load_study(Path(option("--study")))

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.present.synthetic import write_results
-from workflow_scripts.archive import CODE
-from workflow_scripts.grid import expand
-from workflow_scripts.study import load_study
+from workflow_scripts.study.archive import CODE
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
 
 ROOT = Path(__file__).parents[2]
 CELL = expand(load_study(ROOT / "config/studies/demo.yaml"))[0].id
@@ -83,10 +83,10 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
 # Modules of which only the options are read, and why.
 PARSED = {
     "benchmarks.h200.run": "needs an H200",
-    "workflow_scripts.prepare.check_study": "imports the engines, which tests/integration/test_check_study.py does",
-    "workflow_scripts.prepare.device": "measures this machine, which takes it seconds",
+    "workflow_scripts.predict.check_study": "imports the engines, which tests/integration/test_check_study.py does",
+    "workflow_scripts.measure.device_speed": "measures this machine, which takes it seconds",
     "workflow_scripts.present.figures": "draws for a quarter of a minute",
-    "workflow_scripts.analyse.calibration": "needs measured cells of the demo, and writes into config/",
+    "workflow_scripts.analyse.fit_calibration": "needs measured cells of the demo, and writes into config/",
 }
 
 

@@ -25,10 +25,10 @@ from tests.pretended_gpu import (
     Pretended,
     build,
 )
-from workflow_scripts import device
-from workflow_scripts.catalog import CatalogError, Gpu, load_gpus
-from workflow_scripts.device import WrongDeviceError, device_lock, found_device
-from workflow_scripts.files import read_json, read_jsonl
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus
+from workflow_scripts.common.files import read_json, read_jsonl
+from workflow_scripts.device import device_check as device
+from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device
 from workflow_scripts.measure import run
 from workflow_scripts.measure.trace import gpu_sampler, sampled
 

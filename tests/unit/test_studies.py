@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workflow_scripts.grid import expand
-from workflow_scripts.study import Study, Sweep, load_study
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study, Sweep, load_study
 
 CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"

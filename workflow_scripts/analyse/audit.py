@@ -26,11 +26,11 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from workflow_scripts import formulas
-from workflow_scripts.catalog import CatalogError, Gpu, get_model, load_gpus, resolve
-from workflow_scripts.command import run_command
-from workflow_scripts.files import write_text
-from workflow_scripts.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import write_text
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
 Verdict = Literal["possible", "impossible", "unknown"]
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts import formulas
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import Record, numbers, records
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
-from workflow_scripts.command import run_command
-from workflow_scripts.files import read_jsonl
-from workflow_scripts.study import Study
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.physics import formulas
+from workflow_scripts.study.study_file import Study
 
 PUBLISHED = "published"
 RAN = ("ok", "invalid")
@@ -159,7 +159,7 @@ def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
 
     Args:
         cells: the cells table.
-        predictions: records of `prepare.predictions`, a row each.
+        predictions: records of `predict.capacity_of_cells`, a row each.
     """
     parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
     observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
@@ -339,7 +339,7 @@ def _log_itself(row: Record) -> Iterator[str]:
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """The records of `prepare.predictions`, a row each.
+    """The records of `predict.capacity_of_cells`, a row each.
 
     Raises:
         TableError: there is no such file, or it holds something else.
@@ -347,7 +347,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
     try:
         found = list(read_jsonl(path))
     except FileNotFoundError:
-        raise TableError(f"{path}: there are no such predictions; `prepare.predictions` makes them") from None
+        raise TableError(f"{path}: there are no such predictions; `predict.capacity_of_cells` makes them") from None
     except json.JSONDecodeError as e:
         raise TableError(f"{path}: not JSON Lines: {e}") from None
     fields = ["cell_id", *_PREDICTED_TEXT.values(), *_PREDICTED.values()]
@@ -359,7 +359,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the capacity table of a study."""
     parser = table_parser("capacity", "KV blocks, tokens and concurrency as predicted, beside what the engine had.")
-    parser.add_argument("--predictions", type=Path, required=True, help="capacity.jsonl of prepare.predictions")
+    parser.add_argument("--predictions", type=Path, required=True, help="capacity.jsonl of predict.capacity_of_cells")
     parser.epilog = f"{parser.epilog} --predictions results/demo/prepared/capacity.jsonl"
 
     def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:

@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.tables import TableError
-from workflow_scripts.catalog import Gpu
-from workflow_scripts.device_rates import DeviceRates, read_device_rates
-from workflow_scripts.model_facts import ModelFacts
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts
 
 MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
@@ -157,7 +157,7 @@ def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, Floa
 def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
     """How many devices of a kind the ranks of each row have: one each, and on a CPU one for all.
 
-    >>> from workflow_scripts.catalog import get_gpu
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
     >>> ranks = pd.DataFrame({"tensor_parallel_size": [1, 2], "pipeline_parallel_size": [1, 2]})
     >>> [devices_of(ranks, get_gpu(name)).tolist() for name in ("h200", "cpu-all")]
     [[1, 4], [1, 1]]

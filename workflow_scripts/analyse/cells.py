@@ -28,11 +28,11 @@ from workflow_scripts.analyse.timeline import (
     tokens_held,
     trace_facts,
 )
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import Cell, expand
-from workflow_scripts.study import Study, StudyError, load_study
-from workflow_scripts.workloads import SharedTextWorkload
+from workflow_scripts.common.command import run_command
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.workloads.workload_kinds import SharedTextWorkload
 
 MEASURED, SIMULATED = "measured", "simulated"
 

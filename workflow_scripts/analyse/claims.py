@@ -14,19 +14,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse import (
-    claims_on_caching,
-    claims_on_devices,
-    claims_on_engines,
-    claims_on_memory,
-)
+from workflow_scripts.analyse import claims_on_caching, claims_on_devices, claims_on_engines, claims_on_memory
 from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
 from workflow_scripts.analyse.tables import TEXT, TableError, columns, table_schema, write_table
-from workflow_scripts.catalog import CatalogError
-from workflow_scripts.command import run_command
-from workflow_scripts.model_facts import ModelFactsError
-from workflow_scripts.published import PUBLISHED, Claim, Published, PublishedError
-from workflow_scripts.study import StudyError, load_study
+from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.catalog.published import PUBLISHED, Claim, Published, PublishedError
+from workflow_scripts.common.command import run_command
+from workflow_scripts.physics.model_facts import ModelFactsError
+from workflow_scripts.study.study_file import StudyError, load_study
 
 # Modules that enter rules by being imported.
 RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_on_memory)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.effects import PAIR
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
@@ -15,8 +14,9 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.repeats import counted, records
-from workflow_scripts.block_sizes import default_block_size
-from workflow_scripts.published import Claim
+from workflow_scripts.catalog.published import Claim
+from workflow_scripts.engines.block_sizes import default_block_size
+from workflow_scripts.physics import formulas
 
 PREFIX_STUDY = "snakemake --cores all --configfile config/studies/prefix_caching.yaml (sweep prefix-length)"
 # Published rates of hits are rounded to a tenth of a point.

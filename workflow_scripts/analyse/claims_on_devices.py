@@ -9,7 +9,6 @@ from functools import cache
 
 import pandas as pd
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.audit import Workload, audit_table
 from workflow_scripts.analyse.effects import OVERALL
 from workflow_scripts.analyse.evidence import (
@@ -30,10 +29,11 @@ from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.ratios import published_ratios, published_readings
 from workflow_scripts.analyse.repeats import Record, records
 from workflow_scripts.analyse.statistics import CHANGES, FLAT
-from workflow_scripts.block_sizes import why_block_size_is_refused
-from workflow_scripts.catalog import get_model
-from workflow_scripts.model_facts import ModelFacts, read_model_facts
-from workflow_scripts.published import Claim
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.catalog.published import Claim
+from workflow_scripts.engines.block_sizes import why_block_size_is_refused
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 
 LLAMA_8B = "llama-3.1-8b-instruct"
 FOUR_GPUS = Setting(("H200", "H100", "A100 PCIe", "L40S"), model=LLAMA_8B)
@@ -109,7 +109,7 @@ def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     sizes = claim.values("block_size")
     refused = dict(_refused_on_gpus(sizes))
     for text in refused.values():
-        yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.block_sizes",))
+        yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.engines.block_sizes",))
     taken = [size for size in sizes if size not in refused]
     yield from _flatness(evidence, "block_size", (min(sizes), max(sizes)), must_cover=taken)
 
@@ -143,7 +143,7 @@ def block_size_by_length(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Contradicted by a size that GPUs do not take, and by throughput that is flat over the sizes."""
     sizes = [claim.value(f"block_size_{length}") for length in ("short", "general", "long")]
     for text in dict(_refused_on_gpus(sizes)).values():
-        yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.block_sizes",), CONTRADICTED)
+        yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.engines.block_sizes",), CONTRADICTED)
     waste = ", ".join(f"{formulas.expected_slots_wasted_per_sequence(int(size)):g} of {size:g}" for size in sizes)
     text = f"A sequence leaves on average {waste} slots of its last block empty, whatever its length."
     yield Finding(text, COMPUTED, "any device", ("formulas.expected_slots_wasted_per_sequence",))

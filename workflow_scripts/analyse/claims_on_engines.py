@@ -5,10 +5,9 @@ from math import isnan, nan
 
 import pandas as pd
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, LLAMA_8B, SWEEP_STUDY, against_ceilings, facts_of
 from workflow_scripts.analyse.effects import PAIR
-from workflow_scripts.analyse.engines import BATCH_1, PLACE, STATIC_BATCH
+from workflow_scripts.analyse.engine_gain import BATCH_1, PLACE, STATIC_BATCH
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -32,8 +31,9 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
     number_text,
 )
-from workflow_scripts.catalog import resolve
-from workflow_scripts.published import Claim
+from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.published import Claim
+from workflow_scripts.physics import formulas
 
 RATE = "output_tokens_per_s"
 ON_A100_PCIE = Setting(("A100 PCIe",), model=LLAMA_8B)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.capacity import DISAGREES_PCT, GIB
 from workflow_scripts.analyse.capacity import PUBLISHED as PUBLISHED_ROW
 from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, SWEEP_STUDY, facts_of
@@ -25,8 +24,9 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.repeats import Record, records
-from workflow_scripts.block_sizes import default_block_size
-from workflow_scripts.published import Claim, plain
+from workflow_scripts.catalog.published import Claim, plain
+from workflow_scripts.engines.block_sizes import default_block_size
+from workflow_scripts.physics import formulas
 
 ON_AN_L4 = Setting(("L4",), model="opt-125m")
 L4_STUDY = f"{CLAIMS_STUDY} (sweep utilization)"

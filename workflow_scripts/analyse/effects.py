@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
-from workflow_scripts.analyse.command import run, table_parser
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
@@ -43,8 +42,9 @@ from workflow_scripts.analyse.statistics import (
     ratio_interval,
     verdicts,
 )
+from workflow_scripts.analyse.table_command import run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.command import run_command
+from workflow_scripts.common.command import run_command
 
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")

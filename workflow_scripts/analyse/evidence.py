@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse import capacity, effects, engines, fragmentation, ratios
+from workflow_scripts.analyse import capacity, effects, fragmentation, ratios
+from workflow_scripts.analyse import engine_gain as engines
 from workflow_scripts.analyse.repeats import Record
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
-from workflow_scripts.catalog import load_gpus, resolve
-from workflow_scripts.formulas import relative_difference
-from workflow_scripts.published import Claim, Published
-from workflow_scripts.study import Study
+from workflow_scripts.catalog.gpus_and_models import load_gpus, resolve
+from workflow_scripts.catalog.published import Claim, Published
+from workflow_scripts.physics.formulas import relative_difference
+from workflow_scripts.study.study_file import Study
 
 # Modules that enter the schemas of their tables by being imported, and the tables.
 TABLE_MODULES = (capacity, effects, engines, fragmentation, ratios)

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workflow_scripts.analyse.repeats import Record
-from workflow_scripts.catalog import Gpu
-from workflow_scripts.formulas import relative_difference, speedup_bounds
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
 
 # A ratio of the devices further than this from the observed one explains nothing.
 NEAR_PCT = 10.0
@@ -29,7 +29,7 @@ EXPLANATION_COLUMNS = ("explanation", "support", "nearest", "nearest_difference_
 def capability_ratios(a: Gpu | None, b: Gpu | None, dtype: str | None) -> tuple[float, float]:
     """Ratio of the memory bandwidths of two devices, and of their rates of matrix products; NaN where one is unknown.
 
-    >>> from workflow_scripts.catalog import get_gpu
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
     >>> [round(ratio, 2) for ratio in capability_ratios(get_gpu("h200"), get_gpu("l40s"), "bfloat16")]
     [5.56, 2.73]
     """

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.cells import MEASURED
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.facts import read_parsed
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
-from workflow_scripts.command import run_command
-from workflow_scripts.study import Study
-from workflow_scripts.workloads import SharedText, SharedTextWorkload
+from workflow_scripts.common.command import run_command
+from workflow_scripts.physics import formulas
+from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload
 
 PREDICTED = "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import dtypes
-from workflow_scripts.catalog import load_models
-from workflow_scripts.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 
 
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:

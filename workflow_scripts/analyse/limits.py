@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.ceilings import (
     CACHE,
     MEMORY,
@@ -31,16 +30,17 @@ from workflow_scripts.analyse.ceilings import (
     rates_of,
 )
 from workflow_scripts.analyse.cells import MEASURED
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import dtypes, numbers
 from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.analyse.work import read_work
-from workflow_scripts.catalog import get_gpu, get_model
-from workflow_scripts.command import run_command
-from workflow_scripts.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
-from workflow_scripts.study import Study
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.common.command import run_command
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.study.study_file import Study
 
 # A measured rate is that of one moment: on a shared host one core was seen to read at 10 and at 24 GB/s.
 TOLERANCE = {"datasheet": 0.0, "measured": 0.25}

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import counted
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
-from workflow_scripts.calibration import CALIBRATIONS, CalibrationError, read_calibration
-from workflow_scripts.catalog import resolve
-from workflow_scripts.command import run_command
-from workflow_scripts.published import PUBLISHED, Published, PublishedError
-from workflow_scripts.study import Study
+from workflow_scripts.catalog.gpus_and_models import resolve
+from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
+from workflow_scripts.common.command import run_command
+from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError, read_calibration
+from workflow_scripts.study.study_file import Study
 
 # Quantity -> whether a cell that misses its band in it is flagged. Latencies of single requests depend on the order
 # within a step, which no band covers.
@@ -88,7 +88,7 @@ def predictions_table(
 
     Args:
         cells: the cells table.
-        plan: rows of `prepare.plan`.
+        plan: rows of `predict.plan`.
         fitted: ids of cells that constants were fitted to; their errors say nothing of other cells.
         published: what others published for a model, device and max-num-seqs.
     """
@@ -183,7 +183,7 @@ def published_rates(study: Study, published: Published) -> Rates:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the predictions table of a study."""
     parser = table_parser("predictions", "What every cell was predicted to do, beside what it did.")
-    parser.add_argument("--plan", type=Path, required=True, help="plan.parquet of prepare.plan")
+    parser.add_argument("--plan", type=Path, required=True, help="plan.parquet of predict.plan")
     parser.add_argument("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
     parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables (%(default)s)")
     parser.epilog = f"{parser.epilog} --plan results/demo/plan/plan.parquet"

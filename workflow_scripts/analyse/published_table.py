@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from workflow_scripts.published import CLAIMS, Claim, Published, PublishedError
+from workflow_scripts.catalog.published import CLAIMS, Claim, Published, PublishedError
 
 
 def published_table(published: Published, claim: Claim) -> pd.DataFrame:

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.explanation import (
     CANDIDATES,
     EXPLANATION_COLUMNS,
@@ -36,12 +35,13 @@ from workflow_scripts.analyse.repeats import (
     records,
 )
 from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
-from workflow_scripts.catalog import CatalogError, Gpu, get_model, load_gpus, resolve
-from workflow_scripts.command import run_command
-from workflow_scripts.device_rates import DeviceRates, read_device_rates
-from workflow_scripts.model_facts import ModelFactsError, read_model_facts
-from workflow_scripts.study import Study
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.common.command import run_command
+from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.study.study_file import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 SCHEMA = table_schema(

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.repeats import ENVIRONMENT, IDENTITY, Record, cell_summary, dtypes, numbers, records
-from workflow_scripts.analyse.serve import Prepared, ServeSettings, serve_settings
+from workflow_scripts.analyse.serve_command import Prepared, ServeSettings, serve_settings
 from workflow_scripts.analyse.statistics import (
     BoolArray,
     FloatArray,
@@ -26,12 +25,13 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
     ratio_interval,
 )
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import model_key, resolved_models
-from workflow_scripts.knobs import VllmKnobs
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import Study
+from workflow_scripts.common.command import run_command
+from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.study.definition import model_key, resolved_models
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study
 
 PLACE = ("study", "source", "gpu", "model", "workload")
 RATE = "output_tokens_per_s"

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.statistics import FloatArray, summarise
-from workflow_scripts.catalog import load_models
+from workflow_scripts.catalog.gpus_and_models import load_models
 
 Record = dict[str, Any]
 

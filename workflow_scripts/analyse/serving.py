@@ -16,16 +16,16 @@ import numpy as np
 import pandas as pd
 import statsmodels.api as sm
 
-from workflow_scripts.analyse.command import Output, run, table_parser
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
+from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import REPEAT, tokens_inside
-from workflow_scripts.command import run_command
-from workflow_scripts.knobs import ENGINES
-from workflow_scripts.load import Load
-from workflow_scripts.study import Study
+from workflow_scripts.common.command import run_command
+from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.arrivals import Load
 
 SERVING_ENGINES = [name for name, knobs in ENGINES.items() if issubclass(knobs, Load)]
 PERCENTS = (50, 90, 99)

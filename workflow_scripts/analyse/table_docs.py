@@ -15,7 +15,6 @@ from workflow_scripts.analyse import (
     cells,
     claims,
     effects,
-    engines,
     fragmentation,
     limits,
     predictions,
@@ -23,9 +22,10 @@ from workflow_scripts.analyse import (
     recommend,
     serving,
 )
+from workflow_scripts.analyse import engine_gain as engines
 from workflow_scripts.analyse.tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT
-from workflow_scripts.command import run_command
-from workflow_scripts.files import write_text
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import write_text
 
 DOCUMENTED = (
     cells.SCHEMA,

@@ -14,7 +14,7 @@ import pandera.pandas as pa
 import pyarrow as arrow
 from pandera.errors import SchemaErrors
 
-from workflow_scripts.files import write_bytes, write_text
+from workflow_scripts.common.files import write_bytes, write_text
 
 # Types of columns; each can hold a null.
 TEXT, INTEGER, NUMBER, FLAG = "string", "Int64", "float64", "boolean"

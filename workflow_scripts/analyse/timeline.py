@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.formulas import token_seconds
+from workflow_scripts.physics.formulas import token_seconds
 
 REPEAT = ["cell_id", "repeat"]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from workflow_scripts import formulas
 from workflow_scripts.analyse.facts import read_parsed
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.timeline import REPEAT
+from workflow_scripts.physics import formulas
 
 REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
 

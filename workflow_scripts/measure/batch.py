@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.batches import read_batch
-from workflow_scripts.command import run_command
+from workflow_scripts.cluster.batches import read_batch
+from workflow_scripts.common.command import run_command
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import StudyError, load_study
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import StudyError, load_study
 
 
 def measure_batch(study_file: Path, paths: StudyPaths, cells: Sequence[str], attempt: int, attempts: int) -> list[str]:
@@ -50,7 +50,7 @@ def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None
     """Measure the device's own rates while it is held, unless they are known; cells do not depend on them."""
     if record.exists():
         return
-    command = [sys.executable, "-m", "workflow_scripts.prepare.device", "--gpu", gpu, "--out", str(record)]
+    command = [sys.executable, "-m", "workflow_scripts.measure.device_speed", "--gpu", gpu, "--out", str(record)]
     try:
         print(f"rates of {gpu}: exit {subprocess.run(command, timeout=limit_s).returncode}", flush=True)
     except subprocess.TimeoutExpired:

@@ -21,20 +21,26 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from workflow_scripts.attempt import Attempt
-from workflow_scripts.catalog import load_gpus
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import cell_definition, definition_sha256, model_key, resolved_models, workload_key
-from workflow_scripts.device import device_lock
-from workflow_scripts.files import read_json, write_json
-from workflow_scripts.grid import Cell, expand
-from workflow_scripts.measure.engines import SCRATCH, preload_of
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.device.device_check import device_lock
+from workflow_scripts.measure.engine import SCRATCH, preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.provenance import provenance
-from workflow_scripts.outcome import Outcome, is_outcome_of
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import Study, StudyError, load_study
+from workflow_scripts.study.definition import (
+    cell_definition,
+    definition_sha256,
+    model_key,
+    resolved_models,
+    workload_key,
+)
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import Outcome, is_outcome_of
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.measure.completions import stream_completion
-from workflow_scripts.measure.engines import Request, RequestRecord
+from workflow_scripts.measure.engine import Request, RequestRecord
 from workflow_scripts.measure.server_http import Address
 
 BACKEND = "kvsweep"

@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.engine_log_outcome import judge
-from workflow_scripts.engine_log_text import decode, read_lines
-from workflow_scripts.measure.engines import CacheHeldError
+from workflow_scripts.logs.engine_log_outcome import judge
+from workflow_scripts.logs.engine_log_text import decode, read_lines
+from workflow_scripts.measure.engine import CacheHeldError
 from workflow_scripts.measure.server_http import ServerTimeoutError
-from workflow_scripts.outcome import Verdict
+from workflow_scripts.study.outcome import Verdict
 
 # Causes that no second try removes: the configuration does not fit the engine or the device.
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
 from workflow_scripts.measure.hf_model import device_memory, load_hf_model
 from workflow_scripts.measure.torch_state import torch_state
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.measure.engines import EngineSetup
+from workflow_scripts.measure.engine import EngineSetup
 
 
 def load_hf_model(setup: EngineSetup) -> Any:

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.endpoints import Endpoint, filled
+from workflow_scripts.catalog.endpoints import Endpoint, filled
 from workflow_scripts.measure.client import Target
-from workflow_scripts.measure.engines import SCRATCH, EngineSetup, Request
+from workflow_scripts.measure.engine import SCRATCH, EngineSetup, Request
 from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
+from workflow_scripts.measure.server_engine import Serving, address_on, check_port_is_free, free_port, new_api_key
 from workflow_scripts.measure.server_http import Address, ServerError
-from workflow_scripts.measure.serving import Serving, address_on, check_port_is_free, free_port, new_api_key
 
 STOP_LIMIT_S = 60
 MOST_CUTS = 4

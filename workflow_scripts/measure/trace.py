@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from workflow_scripts.command import run_command
-from workflow_scripts.device import nvml_handle, throttle_reasons
+from workflow_scripts.common.command import run_command
+from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
 # Looking for child processes reads all of /proc: 7 ms of the machine that is measured. Once a second will do.

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workflow_scripts.knobs import VllmKnobs
-from workflow_scripts.measure.engines import EngineSetup, Request, RequestRecord, forget_prefixes
+from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord, forget_prefixes
 
 # vLLM's variable for its layout; "0" is one process, unset a core in a process of its own.
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"

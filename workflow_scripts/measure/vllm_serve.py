@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.files import read_json, write_json
-from workflow_scripts.knobs import VllmServeKnobs, command_line
+from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.engines.knobs import VllmServeKnobs, command_line
 from workflow_scripts.measure.client import Target
-from workflow_scripts.measure.engines import forget_prefixes
+from workflow_scripts.measure.engine import forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
-from workflow_scripts.measure.serving import LOOPBACK, Serving, address_on, free_port, new_api_key
+from workflow_scripts.measure.server_engine import LOOPBACK, Serving, address_on, free_port, new_api_key
 from workflow_scripts.measure.vllm_offline import effective_settings, fork_the_engine_core, vllm_environment
 
 SERVED_MODEL_NAME = "model"

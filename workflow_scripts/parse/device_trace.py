@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from workflow_scripts.command import run_command
-from workflow_scripts.engine_log_text import decode
+from workflow_scripts.common.command import run_command
+from workflow_scripts.logs.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
 
 NUMBERS = (

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from workflow_scripts.command import run_command
-from workflow_scripts.engine_log_outcome import Status, Verdict, judge
-from workflow_scripts.engine_log_text import Line, decode, read_lines
+from workflow_scripts.common.command import run_command
+from workflow_scripts.logs.engine_log_outcome import Status, Verdict, judge
+from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
 
 

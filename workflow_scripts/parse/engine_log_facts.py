@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from workflow_scripts.engine_log_text import Line, what_may_follow
+from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
 Value = int | float | str
 

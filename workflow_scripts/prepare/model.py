@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog import CatalogError, Model, get_model
-from workflow_scripts.command import run_command
-from workflow_scripts.definition import resolved_models
-from workflow_scripts.files import read_json, sha256_of, write_json
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, get_model
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.prepare.hub import HubError, fetch
 from workflow_scripts.prepare.tokenizer import TokenizerError, write_tokenizer
-from workflow_scripts.study import StudyError, load_study
+from workflow_scripts.study.definition import resolved_models
+from workflow_scripts.study.study_file import StudyError, load_study
 
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (

@@ -1,15 +1,14 @@
 """Tokenizers: a byte-level one for a model that is a config alone, and the token ids of any one that stand for text."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from workflow_scripts.files import write_json, write_text
+from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.workloads.vocabulary import Vocabulary
 
 
 class TokenizerError(ValueError):
@@ -73,23 +72,6 @@ def _as_list(value: int | list[int] | None) -> list[int]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What a workload needs of a model's tokenizer.
-
-    `text_ids`: ids, ascending, that stand for text: known to tokenizer and model, and not special.
-    `encode`: text to ids as a server does it, special tokens such as a leading BOS included.
-    """
-
-    text_ids: NDArray[np.int64]
-    encode: Callable[[str], list[int]]
-
-    def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` ids drawn evenly from `text_ids`; as they are never decoded, their number is exact."""
-        drawn: list[int] = rng.choice(self.text_ids, size=count).tolist()
-        return drawn
 
 
 def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:

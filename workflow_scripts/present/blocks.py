@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.present.tables import records
+from workflow_scripts.present.report_tables import records
 
 UNKNOWN = "–"
 GIB = 2**30

@@ -12,22 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.command import run_command
-from workflow_scripts.files import write_json
-from workflow_scripts.present import (
-    intervals,
-    memory,
-    outcomes,
-    predicted,
-    reserved,
-    serving,
-    throughput,
-    timelines,
-    workloads,
-)
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import write_json
+from workflow_scripts.present import intervals, memory, outcomes, predicted, reserved, throughput, timelines
+from workflow_scripts.present import serving_figures as serving
+from workflow_scripts.present import workload_figures as workloads
 from workflow_scripts.present.plot import Plot, use_style, write_plot
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import StudyError, load_study
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.study.study_file import StudyError, load_study
 
 MANIFEST = "figures.json"
 FIGURES: Mapping[str, Callable[[Tables], Plot]] = {

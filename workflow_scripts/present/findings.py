@@ -7,8 +7,8 @@ import pandas as pd
 
 from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text, shown
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly, without_shared
-from workflow_scripts.present.tables import MissingError, Tables, records
 
 # Sentences of one kind; the table holds all.
 MOST_SENTENCES = 6

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels
+from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.style import COLOURS, INK, MUTED, PAPER, LineStyle, Mark, marks
-from workflow_scripts.present.tables import MissingError, Tables, records
 
 MOST_LABELS = 14
 MOST_DOTS = 40

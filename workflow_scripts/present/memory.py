@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 
 from workflow_scripts.present.intervals import write_label
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, plain_log_ticks, some_panels
+from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly
 from workflow_scripts.present.style import COLOURS, INK, MUTED, LineStyle
-from workflow_scripts.present.tables import MissingError, Tables, records
 from workflow_scripts.present.throughput import log2_axis, repeats_of
 
 MOST_PAIRS = 30

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from workflow_scripts.present.plot import Panel, Plot
+from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
-from workflow_scripts.present.tables import Tables
 
 TILES_PER_ROW = 30
 MOST_TILES = 600

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog import load_gpus, load_models
-from workflow_scripts.definition import resolved_models
-from workflow_scripts.device import FAULTS
-from workflow_scripts.files import read_json
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.common.files import read_json
+from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.present.blocks import (
     Absent,
     Block,
@@ -23,10 +22,11 @@ from workflow_scripts.present.blocks import (
     table_of,
 )
 from workflow_scripts.present.report import MOST_ROWS, Report
+from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.style import OUTCOMES
-from workflow_scripts.present.tables import MissingError, records
-from workflow_scripts.warmup import TOLERANCE
-from workflow_scripts.workloads import LengthDistribution
+from workflow_scripts.study.definition import resolved_models
+from workflow_scripts.workloads.warmup import TOLERANCE
+from workflow_scripts.workloads.workload_kinds import LengthDistribution
 
 NOISY_PCT = 5.0
 # Cells in a sentence; a table holds all.

@@ -16,13 +16,13 @@ from typing import Any
 
 import jinja2
 
-from workflow_scripts.command import run_command
-from workflow_scripts.files import write_text
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import write_text
 from workflow_scripts.present.blocks import Absent
 from workflow_scripts.present.report import REPORT, Report, blocks_of
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sections import SECTIONS, Section
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import StudyError, load_study
+from workflow_scripts.study.study_file import StudyError, load_study
 
 
 def render(report: Report) -> str:

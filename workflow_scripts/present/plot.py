@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from workflow_scripts.files import write_bytes
+from workflow_scripts.common.files import write_bytes
 from workflow_scripts.present.style import GRID, INK, MUTED, Mark
 
 # Widths in inches: a page's and a column's. At the 72 points to the inch of an SVG they are 998 and 360 CSS pixels.

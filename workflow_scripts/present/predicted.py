@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, mark_handles, plain_log_ticks, some_panels
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
-from workflow_scripts.present.tables import MissingError, Tables, records
 from workflow_scripts.present.throughput import log2_axis
 
 QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"

@@ -10,13 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.files import last_line, read_json
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, Link, table_of
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.svg import data_address, size_px
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import Study
+from workflow_scripts.study.study_file import Study
 
-REPORT = Path(__file__).resolve().parents[2] / "report"
+REPORT = CHECKOUT / "report"
 CAPTIONS = REPORT / "captions"
 MOST_ROWS = 100
 MOST_OPEN_ROWS = 12

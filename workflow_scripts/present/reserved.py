@@ -12,9 +12,9 @@ from workflow_scripts.present.blocks import Block, Text, table_of
 from workflow_scripts.present.intervals import write_label
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, plain_log_ticks, some_panels
 from workflow_scripts.present.report import MOST_ROWS, Report
+from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly
 from workflow_scripts.present.style import COLOURS, MUTED
-from workflow_scripts.present.tables import MissingError, Tables, records
 from workflow_scripts.present.throughput import repeats_of
 
 _VALUES = {

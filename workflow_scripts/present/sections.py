@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from workflow_scripts.present import findings, overview, predicted, reserved, serving
+from workflow_scripts.present import findings, overview, predicted, reserved
+from workflow_scripts.present import serving_figures as serving
 from workflow_scripts.present.glossary import glossary
 from workflow_scripts.present.report import Part, figure, table
-from workflow_scripts.present.tables import MissingError
+from workflow_scripts.present.report_tables import MissingError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.present.tables import MissingError
+from workflow_scripts.present.report_tables import MissingError
 
 NAMES = ["gpu", "engine", "model", "workload"]
 

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.present.plot import Panel, Plot, mark_handles, plain_log_ticks, some_panels
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import NAMES, Group, groups_varying
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
-from workflow_scripts.present.tables import MissingError, Tables
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
 # Rates that a ceiling is computed from -> how its line is drawn and called.

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.present.plot import Panel, Plot
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles
 from workflow_scripts.present.style import COLOURS
-from workflow_scripts.present.tables import MissingError, Tables
 from workflow_scripts.present.throughput import repeats_of
 
 MOST_CELLS = 6

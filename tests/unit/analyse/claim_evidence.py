@@ -10,9 +10,9 @@ from tests.unit.analyse.synthetic_cells import table
 from workflow_scripts.analyse.claims import RULES  # importing it enters all rules
 from workflow_scripts.analyse.evidence import Evidence, read_tables, verdict
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
-from workflow_scripts.catalog import CONFIG
-from workflow_scripts.published import Published
-from workflow_scripts.study import Study
+from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.catalog.published import Published
+from workflow_scripts.study.study_file import Study
 
 PUBLISHED = Published(CONFIG / "published")
 LLAMA = "llama-3.1-8b-instruct"

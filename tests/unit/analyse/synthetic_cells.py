@@ -3,7 +3,7 @@
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA
-from workflow_scripts.knobs import ENGINES
+from workflow_scripts.engines.knobs import ENGINES
 
 COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.analyse.audit import AuditError, Workload, audit_table, ceiling, find_columns, main
-from workflow_scripts.catalog import CONFIG, get_model, load_gpus
-from workflow_scripts.model_facts import read_model_facts
+from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
+from workflow_scripts.physics.model_facts import read_model_facts
 
 PUBLISHED = CONFIG / "published"
 GPUS = load_gpus()

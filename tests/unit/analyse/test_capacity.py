@@ -9,7 +9,7 @@ import yaml
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.capacity import COMPARED, SCHEMA, capacity_table, main, read_predictions
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
-from workflow_scripts.files import write_jsonl
+from workflow_scripts.common.files import write_jsonl
 
 GIB = 2**30
 KNOBS = {"block_size": 16, "gpu_memory_utilization": 0.9}
@@ -421,7 +421,7 @@ def test_help_says_what_is_read_and_written_with_an_example(capsys):
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "KV blocks, tokens and concurrency as predicted, beside what the engine had." in shown
-    assert "capacity.jsonl of prepare.predictions" in shown
+    assert "capacity.jsonl of predict.capacity_of_cells" in shown
     assert "capacity.parquet; capacity.csv is written beside it" in shown
     assert "python -m workflow_scripts.analyse.capacity --study" in shown
 

@@ -22,9 +22,9 @@ from workflow_scripts.analyse.ceilings import (
 )
 from workflow_scripts.analyse.tables import TableError
 from workflow_scripts.analyse.work import request_sums
-from workflow_scripts.catalog import get_gpu, get_model
-from workflow_scripts.device_rates import DeviceRates
-from workflow_scripts.model_facts import model_facts, read_model_facts
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
 # One layer of 4 x 4 matrices and a vocabulary of 8: numbers small enough to add up by hand.

@@ -11,10 +11,10 @@ from tests.unit.analyse.parsed_tables import requests, write_parsed
 from workflow_scripts.analyse.cells import cells_table, main
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
-from workflow_scripts.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.grid import expand
-from workflow_scripts.parse.cell import TABLES
-from workflow_scripts.study import Study
+from workflow_scripts.parse.cell_facts import TABLES
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study
 
 MODEL = "tiny-llama-57m"
 DEFINITION = {

@@ -11,7 +11,6 @@ import yaml
 
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts import catalog
 from workflow_scripts.analyse.claims import MOST_IDS, MOST_SEEN_HERE, MOST_WRITTEN, RULES, SCHEMA, claims_table, main
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
@@ -23,9 +22,10 @@ from workflow_scripts.analyse.evidence import (
     Rule,
 )
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
-from workflow_scripts.catalog import CONFIG
-from workflow_scripts.published import Published
-from workflow_scripts.study import load_study
+from workflow_scripts.catalog import gpus_and_models as catalog
+from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.catalog.published import Published
+from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[3]
 STUDY_FILE = CHECKOUT / "config" / "studies" / "published_claims.yaml"

@@ -13,7 +13,7 @@ from workflow_scripts.analyse.explanation import (
     explain,
     explanation_of,
 )
-from workflow_scripts.catalog import get_gpu
+from workflow_scripts.catalog.gpus_and_models import get_gpu
 
 UNKNOWN = math.nan
 TWO = {"bandwidth": 2.0, "flop": 4.0}

@@ -20,7 +20,7 @@ from workflow_scripts.analyse.fragmentation import (
     waste_table,
 )
 from workflow_scripts.analyse.tables import read_table, write_table
-from workflow_scripts.workloads import SharedPrefixWorkload
+from workflow_scripts.workloads.workload_kinds import SharedPrefixWorkload
 
 
 def one_cell(knobs=None, **columns):

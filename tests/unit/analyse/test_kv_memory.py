@@ -9,9 +9,9 @@ from tests.unit.analyse.parsed_tables import requests
 from workflow_scripts.analyse.cells import _without_drafts, cells_table
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.timeline import tokens_held
-from workflow_scripts.grid import expand
-from workflow_scripts.parse.cell import TABLES, frame
-from workflow_scripts.study import Study
+from workflow_scripts.parse.cell_facts import TABLES, frame
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study
 
 BYTES_PER_TOKEN = 2 * 8 * 4 * 64 * 4  # tiny-llama-57m: key and value, layers, KV heads, elements, float32
 

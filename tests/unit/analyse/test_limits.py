@@ -12,9 +12,9 @@ from workflow_scripts.analyse import limits
 from workflow_scripts.analyse.limits import SCHEMA, limits_table, main, mark_invalid
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.analyse.work import read_work
-from workflow_scripts.catalog import get_model
-from workflow_scripts.device_rates import DeviceRates
-from workflow_scripts.model_facts import read_model_facts
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.physics.model_facts import read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
 

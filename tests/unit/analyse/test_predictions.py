@@ -5,9 +5,9 @@ import yaml
 from tests.unit.analyse.synthetic_cells import cell, table
 from workflow_scripts.analyse.predictions import main, predictions_table, published_rates
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
-from workflow_scripts.catalog import CONFIG
-from workflow_scripts.published import Published
-from workflow_scripts.study import load_study
+from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.catalog.published import Published
+from workflow_scripts.study.study_file import load_study
 
 
 def plan_of(cells, **columns):
@@ -111,7 +111,7 @@ def test_what_was_published_stands_beside_its_cells(tmp_path):
 
 
 def test_the_command_writes_the_table(tmp_path):
-    from tests.unit.prepare.planned import write_study
+    from tests.unit.predict.planned import write_study
 
     study = write_study(tmp_path, name="try")
     measured = table(cell({"max_num_seqs": 4}, [99, 100, 101]), cell({"max_num_seqs": 4}, [5], study="another"))
@@ -135,7 +135,7 @@ def test_the_command_writes_the_table(tmp_path):
 
 
 def test_what_is_no_plan_is_one_message(tmp_path, capsys):
-    from tests.unit.prepare.planned import write_study
+    from tests.unit.predict.planned import write_study
 
     write_table(table(cell({"max_num_seqs": 4})), tmp_path / "cells.parquet", "cells")
     options = [

@@ -19,7 +19,7 @@ from workflow_scripts.analyse.ratios import (
     published_readings,
 )
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
-from workflow_scripts.catalog import CatalogError, get_gpu
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
 
 CHECKOUT = Path(__file__).parents[3]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from workflow_scripts.definition import cell_definition, model_key, resolved_models, workload_key
-from workflow_scripts.grid import Cell, expand
 from workflow_scripts.measure import cell as command
 from workflow_scripts.measure.forkserver import Ended
-from workflow_scripts.paths import StudyPaths
-from workflow_scripts.study import Study, load_study
+from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, load_study
 
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
 

@@ -10,7 +10,7 @@ import pytest
 
 from workflow_scripts.measure import client
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engines import Request, RequestRecord
+from workflow_scripts.measure.engine import Request, RequestRecord
 from workflow_scripts.measure.server_http import Address
 
 BEGAN_S = 100.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workflow_scripts.measure.engines import EngineSetup
+from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.openai_endpoint import OpenAiEndpoint, text_of_as_many_tokens
 from workflow_scripts.measure.server_http import ServerError
 

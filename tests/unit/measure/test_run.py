@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from workflow_scripts.files import read_json, write_jsonl
+from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.measure import run
-from workflow_scripts.measure.engines import Request, RequestRecord
+from workflow_scripts.measure.engine import Request, RequestRecord
 
 
 class Engine:

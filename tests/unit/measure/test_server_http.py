@@ -10,8 +10,8 @@ import pytest
 
 from workflow_scripts.measure.failures import request_failures, start_failure
 from workflow_scripts.measure.scrape import Scraper, parse_metrics, queues, read_metrics
+from workflow_scripts.measure.server_engine import check_port_is_free, free_port
 from workflow_scripts.measure.server_http import Address, ServerError, ServerTimeoutError, wait_until_healthy
-from workflow_scripts.measure.serving import check_port_is_free, free_port
 
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

@@ -9,7 +9,7 @@ import psutil
 import pynvml
 import pytest
 
-from workflow_scripts.files import read_jsonl
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.measure import trace
 from workflow_scripts.measure.trace import SAMPLES_A_SCAN, gpu_sampler, process_sampler, sampled
 

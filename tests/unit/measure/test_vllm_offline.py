@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from workflow_scripts.knobs import VllmKnobs
-from workflow_scripts.measure.engines import EngineSetup, Request
+from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.measure.engine import EngineSetup, Request
 from workflow_scripts.measure.vllm_offline import (
     VllmOffline,
     _attention_backend,

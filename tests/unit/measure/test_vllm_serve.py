@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workflow_scripts.measure import vllm_serve
-from workflow_scripts.measure.engines import CacheHeldError, EngineSetup
+from workflow_scripts.measure.engine import CacheHeldError, EngineSetup
 from workflow_scripts.measure.vllm_serve import VllmServe
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from workflow_scripts.catalog import get_model
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.prepare.model import prepare_model
 
 MODEL = "tiny-llama-57m"

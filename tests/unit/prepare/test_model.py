@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workflow_scripts.catalog import CatalogError, get_model
-from workflow_scripts.files import read_json, sha256_of
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
+from workflow_scripts.common.files import read_json, sha256_of
 from workflow_scripts.prepare.model import ModelError, main, prepare_model
 
 WORKLOAD = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}

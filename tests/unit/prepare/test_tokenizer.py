@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workflow_scripts.catalog import load_models
-from workflow_scripts.files import read_json
+from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.common.files import read_json
 from workflow_scripts.prepare.tokenizer import TokenizerError, build_tokenizer, load_vocabulary, write_tokenizer
 
 

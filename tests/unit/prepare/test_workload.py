@@ -10,9 +10,10 @@ import yaml
 from pydantic import TypeAdapter
 from scipy.special import ndtr
 
-from workflow_scripts.files import read_json, read_jsonl
-from workflow_scripts.prepare.workload import GENERATORS, main
-from workflow_scripts.workloads import LengthDistribution, Workload
+from workflow_scripts.common.files import read_json, read_jsonl
+from workflow_scripts.prepare.workload import main
+from workflow_scripts.workloads.make_requests import GENERATORS
+from workflow_scripts.workloads.workload_kinds import LengthDistribution, Workload
 
 SYNTHETIC = {
     "kind": "synthetic",

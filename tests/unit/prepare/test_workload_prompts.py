@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.files import sha256_of
-from workflow_scripts.prepare.request import WorkloadError
-from workflow_scripts.prepare.tokenizer import Vocabulary
-from workflow_scripts.prepare.workload import make_requests, make_warmup
-from workflow_scripts.workloads import PromptsWorkload
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.workloads.make_requests import make_requests, make_warmup
+from workflow_scripts.workloads.request import WorkloadError
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "prompts"
 # A token a byte, as the tokenizer of a model without weights has it.

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
-from workflow_scripts import formulas
-from workflow_scripts.prepare.random_prompts import draw_length
-from workflow_scripts.prepare.request import Request, WorkloadError
-from workflow_scripts.prepare.tokenizer import Vocabulary
-from workflow_scripts.prepare.workload import make_requests, make_warmup
-from workflow_scripts.workloads import (
+from workflow_scripts.physics import formulas
+from workflow_scripts.workloads.make_requests import make_requests, make_warmup
+from workflow_scripts.workloads.random_prompts import draw_length
+from workflow_scripts.workloads.request import Request, WorkloadError
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import (
     FixedWorkload,
     IdenticalWorkload,
     LengthDistribution,
@@ -342,7 +342,7 @@ def test_another_process_draws_the_same(spec):
         "from pydantic import TypeAdapter\n"
         "from workflow_scripts.prepare.tokenizer import Vocabulary\n"
         "from workflow_scripts.prepare.workload import make_requests\n"
-        "from workflow_scripts.workloads import Workload\n"
+        "from workflow_scripts.workloads.workload_kinds import Workload\n"
         "spec = TypeAdapter(Workload).validate_json(sys.stdin.read())\n"
         "text_ids = np.array([i for i in range(3000) if i % 7])\n"
         "requests, _ = make_requests(spec, Vocabulary(text_ids, list), 5)\n"

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workflow_scripts.files import sha256_of
-from workflow_scripts.prepare.request import WorkloadError
+from workflow_scripts.common.files import sha256_of
 from workflow_scripts.prepare.tokenizer import load_vocabulary
-from workflow_scripts.prepare.workload import GENERATORS, make_requests, make_warmup
-from workflow_scripts.workloads import LengthDistribution, ShareGptWorkload, SyntheticWorkload
+from workflow_scripts.workloads.make_requests import GENERATORS, make_requests, make_warmup
+from workflow_scripts.workloads.request import WorkloadError
+from workflow_scripts.workloads.workload_kinds import LengthDistribution, ShareGptWorkload, SyntheticWorkload
 
 CONVERSATIONS = Path(__file__).parents[2] / "fixtures" / "sharegpt" / "conversations.json"
 

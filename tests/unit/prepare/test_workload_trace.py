@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from workflow_scripts.files import sha256_of
-from workflow_scripts.prepare.request import WorkloadError
-from workflow_scripts.prepare.tokenizer import Vocabulary
-from workflow_scripts.prepare.trace import read_trace
-from workflow_scripts.prepare.workload import make_requests, make_warmup
-from workflow_scripts.workloads import TraceColumns, TraceWorkload
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.workloads.arrival_trace import read_trace
+from workflow_scripts.workloads.make_requests import make_requests, make_warmup
+from workflow_scripts.workloads.request import WorkloadError
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import TraceColumns, TraceWorkload
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 VOCABULARY = Vocabulary(np.arange(2, 3000), list)

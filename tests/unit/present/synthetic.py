@@ -16,13 +16,13 @@ import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
 from workflow_scripts.analyse.effects import knob_effects
-from workflow_scripts.analyse.engines import engine_tables
+from workflow_scripts.analyse.engine_gain import engine_tables
 from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
 from workflow_scripts.analyse.ratios import device_ratios
 from workflow_scripts.analyse.recommend import recommendations
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
-from workflow_scripts.grid import expand
-from workflow_scripts.study import Study, load_study
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study, load_study
 
 # Text that a log, a prompt or a study file may hold, and that must never reach a browser as markup.
 SCRIPT = "<script>alert('from a log')</script>"

@@ -22,7 +22,7 @@ from workflow_scripts.present.plot import (
     use_style,
     write_plot,
 )
-from workflow_scripts.present.tables import MissingError, Tables
+from workflow_scripts.present.report_tables import MissingError, Tables
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,8 +6,8 @@ import pytest
 
 from workflow_scripts.present import findings, overview, sections
 from workflow_scripts.present.report import Part, Report
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import load_study
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings, Fold, Table, shown
 from workflow_scripts.present.overview import simulated, slowed_cells, slowed_gpus
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sections import SECTIONS
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import load_study
+from workflow_scripts.study.study_file import load_study
 
 
 def report_of(results: Results, folder: Path, **changed: object) -> Report:

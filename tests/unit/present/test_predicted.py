@@ -7,8 +7,8 @@ from workflow_scripts.present.predicted import (
     prediction_findings,
 )
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import load_study
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings
 from workflow_scripts.present.overview import remote_code
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.sections import SECTIONS
-from workflow_scripts.present.tables import Tables
-from workflow_scripts.study import ModelOverride, load_study
+from workflow_scripts.study.study_file import ModelOverride, load_study
 
 
 def report_of(results: Results, **override: bool) -> Report:

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Table, Text
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.reserved import (
     DRAWN,
     HOW_ENGINES_RESERVE,
@@ -17,8 +18,7 @@ from workflow_scripts.present.reserved import (
     kv_reserved_and_used,
     reserved_and_used,
 )
-from workflow_scripts.present.tables import MissingError, Tables
-from workflow_scripts.study import load_study
+from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture

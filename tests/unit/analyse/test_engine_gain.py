@@ -1,0 +1,359 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables, main
+from workflow_scripts.analyse.tables import read_table, write_table
+
+DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
+
+
+def around(mean, sd=0.001):
+    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
+
+
+def vllm(rate, seqs=16, **options):
+    knobs = {"max_num_seqs": seqs} | options.pop("knobs", {})
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), **options)
+
+
+def static(rate, batch, cache="dynamic", **options):
+    knobs = {"batch_size": batch, "cache_implementation": cache}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), engine="hf-static", **options)
+
+
+def continuous(rate, tokens=256, **options):
+    knobs = {"page_size": 32, "num_blocks": 128, "max_batch_tokens": tokens}
+    return cell(knobs, rate if isinstance(rate, list) else around(rate), engine="hf-continuous", **options)
+
+
+def improvements(*cells):
+    return SCHEMA.validate(engine_tables(table(*cells))[0])
+
+
+def steps(*cells):
+    return DECOMPOSITION_SCHEMA.validate(engine_tables(table(*cells))[1])
+
+
+def only(found):
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+# --- every vLLM cell against every HuggingFace cell
+
+
+def test_every_vllm_cell_meets_every_huggingface_cell_of_its_place():
+    found = improvements(vllm(8, 1), vllm(9, 16), static(1, 1), static(2, 8), continuous(4), static(1, 1, gpu="l40s"))
+    assert found[["vllm_knobs", "hf_knobs"]].values.tolist() == [
+        [seqs, hf]
+        for seqs in ("seqs1", "seqs16")
+        for hf in (
+            "static-batch1-cachedynamic",
+            "static-batch8-cachedynamic",
+            "continuous-page32-blocks128-tokens256",
+        )
+    ]
+    assert found["hf_kind"].tolist()[:3] == ["batch 1", "static batch", "continuous batching"]
+    assert found["hf_engine"].tolist()[:3] == ["hf-static", "hf-static", "hf-continuous"]
+    assert found["hf_batch_size"].tolist()[:2] == [1, 8]
+    assert pd.isna(found["hf_batch_size"][2])
+    assert found["vllm_max_num_seqs"].tolist() == [1, 1, 1, 16, 16, 16]
+    assert found["comparable"].all()
+    assert found["reason"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpu": "l40s"},
+        {"model": "opt-125m"},
+        {"workload": "long"},
+        {"study": "other"},
+        {"source": "measured elsewhere"},
+        {"outcome": "infeasible"},
+        {"comparable": False},
+    ],
+)
+def test_cells_of_another_place_do_not_meet(other):
+    assert improvements(vllm(8), static(1, 1, **other)).empty
+    assert steps(vllm(8), static(1, 1, **other)).empty
+
+
+def test_cells_of_different_locks_are_not_comparable():
+    apart = vllm(8, lock_sha256="b" * 64), static(1, 1, lock_sha256="a" * 64)
+    found = only(improvements(*apart))
+    assert not found["comparable"]
+    assert found["reason"] == "the environments differ: lock aaaaaaaaaaaa against bbbbbbbbbbbb"
+    assert math.isnan(found["improvement_ratio"])
+    assert not steps(*apart)["comparable"].any()
+
+
+def test_improvement_is_a_ratio_with_welchs_interval():
+    fast, slow = [170.0, 180.0, 175.0], [10.0, 9.9]
+    found = only(improvements(vllm(fast), static(slow, 1)))
+    interval = stats.ttest_ind(np.log(fast), np.log(slow), equal_var=False).confidence_interval(0.95)
+    assert found["improvement_ratio"] == pytest.approx(stats.gmean(fast) / stats.gmean(slow))
+    assert found["improvement_ratio_low"] == pytest.approx(np.exp(interval.low))
+    assert found["improvement_ratio_high"] == pytest.approx(np.exp(interval.high))
+    assert (found["vllm_repeats"], found["hf_repeats"]) == (3, 2)
+    assert found["vllm_output_tokens_per_s"] == pytest.approx(stats.gmean(fast))
+    assert found["hf_output_tokens_per_s"] == pytest.approx(stats.gmean(slow))
+
+
+def test_no_huggingface_or_no_vllm_no_rows():
+    for cells in ((vllm(8),), (static(1, 1), continuous(2))):
+        assert improvements(*cells).empty
+        assert steps(*cells).empty
+
+
+# --- equal work
+
+
+@pytest.mark.parametrize("work", ["num_requests", "prompt_tokens", "output_tokens"])
+def test_unequal_work_is_not_comparable(work):
+    found = only(improvements(vllm(8, **{work: 10}), static(1, 1, **{work: 11})))
+    assert not found["comparable"]
+    assert found["reason"] == f"{work} differs: 10 against 11"
+    assert found[["improvement_ratio", "improvement_ratio_low", "improvement_ratio_high"]].isna().all()
+    assert found["explanation"] == (
+        "vLLM with at most 16 sequences against HuggingFace batch 1 (static-batch1-cachedynamic): "
+        f"not comparable, {work} differs: 10 against 11."
+    )
+    assert found["vllm_output_tokens_per_s"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize("side", ["vllm", "hf"])
+def test_work_that_differs_between_repeats_or_is_not_known_is_not_comparable(side):
+    def reason(**work):
+        a, b = (work, {}) if side == "vllm" else ({}, work)
+        return only(improvements(vllm(8, **a), static(1, 1, **b)))["reason"]
+
+    assert reason(output_tokens=[1000, 1000, 999]) == "output_tokens differs between repeats"
+    assert reason(output_tokens=None) == "output_tokens is not known"
+    first, second = reason(num_requests=7, prompt_tokens=[1, 2, 3]).split("; ")
+    assert first == "prompt_tokens differs between repeats"
+    assert second == ("num_requests differs: 7 against 64" if side == "vllm" else "num_requests differs: 64 against 7")
+
+
+def test_a_fault_of_both_is_said_once():
+    unknown = {"prompt_tokens": None}
+    assert only(improvements(vllm(8, **unknown), static(1, 1, **unknown)))["reason"] == "prompt_tokens is not known"
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "text"),
+    [
+        ("quantization", "awq", "quantization awq on one side"),
+        ("kv_cache_dtype", "fp8", "kv_cache_dtype fp8 on one side"),
+        ("tensor_parallel_size", 2, "tensor_parallel_size 2 on one side"),
+        ("pipeline_parallel_size", 4, "pipeline_parallel_size 4 on one side"),
+        ("kv_cache_dtype", "auto", None),
+        ("kv_cache_dtype", "bfloat16", None),
+        ("kv_cache_dtype", "float16", None),
+        ("tensor_parallel_size", 1, None),
+        ("pipeline_parallel_size", 1, None),
+        ("block_size", 32, None),
+    ],
+)
+def test_other_numbers_or_more_devices_are_not_comparable(knob, value, text):
+    found = only(improvements(vllm(8, knobs={knob: value}), static(1, 1)))
+    assert (None if pd.isna(found["reason"]) else found["reason"]) == text
+    assert found["comparable"] == (text is None)
+
+
+@pytest.mark.parametrize(("drafted", "text"), [(4, "num_speculative_tokens 4 on one side"), (0, None)])
+def test_steps_that_draft_tokens_are_not_comparable(drafted, text):
+    knobs = {"speculative_method": "ngram", "num_speculative_tokens": drafted}
+    found = only(improvements(vllm(8, knobs=knobs), static(1, 1)))
+    assert (None if pd.isna(found["reason"]) else found["reason"]) == text
+
+
+# --- in words
+
+
+@pytest.mark.parametrize(
+    ("seqs", "hf", "text"),
+    [
+        (
+            1,
+            static([1.0, 1.0], 1),
+            "vLLM with at most 1 sequence against HuggingFace batch 1 (static-batch1-cachedynamic): "
+            "2x (95 % interval 2x to 2x) the output tokens/s. "
+            "Both have one request at a time, so no batching is in it.",
+        ),
+        (
+            2,
+            static([1.0, 1.0], 1),
+            "vLLM with at most 2 sequences against HuggingFace batch 1 (static-batch1-cachedynamic): "
+            "2x (95 % interval 2x to 2x) the output tokens/s. "
+            "HuggingFace has one request at a time, vLLM up to 2, so part of it is batching.",
+        ),
+        (
+            4,
+            static([1.0, 1.0], 8),
+            "vLLM with at most 4 sequences against HuggingFace static batch (static-batch8-cachedynamic): "
+            "2x (95 % interval 2x to 2x) the output tokens/s. "
+            "HuggingFace has 8 at a time, each batch until its longest ends; "
+            "vLLM takes in requests as others end, up to 4 at a time.",
+        ),
+        (
+            4,
+            continuous([1.0]),
+            "vLLM with at most 4 sequences against HuggingFace continuous batching "
+            "(continuous-page32-blocks128-tokens256): 2x (too few repeats for an interval) the output tokens/s. "
+            "Both take in requests as others end, over a paged cache; vLLM has up to 4 at a time.",
+        ),
+    ],
+)
+def test_improvements_in_words(seqs, hf, text):
+    assert only(improvements(vllm([2.0, 2.0], seqs), hf))["explanation"] == text
+
+
+# --- the gain as a product of steps
+
+
+def test_the_steps_from_single_requests_to_vllm():
+    found = steps(vllm(24), static(1, 1), static(3, 8), continuous(4))
+    assert found[["factor", "numerator", "denominator"]].values.tolist() == [
+        ["static_batching", "hf-static/static-batch8-cachedynamic", "hf-static/static-batch1-cachedynamic"],
+        [
+            "continuous_batching",
+            "hf-continuous/continuous-page32-blocks128-tokens256",
+            "hf-static/static-batch8-cachedynamic",
+        ],
+        ["engine", "vllm/seqs16", "hf-continuous/continuous-page32-blocks128-tokens256"],
+        ["total", "vllm/seqs16", "hf-static/static-batch1-cachedynamic"],
+    ]
+    assert found["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
+    half = stats.t.ppf(0.975, 4) * 0.001 * math.sqrt(2 / 3)
+    assert found["ratio_low"].tolist() == pytest.approx((found["ratio"] * math.exp(-half)).tolist())
+    assert found["ratio_high"].tolist() == pytest.approx((found["ratio"] * math.exp(half)).tolist())
+    assert found["share_pct"].tolist() == pytest.approx([100 * math.log(r) / math.log(24) for r in (3, 4 / 3, 6, 24)])
+    assert found["comparable"].all()
+    assert set(found["vllm_knobs"]) == {"seqs16"}
+    assert set(found["vllm_max_num_seqs"]) == {16}
+
+
+# Making an example smaller takes longer than reading it as it is.
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(st.lists(st.lists(st.floats(1, 100), min_size=2, max_size=4), min_size=4, max_size=4))
+def test_steps_multiply_to_the_total_and_shares_add_up(rates):
+    one, batch, flowing, fast = rates
+    found = steps(vllm(fast), static(one, 1), static(batch, 8), continuous(flowing))
+    assert found["ratio"][:3].prod() == pytest.approx(found["ratio"][3])
+    if found["ratio_low"][3] > 1:
+        assert found["share_pct"][:3].sum() == pytest.approx(100)
+        assert found["share_pct"][3] == pytest.approx(100)
+    else:
+        assert found["share_pct"].isna().all()
+
+
+def test_every_vllm_cell_that_batches_has_its_own_steps():
+    found = steps(vllm(1, 1), vllm(2, 2), vllm(3, 16), static(1, 1))
+    assert found["vllm_knobs"].tolist() == ["seqs2"] * 4 + ["seqs16"] * 4
+
+
+def test_the_fastest_batches_stand_for_their_kind_with_single_requests_of_the_same_cache():
+    found = steps(
+        vllm(24),
+        static(1, 1),
+        static(0.5, 1, "static"),
+        static(2, 4),
+        static(3, 8, "static"),
+        static(2.9, 16, "static"),
+        continuous(5, tokens=512),
+        continuous(4),
+    )
+    assert found["numerator"].tolist()[:2] == [
+        "hf-static/static-batch8-cachestatic",
+        "hf-continuous/continuous-page32-blocks128-tokens512",
+    ]
+    assert found["denominator"].tolist()[0] == "hf-static/static-batch1-cachestatic"
+    assert found["ratio"].tolist() == pytest.approx([6, 5 / 3, 24 / 5, 48])
+
+
+def test_without_any_batch_the_fastest_single_requests_are_taken():
+    found = steps(vllm(24), static(1, 1), static(2, 1, "static"))
+    assert only(found[found["factor"] == "total"])["denominator"] == "hf-static/static-batch1-cachestatic"
+
+
+def test_a_step_whose_cells_were_not_measured_has_no_ratio():
+    found = steps(vllm(24), static(3, 8), continuous(4)).set_index("factor")
+    assert found["ratio"].dropna().to_dict() == pytest.approx({"continuous_batching": 4 / 3, "engine": 6})
+    assert found["share_pct"].isna().all()
+    assert not found.loc["total", "comparable"]
+    assert found.loc["total", "reason"] == "one of the two was not measured"
+    assert pd.isna(found.loc["total", "denominator"])
+    assert found.loc["total", "numerator"] == "vllm/seqs16"
+    only_static = steps(vllm(24), static(1, 1)).set_index("factor")
+    assert only_static["ratio"].dropna().to_dict() == pytest.approx({"total": 24})
+    assert pd.isna(only_static.loc["static_batching", "numerator"])
+    only_continuous = steps(vllm(24), continuous(1)).set_index("factor")
+    assert only_continuous["ratio"].dropna().to_dict() == pytest.approx({"engine": 24})
+
+
+def test_a_step_of_unequal_work_has_no_ratio():
+    found = steps(vllm(24, output_tokens=5), static(1, 1), static(3, 8), continuous(4)).set_index("factor")
+    assert found["comparable"].to_dict() == {
+        "static_batching": True,
+        "continuous_batching": True,
+        "engine": False,
+        "total": False,
+    }
+    assert found.loc["engine", "reason"] == "output_tokens differs: 5 against 1000"
+    assert found["share_pct"].isna().all()
+
+
+def test_a_loss_has_a_negative_share_and_no_total_gain_no_shares():
+    found = steps(vllm(8), static(1, 1), static(4, 8), continuous(2))
+    assert found["share_pct"].tolist() == pytest.approx([200 / 3, -100 / 3, 200 / 3, 100])
+    assert steps(vllm(0.5), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
+    assert steps(vllm([8.0]), static(1, 1), static(4, 8), continuous(2))["share_pct"].isna().all()
+
+
+def test_steps_in_words():
+    exact = [1.0, 1.0]
+    found = steps(vllm([8.0, 8.0]), static(exact, 1), static([4.0, 4.0], 8), continuous([2.0, 2.0]))
+    assert found["explanation"].tolist() == [
+        "HuggingFace in static batches instead of on single requests: 4x (95 % interval 4x to 4x), "
+        "67 % of the gain on a logarithmic scale.",
+        "HuggingFace with continuous batching over a paged cache instead of static batches: "
+        "0.5x (95 % interval 0.5x to 0.5x), -33 % of the gain on a logarithmic scale.",
+        "vLLM with at most 16 sequences instead of HuggingFace with continuous batching: "
+        "4x (95 % interval 4x to 4x), 67 % of the gain on a logarithmic scale.",
+        "vLLM with at most 16 sequences instead of HuggingFace on single requests: 8x (95 % interval 8x to 8x).",
+    ]
+    found = steps(vllm([8.0]), static(exact, 1))
+    assert found["explanation"].tolist()[::3] == [
+        "HuggingFace in static batches instead of on single requests: not comparable, one of the two was not measured.",
+        "vLLM with at most 16 sequences instead of HuggingFace on single requests: "
+        "8x (too few repeats for an interval).",
+    ]
+
+
+# --- the command
+
+
+def test_the_command_writes_both_tables(tmp_path):
+    write_table(table(vllm(24), static(1, 1), static(3, 8), continuous(4)), tmp_path / "cells.parquet")
+    out, decomposition = tmp_path / "engines.parquet", tmp_path / "steps.parquet"
+    command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
+    assert main([*command, "--decomposition-out", str(decomposition)]) == 0
+    assert read_table(out)["improvement_ratio"].tolist() == pytest.approx([24, 8, 6])
+    assert read_table(decomposition, "engine_decomposition")["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
+    assert decomposition.with_suffix(".csv").exists()
+
+
+def test_the_second_table_is_not_left_out_by_mistake(tmp_path, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(["--study", str(DEMO), "--cells", "cells.parquet", "--out", str(tmp_path / "engines.parquet")])
+    assert e.value.code == 2
+    assert "--decomposition-out" in capsys.readouterr().err

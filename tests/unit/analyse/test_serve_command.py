@@ -1,0 +1,141 @@
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
+from workflow_scripts.engines.knobs import VllmKnobs
+
+HUB = {"hub_repo": "org/model", "revision": "0" * 40, "dtype": "bfloat16", "load_format": "hub"}
+DUMMY = {"hub_repo": None, "revision": None, "dtype": "float32", "load_format": "dummy"}
+FOLDER = Path("results/demo/prepared/models/tiny-1234")
+
+ALL_KNOBS = VllmKnobs(
+    block_size=32,
+    max_num_seqs=64,
+    max_num_batched_tokens=4096,
+    max_model_len=2048,
+    gpu_memory_utilization=0.85,
+    enable_prefix_caching=False,
+    enable_chunked_prefill=True,
+    kv_cache_dtype="fp8",
+    quantization="awq",
+    tensor_parallel_size=2,
+    pipeline_parallel_size=3,
+    enforce_eager=True,
+    attention_backend="FLASH_ATTN",
+    cpu_kv_cache_gib=4,
+    speculative_method="ngram",
+    num_speculative_tokens=4,
+    prompt_lookup_max=3,
+    prompt_lookup_min=2,
+)
+# What no other can be set together with n-grams.
+BY_DRAFT_MODEL = VllmKnobs(speculative_method="draft_model", num_speculative_tokens=2, speculative_model="tiny")
+ALL_COMMAND = (
+    "VLLM_CPU_KVCACHE_SPACE=4 vllm serve org/model --revision 0000000000000000000000000000000000000000"
+    " --dtype bfloat16 --block-size 32 --max-num-seqs 64 --max-num-batched-tokens 4096 --max-model-len 2048"
+    " --gpu-memory-utilization 0.85 --no-enable-prefix-caching --enable-chunked-prefill --kv-cache-dtype fp8"
+    " --quantization awq --tensor-parallel-size 2 --pipeline-parallel-size 3 --enforce-eager"
+    " --attention-backend FLASH_ATTN --speculative-config"
+    """ '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'"""
+)
+
+
+def test_every_knob_on_the_command_line():
+    assert {*ALL_KNOBS.set_values(), *BY_DRAFT_MODEL.set_values()} == set(VllmKnobs.model_fields)
+    assert serve_settings(HUB, FOLDER, ALL_KNOBS, {}).command() == ALL_COMMAND
+
+
+def test_every_knob_in_the_file():
+    config = serve_settings(HUB, FOLDER, ALL_KNOBS, {}).config()
+    assert config.startswith("# environment: VLLM_CPU_KVCACHE_SPACE=4\nmodel: org/model\nrevision: ")
+    assert yaml.safe_load(config) == {
+        "model": "org/model",
+        "revision": "0" * 40,
+        "dtype": "bfloat16",
+        "block-size": 32,
+        "max-num-seqs": 64,
+        "max-num-batched-tokens": 4096,
+        "max-model-len": 2048,
+        "gpu-memory-utilization": 0.85,
+        "no-enable-prefix-caching": True,
+        "enable-chunked-prefill": True,
+        "kv-cache-dtype": "fp8",
+        "quantization": "awq",
+        "tensor-parallel-size": 2,
+        "pipeline-parallel-size": 3,
+        "enforce-eager": True,
+        "attention-backend": "FLASH_ATTN",
+        "speculative-config": {
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 2,
+        },
+    }
+
+
+def test_a_draft_model_is_named_by_its_repository_and_commit_or_by_its_folder():
+    hub = serve_settings(HUB, FOLDER, BY_DRAFT_MODEL, {}, (HUB | {"hub_repo": "org/draft"}, FOLDER))
+    speculation = {"method": "draft_model", "num_speculative_tokens": 2, "model": "org/draft", "revision": "0" * 40}
+    assert hub.arguments["speculative-config"] == speculation
+    dummy = serve_settings(DUMMY, FOLDER, BY_DRAFT_MODEL, {}, (DUMMY, Path("draft")))
+    assert dummy.arguments["speculative-config"] == {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "model": "draft",
+    }
+
+
+def test_no_token_drafted_is_no_speculative_decoding():
+    off = VllmKnobs(speculative_method="ngram", num_speculative_tokens=0, prompt_lookup_max=3)
+    assert off.slug() == "specngram-draft0-lookup3"
+    assert "--speculative-config" not in serve_settings(HUB, FOLDER, off, {}).command()
+
+
+def test_remote_code_is_served_only_where_it_was_measured():
+    assert "--trust-remote-code" not in serve_settings(HUB, FOLDER, VllmKnobs(), {}).command()
+    trusted = serve_settings(HUB | {"trust_remote_code": True}, FOLDER, VllmKnobs(), {})
+    assert trusted.command() == (f"vllm serve org/model --revision {'0' * 40} --trust-remote-code --dtype bfloat16")
+
+
+def test_each_variable_of_the_environment_has_a_line_in_the_file():
+    config = ServeSettings("org/model", {}, {"A": "1", "B": "2"}).config()
+    assert config == "# environment: A=1\n# environment: B=2\nmodel: org/model\n"
+
+
+def test_a_model_with_random_weights_is_served_from_its_folder():
+    settings = serve_settings(DUMMY, FOLDER, VllmKnobs(), {})
+    assert settings == ServeSettings(str(FOLDER), {"load-format": "dummy", "dtype": "float32"}, {})
+    assert settings.command() == f"vllm serve {FOLDER} --load-format dummy --dtype float32"
+    assert settings.config() == f"model: {FOLDER}\nload-format: dummy\ndtype: float32\n"
+
+
+def test_a_hub_model_without_a_commit_has_no_revision():
+    settings = serve_settings(HUB | {"revision": None}, FOLDER, VllmKnobs(), {})
+    assert settings.command() == "vllm serve org/model --dtype bfloat16"
+
+
+def test_what_took_effect_is_written_out_but_what_was_set_goes_before():
+    settings = serve_settings(HUB, FOLDER, VllmKnobs(max_num_seqs=8), {"max_num_seqs": 256, "max_model_len": 512})
+    assert settings.arguments["max-num-seqs"] == 8
+    assert settings.arguments["max-model-len"] == 512
+    assert list(settings.arguments)[-2:] == ["max-num-seqs", "max-model-len"]
+
+
+@pytest.mark.parametrize("name", ["a folder/model", "it's"])
+def test_the_command_survives_a_shell(name):
+    command = serve_settings(DUMMY, Path(name), VllmKnobs(block_size=16), {}).command()
+    assert shlex.split(command) == [
+        "vllm",
+        "serve",
+        name,
+        "--load-format",
+        "dummy",
+        "--dtype",
+        "float32",
+        "--block-size",
+        "16",
+    ]

@@ -1,0 +1,93 @@
+"""The catalogue of servers: what an entry may say, and that the entries that there are say it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from workflow_scripts.catalog.endpoints import Endpoint, filled, load_endpoints
+from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.study.definition import cell_definition, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study, StudyError
+
+COMMAND = {"command": ["serve", "--port={port}"], "served_model": "m"}
+
+
+def test_the_catalogue_is_valid_and_its_servers_listen_on_the_loopback_address_alone() -> None:
+    endpoints = load_endpoints()
+    assert {"tgi", "sglang", "transformers-serve"} <= endpoints.keys()
+    for name, endpoint in endpoints.items():
+        words = " ".join(endpoint.command or ())
+        assert "127.0.0.1" in (words or str(endpoint.base_url)), name
+        assert "0.0.0.0" not in words, name
+        assert "trust" not in words, name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"base_url": "http://127.0.0.1:1"}, "either a command or a base_url"),
+        ({"command": None}, "either a command or a base_url"),
+        ({"api_key_env": "KEY"}, "belongs to a base_url"),
+        ({"command": ["serve", "--api-key={api_key}"]}, "seen by everybody"),
+        ({"command": ["serve", "--key={password}"]}, r"\{password\} is unknown; placeholders: port"),
+        ({"served_model": "{name}"}, r"served_model: \{name\} is not filled in there; placeholder: model_dir"),
+        ({"command": None, "base_url": "http://key@host"}, "pattern"),
+        ({"command": None, "base_url": "http://host", "port": 1}, "belong to a command"),
+        ({"comand": []}, "Extra inputs"),
+    ],
+)
+def test_an_entry_that_cannot_be_meant_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Endpoint.model_validate({**COMMAND, **change})
+
+
+def test_a_bad_file_is_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(yaml.safe_dump({"mine": {**COMMAND, "portt": 1}}))
+    with pytest.raises(CatalogError, match=rf"{path}: mine.portt: .*; allowed: command, "):
+        load_endpoints(path)
+    path.write_text("[")
+    with pytest.raises(CatalogError, match="not YAML"):
+        load_endpoints(path)
+    with pytest.raises(CatalogError, match="No such file"):
+        load_endpoints(tmp_path / "none.yaml")
+
+
+def test_placeholders_are_filled_and_other_braces_stay() -> None:
+    assert filled(['{"a": {"b": 1}}', "{port}{port}"], {"port": "1"}) == ['{"a": {"b": 1}}', "11"]
+
+
+def study(**changes: object) -> Study:
+    content = {
+        "schema_version": 1,
+        "name": "s",
+        "question": "?",
+        "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 4, "output_tokens": 4}},
+        "sweeps": [
+            {
+                "name": "a",
+                "gpu": "cpu-all",
+                "engine": "openai",
+                "model": "tiny-llama-57m",
+                "workload": "w",
+                "knobs": {"endpoint": "mine"},
+            }
+        ],
+        **changes,
+    }
+    return Study.model_validate(content)
+
+
+def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell() -> None:
+    with pytest.raises(StudyError, match=r"knobs.endpoint: 'mine' is unknown; allowed: .*tgi"):
+        expand(study())
+    definitions = []
+    for word in ("serve", "serve-faster"):
+        changed = study(endpoints={"mine": {**COMMAND, "command": [word]}})
+        (cell,) = expand(changed)
+        definitions.append(cell_definition(changed, cell, resolved_models(changed)))
+    assert definitions[0]["endpoint"]["command"] == ["serve"]
+    assert definitions[0] != definitions[1]

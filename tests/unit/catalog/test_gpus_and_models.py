@@ -1,0 +1,196 @@
+import pytest
+from pydantic import ValidationError
+
+from workflow_scripts.catalog.gpus_and_models import (
+    CatalogError,
+    Gpu,
+    get_gpu,
+    get_model,
+    identify,
+    load_gpus,
+    load_models,
+    resolve,
+)
+
+
+def bandwidth_ratio(a, b):
+    return get_gpu(a).memory_bandwidth_bytes_per_s / get_gpu(b).memory_bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ratio"),
+    [
+        ("h200", "l40s", 5.56),
+        ("h100-sxm", "a100-pcie-80gb", 1.73),
+        ("h100-sxm", "a100-pcie-40gb", 2.15),
+        ("a100-sxm-40gb", "v100-sxm2-16gb", 1.73),
+    ],
+)
+def test_bandwidth_ratios_of_the_data_sheets(a, b, ratio):
+    assert bandwidth_ratio(a, b) == pytest.approx(ratio, abs=0.006)
+
+
+def test_flop_ratio_is_of_dense_rates():
+    h200, l40s = get_gpu("h200"), get_gpu("l40s")
+    assert h200.peak_flop_per_s("bfloat16") == 989.5e12
+    assert h200.peak_flop_per_s("bfloat16") / l40s.peak_flop_per_s("bfloat16") == pytest.approx(2.73, abs=0.005)
+
+
+def test_float32_products_may_run_in_tf32_and_a_cpu_has_no_data_sheet_rate():
+    assert get_gpu("a100-sxm-80gb").peak_flop_per_s("float32") == 156e12
+    assert get_gpu("cpu-1core").peak_flop_per_s("float32") is None
+    assert get_gpu("v100-sxm2-16gb").peak_flop_per_s("bfloat16") is None
+
+
+def test_cpu_devices():
+    one, every = get_gpu("cpu-1core"), get_gpu("cpu-all")
+    assert (one.kind, one.cpu_cores) == ("cpu", 1)
+    assert (every.kind, every.cpu_cores) == ("cpu", None)
+    assert one.memory_bandwidth_bytes_per_s is one.nvml_names is None
+
+
+@pytest.mark.parametrize(
+    ("published", "names"),
+    [
+        ("H200", {"h200"}),
+        ("h200", {"h200"}),
+        ("H100", {"h100-sxm", "h100-pcie", "h100-nvl"}),
+        ("A100 PCIe", {"a100-pcie-40gb", "a100-pcie-80gb"}),
+        ("A100_PCIe", {"a100-pcie-40gb", "a100-pcie-80gb"}),
+        ("A100 80GB", {"a100-pcie-80gb", "a100-sxm-80gb"}),
+        ("NVIDIA L40S", {"l40s"}),
+        ("L4", {"l4"}),
+        ("V100 32GB", {"v100-pcie-32gb", "v100-sxm2-32gb"}),
+        ("Tesla T4", {"t4"}),
+        ("A10", {"a10"}),
+    ],
+)
+def test_an_ambiguous_name_resolves_to_all_candidates(published, names):
+    assert {gpu.name for gpu in resolve(published)} == names
+
+
+def test_unknown_names_list_the_allowed_ones():
+    with pytest.raises(CatalogError, match=r"unknown GPU 'H300'; allowed: .*h200.*A100 PCIe"):
+        resolve("H300")
+    with pytest.raises(CatalogError, match=r"unknown GPU 'H200'; allowed: .*h200"):
+        get_gpu("H200")
+    with pytest.raises(CatalogError, match=r"unknown model 'gpt-5'; allowed: .*opt-125m"):
+        get_model("gpt-5")
+
+
+@pytest.mark.parametrize(
+    ("nvml", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+        ("Tesla V100-PCIE-32GB", "v100-pcie-32gb"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    ],
+)
+def test_a_product_name_tells_a_gpu_from_all_others(nvml, name):
+    matching = [g.name for g in load_gpus().values() if identify(nvml, {g.name: g}) is not None]
+    assert matching == [name]
+
+
+@pytest.mark.parametrize(
+    "nvml", ["NVIDIA L40", "NVIDIA A10M", "NVIDIA GeForce RTX 4090 D", "NVIDIA H200 NVL", "Tesla V100S-PCIE-32GB"]
+)
+def test_a_similar_product_is_not_taken_for_a_known_one(nvml):
+    assert identify(nvml) is None
+
+
+def test_every_number_of_every_gpu_has_a_source():
+    for gpu in load_gpus().values():
+        if gpu.kind != "cpu":
+            assert {"memory_bytes", "memory_bandwidth_bytes_per_s", "dense_flop_per_s", "tdp_w"} <= set(gpu.sources)
+            # What programs get is near what is sold: more than nine tenths, and at most its GB read as GiB.
+            assert gpu.usable_memory_bytes is None or 0.9 < gpu.usable_memory_bytes / gpu.memory_bytes < 1.0738
+
+
+def test_a_number_without_a_source_is_refused():
+    with pytest.raises(ValidationError, match="sources must name exactly"):
+        Gpu(name="x", title="x", kind="cuda", nvml_names=("x",), memory_bytes=1e9)
+
+
+def test_gpus_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        get_gpu("h200").tdp_w = 1
+    with pytest.raises(TypeError):
+        load_gpus()["h300"] = get_gpu("h200")
+
+
+def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path):
+    path = tmp_path / "gpus.yaml"
+    path.write_text("x: {title: X, kind: cpu, core: 1}\n")
+    with pytest.raises(CatalogError, match=r"gpus.yaml: x.core: .*allowed: .*cpu_cores"):
+        load_gpus(path)
+    path.write_text("x: [\n")
+    with pytest.raises(CatalogError, match="not YAML"):
+        load_gpus(path)
+    path.write_text("- x\n")
+    with pytest.raises(CatalogError, match="must be a mapping"):
+        load_gpus(path)
+    with pytest.raises(CatalogError, match="No such file"):
+        load_gpus(tmp_path / "none.yaml")
+
+
+def test_models():
+    models = load_models()
+    assert set(models) == {
+        "llama-3.1-8b-instruct",
+        "llama-3.1-8b-instruct-awq",
+        "llama-3.1-8b-instruct-gptq",
+        "llama-3.1-8b-instruct-w8a8",
+        "llama-3-70b",
+        "opt-125m",
+        "smollm-135m",
+        "qwen2-7b",
+        "qwen2.5-0.5b-instruct",
+        "mistral-7b-instruct-v0.3",
+        "tiny-llama-57m",
+        "tiny-llama-57m-awq",
+        "tiny-llama-57m-w8a8",
+    }
+    assert models["opt-125m"].pinned() == ("facebook/opt-125m", "27dcfa74d334bc871f3234de431e71c6eeba5dd6")
+    tiny = models["tiny-llama-57m"]
+    assert (tiny.load_format, tiny.dtype, tiny.fixed_dtype) == ("dummy", "native", None)
+    with pytest.raises(CatalogError, match="set hub_repo"):
+        tiny.pinned()
+
+
+def test_a_hub_model_without_a_commit_must_be_pinned_first(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "model.yaml").write_text("{hub_repo: a/b, dtype: float16, licence: MIT, load_format: hub}\n")
+    with pytest.raises(CatalogError, match=r"config.json: missing"):
+        load_models(tmp_path)["m"]
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CatalogError, match=r"set revision .*m/model.yaml"):
+        load_models(tmp_path)["m"].pinned()
+
+
+def test_a_hub_model_needs_a_repository_and_a_folder(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.yaml").write_text("{dtype: float16, licence: MIT, load_format: hub}\n")
+    with pytest.raises(CatalogError, match="needs hub_repo"):
+        load_models(tmp_path)["m"]
+    with pytest.raises(CatalogError, match="no such folder"):
+        load_models(tmp_path / "none")

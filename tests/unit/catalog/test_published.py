@@ -1,0 +1,117 @@
+"""Published claims and tables: how they are read and refused."""
+
+import pytest
+import yaml
+
+from workflow_scripts.analyse.published_table import published_table
+from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.catalog.published import Claim, Published, PublishedError, Quantity
+
+REAL = Published(CONFIG / "published")
+CLAIM = {
+    "id": "one",
+    "source": "lab",
+    "label": "published",
+    "text": "It is so.",
+    "quantities": [{"name": "rate", "unit": "tokens/s", "value": 5}],
+}
+
+
+def read(folder, *claims):
+    (folder / "claims.yaml").write_text(yaml.safe_dump(list(claims)))
+    return Published(folder)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"),
+    [
+        ({"unit": "ratio", "value": 2.95}, "2.95"),
+        ({"unit": "percent", "value": 87.5}, "87.5 %"),
+        ({"unit": "GB", "value": 5.2, "approximate": True}, "about 5.2 GB"),
+        ({"unit": "tokens", "value": 140608}, "140,608 tokens"),
+        ({"unit": "tokens", "values": [1024, 512]}, "1,024; 512 tokens"),
+        ({"unit": "tokens", "max": 15}, "at most 15 tokens"),
+        ({"unit": "tokens", "min": 15}, "at least 15 tokens"),
+        ({"unit": "percent", "min": 60, "max": 80}, "60 to 80 %"),
+        ({"unit": "ratio", "formula": "a / b"}, "a / b"),
+        (
+            {"unit": "blocks", "value": 8, "at": {"utilization": 0.5, "length": 2048}},
+            "8 blocks at utilization 0.5, length 2,048",
+        ),
+    ],
+)
+def test_a_quantity_in_words(quantity, text):
+    assert Quantity(name="x", **quantity).text() == text
+
+
+def test_numbers_of_a_claim_by_name_and_setting():
+    blocks = REAL.claim("blocks-linear-in-utilization")
+    assert blocks.value("num_gpu_blocks", gpu_memory_utilization=0.9) == 17234
+    assert blocks.value("num_gpu_blocks") == 8788
+    assert REAL.claim("contiguous-allocation-example").values("tokens_used") == (1024, 512, 3072)
+    assert REAL.claim("contiguous-allocation-waste").range("waste") == (60, 80)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda c: c.value("speed"), "claims.yaml: one: no quantity 'speed'; there are: rate"),
+        (lambda c: c.value("rate", at=1), "one: no quantity 'rate'"),
+        (lambda c: c.values("rate"), "one: rate needs values"),
+        (lambda c: c.range("rate"), "one: rate needs min"),
+    ],
+)
+def test_a_number_that_a_claim_does_not_have_is_refused(ask, message):
+    with pytest.raises(PublishedError, match=message):
+        ask(Claim.model_validate(CLAIM))
+
+
+def test_a_range_needs_both_ends():
+    half = Claim.model_validate(CLAIM | {"quantities": [{"name": "rate", "unit": "s", "min": 1}]})
+    with pytest.raises(PublishedError, match="rate needs max"):
+        half.range("rate")
+    other = Claim.model_validate(CLAIM | {"quantities": [{"name": "rate", "unit": "s", "max": 1}]})
+    with pytest.raises(PublishedError, match="rate needs value"):
+        other.value("rate")
+
+
+def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
+    table = published_table(REAL, REAL.claim("throughput-flat-over-max-num-seqs"))
+    assert table.loc[0, ["gpu", "max_num_seqs", "throughput_tok_s"]].tolist() == ["H200", 1, 11939]
+    with pytest.raises(PublishedError, match="empty-slots-per-sequence: needs a table"):
+        published_table(REAL, REAL.claim("empty-slots-per-sequence"))
+    found = read(tmp_path, CLAIM | {"table": "rates.csv"})
+    with pytest.raises(PublishedError, match=r"rates.csv: No such file"):
+        published_table(found, found.claim("one"))
+    (tmp_path / "rates.csv").write_text("")
+    with pytest.raises(PublishedError, match=r"rates.csv: not a CSV table"):
+        published_table(found, found.claim("one"))
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ([CLAIM | {"label": "measured"}], r"claims.yaml: 0.label: Input should be 'published'"),
+        ([CLAIM | {"quantities": []}], r"0.quantities: Tuple should have at least 1 item"),
+        ([CLAIM | {"quantities": [{"name": "a", "unit": "s"}]}], "a: needs one of value, values, min, max, formula"),
+        ([CLAIM | {"verdict": "supported"}], r"0.verdict: Extra inputs are not permitted"),
+        ([CLAIM, CLAIM], "two claims have the id 'one'"),
+    ],
+)
+def test_claims_that_are_not_valid_are_refused(tmp_path, claims, message):
+    with pytest.raises(PublishedError, match=message):
+        _ = read(tmp_path, *claims).claims
+
+
+def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path):
+    with pytest.raises(PublishedError, match=r"claims.yaml: No such file"):
+        _ = Published(tmp_path).claims
+    (tmp_path / "claims.yaml").write_text("[")
+    with pytest.raises(PublishedError, match=r"claims.yaml: not YAML"):
+        _ = Published(tmp_path).claims
+
+
+def test_a_claim_that_nobody_made_is_refused():
+    assert REAL.claim("h200-over-l40s").value("throughput_ratio") == 2.95
+    with pytest.raises(PublishedError, match=r"claims.yaml: no claim 'b200-over-l4'"):
+        REAL.claim("b200-over-l4")

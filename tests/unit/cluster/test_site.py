@@ -1,0 +1,192 @@
+"""Resources of jobs on a cluster, from the portable needs of cells and one site's values."""
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.cluster.batches import batches, ended_cells, write_ended
+from workflow_scripts.cluster.site import (
+    Site,
+    SiteError,
+    job_resources,
+    load_site,
+    main,
+    needs_of,
+    predicted_limits_s,
+    sbatch_options,
+)
+from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = yaml.safe_load((ROOT / "config/site.yaml").read_text())
+ONCE = Attempt(1, 1)
+
+
+def cell(gpu: str = "h200", model: str = "llama-3.1-8b-instruct", **knobs: Any) -> Cell:
+    return Cell(gpu, "vllm", model, "short", VllmKnobs(**knobs), ("all",))
+
+
+def site(**changes: Any) -> Site:
+    return Site.model_validate({**copy.deepcopy(EXAMPLE), **changes})
+
+
+def options(gpu: str, **changes: Any) -> str:
+    return sbatch_options(job_resources([cell(gpu)], site(**changes), 3600, ONCE))
+
+
+def test_needs_follow_from_the_model_and_its_parallelism() -> None:
+    one, four = needs_of(cell()), needs_of(cell(tensor_parallel_size=2, pipeline_parallel_size=2))
+    assert (one.gpus, four.gpus) == (1, 4)
+    assert four.cores > one.cores
+    # The weights of Llama-3.1-8B in BF16 are 16.06 GB; all of them pass through the host's memory.
+    assert one.memory_mb > 16_060
+    assert needs_of(cell(model="opt-125m")).memory_mb < one.memory_mb
+    assert needs_of(cell("cpu-1core", "tiny-llama-57m")).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked"),
+    [
+        ("h200", "-p gpu-h200 -t 75 --mem 40076 --cpus-per-task=16 --gres=gpu:h200:1"),
+        ("h100-sxm", "-p gpu-h100 -t 75 --mem 40076 --cpus-per-task=8 --gpus=h100:1"),
+        ("a100-pcie-80gb", "-p gpu-a100 -t 75 -C a100_80gb --mem 40076 --cpus-per-task=8 --gres=gpu:a100:1"),
+        ("l40s", "-p gpu-l40s -t 75 --mem 40076 --cpus-per-task=8 --gres=gpu:l40s:1"),
+    ],
+)
+def test_the_example_site_asks_for_each_gpu_in_its_own_partition(gpu: str, asked: str) -> None:
+    assert options(gpu) == asked
+
+
+def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise() -> None:
+    defaults = {"account": "physics", "qos": "long", "extra": "--exclusive"}
+    gpus = {"h200": {}, "l40s": {"qos": "short", "ask_by": "nothing"}}
+    h200 = options("h200", defaults=defaults, gpus=gpus)
+    assert h200.startswith("-A physics -t 75 --qos=long")
+    assert h200.endswith("--exclusive --gres=gpu:1")
+    assert options("l40s", defaults=defaults, gpus=gpus) == (
+        "-A physics -t 75 --qos=short --mem 40076 --ntasks=1 --cpus-per-task=8 --exclusive"
+    )
+
+
+def test_the_run_time_grows_by_attempt_to_the_cells_limit_and_counts_every_cell() -> None:
+    minutes = [job_resources([cell()] * 2, site(), 7200, Attempt(n, 3))["runtime"] for n in (1, 2, 3)]
+    assert minutes == [15 + 2 * 30, 15 + 2 * 60, 15 + 2 * 120]
+
+
+def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
+    one = cell()
+    plan = tmp_path / "plan.csv"
+    assert predicted_limits_s(plan) == {}
+    plan.write_text(f"cell_id,limit_s\n{one.id},240\nanother,\n")
+    limits_s = predicted_limits_s(plan)
+    assert limits_s == {one.id: 240}
+
+    def minutes(number, cap_s=7200, cells=(one,)):
+        return job_resources(cells, site(), cap_s, Attempt(number, 3), limits_s=limits_s)["runtime"] - 15
+
+    assert [minutes(number) for number in (1, 2, 3)] == [4, 8, 120]
+    assert minutes(1, cap_s=600) == 3  # never longer than without a plan: 600 s, halved twice
+    unplanned = cell(max_num_seqs=7)
+    assert minutes(1, cells=(one, unplanned)) == 4 + 30
+
+
+def test_nodes_with_the_wrong_device_are_avoided() -> None:
+    resources = job_resources([cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1"])
+    assert resources["slurm_extra"] == "--exclusive --exclude=n1,n2"
+
+
+def test_a_job_with_two_gpus_is_one_task() -> None:
+    resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)
+    assert sbatch_options(resources).endswith("--cpus-per-task=32 --gres=gpu:h200:2")
+    assert "ntasks" not in sbatch_options(resources)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpus": {"h300": {}}}, "gpus: h300: unknown; allowed: h200,"),
+        ({"gpus": {"h200": {"gres": "gpu:1"}}}, "gpus.h200.gres: Extra inputs are not permitted; allowed: account,"),
+        ({"gpus": {"h200": {"slurm_type": "'h200'"}}}, "gpus.h200.slurm_type: String should match"),
+        ({"atempts": 2}, "atempts: Extra inputs are not permitted; allowed: name, defaults,"),
+        ({"attempts": 0}, "attempts: Input should be greater than or equal to 1"),
+    ],
+)
+def test_a_bad_site_file_is_one_message_that_names_the_place(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(yaml.safe_dump({**EXAMPLE, **changes}))
+    with pytest.raises(SiteError) as e:
+        load_site(path)
+    assert str(e.value).startswith(f"{path}: {message}")
+
+
+def test_options_are_printed_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    study = ROOT / "config/studies/paged_attention.yaml"
+    command = ["--study", str(study), "--site", str(ROOT / "config/site.yaml")]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" -t")[0] for line in lines] == [f"sbatch -p gpu-{g}" for g in ("h200", "h100", "a100", "l40s")]
+    assert all("and 10 more cells" in line for line in lines)
+    one = expand(load_study(study))[0]
+    assert main([*command, "--cell", one.id, "--attempt", "3"]) == 0
+    assert capsys.readouterr().out == (
+        f"sbatch -p gpu-h200 -t 135 --mem 40076 --cpus-per-task=16 --gres=gpu:h200:1    # {one.id}\n"
+    )
+    assert main([*command, "--cell", "none"]) == 2
+    assert "has no cell 'none'" in capsys.readouterr().err
+
+
+def test_batches_hold_each_cell_once_and_never_mix_gpus_models_or_sizes() -> None:
+    cells = [
+        cell(gpu, model, block_size=block, tensor_parallel_size=ranks)
+        for block in (16, 32)
+        for ranks in (1, 2)
+        for gpu in ("h200", "l40s")
+        for model in ("opt-125m", "llama-3.1-8b-instruct")
+    ]
+    made = list(batches(cells, {c.id: "definition" for c in cells}, 3))
+    assert sorted(member for batch in made for member in batch.cells) == sorted(c.id for c in cells)
+    assert len(made) == 8
+    for batch in made:
+        of = [c for c in cells if c.id in batch.cells]
+        assert {c.gpu for c in of} == {batch.gpu}
+        assert len({(c.model, c.knobs.set_values()["tensor_parallel_size"]) for c in of}) == 1
+        assert len(of) == 2
+
+
+def test_a_batch_is_another_one_when_a_definition_changes() -> None:
+    cells = [cell(block_size=16), cell(block_size=32)]
+    same = {c.id: "1" for c in cells}
+    (first,), (again,) = batches(cells, same, 8), batches(cells, same, 8)
+    (changed,) = batches(cells, {**same, cells[0].id: "2"}, 8)
+    assert first == again
+    assert first.key != changed.key
+    assert [len(b.cells) for b in batches(cells, same, 1)] == [1, 1]
+
+
+def test_the_list_of_ended_cells_changes_only_when_an_outcome_does(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path, "seen")
+    cells = [cell(block_size=16), cell(block_size=32)]
+    listed = paths.ended("h200")
+    write_ended(listed, ended_cells(cells, paths))
+    assert json.loads(listed.read_text()) == {}
+    paths.cell(cells[0]).mkdir(parents=True)
+    paths.outcome(cells[0]).write_text("{}")
+    write_ended(listed, ended_cells(cells, paths))
+    assert list(json.loads(listed.read_text())) == [cells[0].id]
+    os.utime(listed, ns=(1, 1))
+    write_ended(listed, ended_cells(cells, paths))
+    assert listed.stat().st_mtime_ns == 1
+    paths.outcome(cells[0]).write_text('{"outcome": "ok"}')
+    write_ended(listed, ended_cells(cells, paths))
+    assert listed.stat().st_mtime_ns > 1

@@ -1,0 +1,51 @@
+"""Every command ends in one way, also where nobody reads what it prints."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LOG = "tests/fixtures/logs/vllm-0.32-cpu-ok.log"
+# It is started by the measuring commands, prints nothing, and imports nothing of the pipeline.
+OTHERWISE = {"workflow_scripts/measure/forkserver.py"}
+
+
+def piped(command: str) -> "subprocess.CompletedProcess[str]":
+    """What `set -o pipefail; command` ends with in bash."""
+    words = ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m {command}"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # as from a terminal
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+COMMANDS = (f"workflow_scripts.parse.engine_log {LOG}", "workflow_scripts.parse.cell_tables --help")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_whose_reader_is_gone_ends_without_a_word(command: str) -> None:
+    gone = piped(f"{command} | true")
+    assert (gone.returncode, gone.stderr) == (128 + signal.SIGPIPE, "")
+    read = piped(f"{command} | tail -n 1")
+    assert (read.returncode, read.stderr) == (0, "")
+    assert read.stdout
+
+
+def test_the_status_of_a_command_is_what_its_main_returns() -> None:
+    failed = piped("workflow_scripts.parse.engine_log missing.log")
+    assert failed.returncode == 2
+    assert failed.stderr == "missing.log: cannot read this log: No such file or directory\n"
+
+
+def test_every_command_ends_in_this_way() -> None:
+    modules = [path for folder in ("workflow_scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    ends = {
+        str(path.relative_to(ROOT)): ended[1]
+        for path in modules
+        if (ended := re.search(r'^if __name__ == "__main__":\n((?:.|\n)*)', path.read_text(), re.MULTILINE))
+    }
+    assert len(ends) > 40
+    assert {name for name, end in ends.items() if end != "    run_command(main)\n"} == OTHERWISE

@@ -1,0 +1,51 @@
+"""Which commit code is of, with its repository and without."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.common.commit import VARIABLE, commit_of
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "code.py").write_text("1\n")
+    git("add", "code.py")
+    git("commit", "--message", "one")
+    return tmp_path
+
+
+def test_a_repository_knows_its_commit_and_its_changes(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "another")
+    commit, dirty = commit_of(repository)
+    assert (len(commit or ""), dirty) == (40, False)
+    (repository / "code.py").write_text("2\n")
+    assert commit_of(repository) == (commit, True)
+
+
+def test_without_a_repository_of_its_own_the_environment_tells(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = repository / "copy"
+    copy.mkdir()
+    assert commit_of(copy) == (None, None)  # not that of the repository around it
+    monkeypatch.setenv(VARIABLE, "")
+    assert commit_of(copy) == (None, None)
+    monkeypatch.setenv(VARIABLE, "f00")
+    assert commit_of(copy) == ("f00", None)
+
+
+def test_a_repository_that_git_cannot_read_is_not_clean(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text("nothing")
+    assert commit_of(tmp_path) == (None, None)

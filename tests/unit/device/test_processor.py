@@ -1,0 +1,123 @@
+"""Facts of processors from what Linux tells of them: two virtual machines and one that tells little."""
+
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.device.processor import dtype_on, last_level_cache_bytes, processor_facts
+
+# The lines of a core that matter; flags that decide nothing are left out but for a few.
+ZEN5 = """\
+processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 26
+model\t\t: 2
+model name\t: AMD EPYC
+cache size\t: 1024 KB
+flags\t\t: fpu sse2 avx f16c avx2 avx512f avx512dq avx512vl avx_vnni avx512_bf16 avx512_vnni avx512_vp2intersect
+bogomips\t: 5192.26
+"""
+SAPPHIRE_RAPIDS = """\
+processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R) Processor @ 2.70GHz
+flags\t\t: fpu sse2 avx f16c avx2 avx512f avx512_vnni avx_vnni avx512_bf16 amx_bf16 avx512_fp16 amx_tile amx_int8
+"""
+ROME = """\
+processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 23
+model\t\t: 49
+model name\t: AMD EPYC 7B12
+flags\t\t: fpu sse2 avx f16c avx2 sha_ni clzero
+"""
+
+
+class Host:
+    """Linux's files of a processor with two hyperthreads or cores; `caches` are level, type, size and who shares it."""
+
+    def __init__(self, folder, cpuinfo, caches, siblings):
+        self.cpuinfo, self.cpus = folder / "cpuinfo", folder / "cpu"
+        self.cpuinfo.write_text(cpuinfo + "\n" + cpuinfo.replace("processor\t: 0", "processor\t: 1") + "\n")
+        for core, text in siblings.items():
+            (self.cpus / f"cpu{core}" / "topology").mkdir(parents=True)
+            (self.cpus / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(text + "\n")
+        for index, (level, kind, size, shared) in enumerate(caches):
+            for core, text in shared.items():
+                cache = self.cpus / f"cpu{core}" / "cache" / f"index{index}"
+                cache.mkdir(parents=True)
+                for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", text)):
+                    (cache / name).write_text(f"{value}\n")
+
+    def facts(self, *cores):
+        return processor_facts(cores, self.cpuinfo, self.cpus)
+
+
+def test_a_zen_5_with_a_core_each(tmp_path):
+    own = {0: "0", 1: "1"}
+    caches = [
+        (1, "Data", "48K", own),
+        (1, "Instruction", "32K", own),
+        (2, "Unified", "1024K", own),
+        (3, "Unified", "32768K", {0: "0-1", 1: "0-1"}),
+    ]
+    host = Host(tmp_path, ZEN5, caches, own)
+    assert host.facts(0, 1) == {
+        "name": "AMD EPYC",
+        "processor": "AMD EPYC (AuthenticAMD 26-2): avx2 avx512f avx512_vnni avx512_bf16",
+        "instruction_sets": ["avx2", "avx512f", "avx512_vnni", "avx512_bf16"],
+        "native_dtypes": ["float32", "bfloat16"],
+        "caches": [
+            {"level": 1, "size_bytes": 48 * 2**10, "cpus": 1, "instances": 2},
+            {"level": 2, "size_bytes": 2**20, "cpus": 1, "instances": 2},
+            {"level": 3, "size_bytes": 2**25, "cpus": 2, "instances": 1},
+        ],
+        "shared_cores": [],
+    }
+    assert host.facts(1)["caches"][1]["instances"] == 1
+    assert host.facts(1)["processor"] == host.facts(0, 1)["processor"]  # devices of one host are compared
+
+
+def test_two_hyperthreads_of_a_sapphire_rapids_are_one_core_with_all_types(tmp_path):
+    both = {0: "0-1", 1: "0-1"}
+    caches = [(1, "Data", "48K", both), (2, "Unified", "2048K", both), (3, "Unified", "480M", both)]
+    host = Host(tmp_path, SAPPHIRE_RAPIDS, caches, both)
+    found = host.facts(0, 1)
+    assert found["native_dtypes"] == ["float32", "bfloat16", "float16"]
+    assert found["instruction_sets"][-3:] == ["amx_tile", "amx_int8", "amx_bf16"]
+    assert found["shared_cores"] == [[0, 1]]
+    assert host.facts(1)["shared_cores"] == []
+    assert last_level_cache_bytes(found) == 480 * 2**20
+
+
+def test_an_avx2_epyc_has_float32_alone_and_a_cache_in_each_complex(tmp_path):
+    host = Host(tmp_path, ROME, [(3, "Unified", "16384K", {0: "0", 1: "1"})], {0: "0", 1: "1"})
+    found = host.facts(0, 1)
+    assert (found["instruction_sets"], found["native_dtypes"]) == (["avx2"], ["float32"])
+    assert last_level_cache_bytes(found) == 2 * 2**24
+    assert last_level_cache_bytes(host.facts(1)) == 2**24
+    assert found["processor"] != processor_facts([0])["processor"]
+
+
+def test_a_system_that_tells_nothing(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
+    found = processor_facts([0], tmp_path / "cpuinfo", tmp_path)
+    assert (found["native_dtypes"], found["caches"], found["shared_cores"]) == (["float32"], [], [])
+    assert found["name"]
+    assert last_level_cache_bytes(found) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "device", "expected"),
+    [
+        ("native", "cpu-all", {"native_dtypes": ["float32", "bfloat16", "float16"]}, "bfloat16"),
+        ("native", "cpu-all", {"native_dtypes": ["float32"]}, "float32"),
+        ("native", "cpu-1core", {}, "float32"),
+        ("float16", "cpu-all", {"native_dtypes": ["float32"]}, "float16"),
+        ("native", "h200", {}, "bfloat16"),
+        ("native", "l4", {"native_dtypes": ["float32"]}, "bfloat16"),
+    ],
+)
+def test_the_type_of_a_device(dtype, gpu, device, expected):
+    assert dtype_on(dtype, get_gpu(gpu), device) == expected

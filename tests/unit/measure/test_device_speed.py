@@ -1,0 +1,203 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.catalog.gpus_and_models import Gpu, get_gpu
+from workflow_scripts.device.device_check import WrongDeviceError
+from workflow_scripts.device.device_rates import DeviceRates, Samples, read_device_rates
+from workflow_scripts.measure import device_speed as d
+from workflow_scripts.study.study_file import load_study
+
+
+def test_rates_of_samples_are_those_of_the_fastest_run_and_the_one_in_the_middle():
+    samples = Samples(amount=12, shape=[3], calls_per_run=1, call_s=[2.0, 6.0, 3.0])
+    assert samples.best_per_s == 6
+    assert samples.median_per_s == 4
+
+
+class Clock:
+    """A clock that only calls of operations move."""
+
+    def __init__(self):
+        self.now_s = 100.0
+        self.log = []
+
+    def operation(self, name, amount, call_s):
+        times = iter(call_s) if isinstance(call_s, list) else None
+
+        def run():
+            self.log.append(name)
+            self.now_s += next(times) if times else call_s
+
+        return d.Operation(amount, [1], run)
+
+    def time(self, operations, **options):
+        return d.time_runs(operations, lambda: self.log.append("sync"), clock=lambda: self.now_s, **options)
+
+
+def test_a_slow_operation_is_called_once_a_run_and_its_first_two_calls_do_not_count():
+    clock = Clock()
+    slow = clock.operation("slow", 10, [50.0, 1.0, 2.0, 4.0, 5.0])
+    samples = clock.time({"slow": slow}, runs=3, run_min_s=0.5)["slow"]
+    assert samples.call_s == [2.0, 4.0, 5.0]
+    assert (samples.amount, samples.calls_per_run, samples.shape) == (10, 1, [1])
+    assert samples.best_per_s == 5
+
+
+def test_a_fast_operation_is_called_until_a_run_is_long_enough():
+    clock = Clock()
+    samples = clock.time({"fast": clock.operation("fast", 1, 0.0625)}, runs=2, run_min_s=0.2)["fast"]
+    assert samples.calls_per_run == 4
+    assert samples.call_s == [0.0625, 0.0625]
+
+
+def test_operations_take_turns_and_every_run_is_synchronized_at_both_ends():
+    clock = Clock()
+    timed = {"a": clock.operation("a", 1, 1.0), "b": clock.operation("b", 1, 0.5)}
+    clock.time(timed, runs=2, run_min_s=1.0)
+    first, run = ["a", "sync", "a", "sync", "b", "sync", "b", "sync"], ["sync", "a", "sync", "sync", "b", "b", "sync"]
+    assert clock.log == first + 2 * run
+
+
+def test_what_is_timed_moves_and_computes_what_it_says():
+    timed = d.operations("cpu", 8 * d.ROW_BYTES, 16, ("fp32", "tf32", "bf16", "fp16"))
+    assert {name: o.amount for name, o in timed.items()} == {
+        "copy": 2 * 8 * d.ROW_BYTES,
+        "read": 8 * d.ROW_BYTES,
+        "fp32": 2 * 16**3,
+        "tf32": 2 * 16**3,
+        "bf16": 2 * 16**3,
+        "fp16": 2 * 16**3,
+    }
+    assert timed["copy"].shape == timed["read"].shape == [8, 4096]
+    assert timed["fp32"].shape == [16, 16, 16]
+    copied = timed["copy"].run()
+    assert copied.nbytes == 8 * d.ROW_BYTES
+    assert bool((copied == 1).all())
+    assert timed["read"].run().tolist() == [4096.0] * 8
+    for name in ("fp32", "tf32", "bf16", "fp16"):
+        timed[name].run()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "precision"),
+    [("fp32", "float32", "highest"), ("tf32", "float32", "high"), ("bf16", "bfloat16", "highest")],
+)
+def test_a_product_is_of_its_arithmetic(monkeypatch, name, dtype, precision):
+    seen = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: seen.append((str(a.dtype), str(b.dtype), a.shape, b.shape)))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda p: seen.append(p))
+    d.operations("cpu", d.ROW_BYTES, 4, (name,))[name].run()
+    assert seen == [precision, (f"torch.{dtype}", f"torch.{dtype}", (4, 4), (4, 4))]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 2**31), st.integers(2**28, 2**37))
+def test_the_working_set_is_whole_rows_above_the_caches_and_within_the_memory(device, cache, memory):
+    size = d.working_set_bytes(device, cache, memory)
+    assert size % d.ROW_BYTES == 0
+    assert 0 < size <= memory / 8
+    wanted = min(max(d.WORKING_SET_MIN_BYTES[device], 4 * cache), memory / 8)
+    assert wanted - size < d.ROW_BYTES
+
+
+def test_a_working_set_where_the_cache_is_not_known():
+    assert d.working_set_bytes("cuda", None, 2**37) == 2**30
+
+
+def test_the_sets_that_are_read_are_those_of_the_models_and_each_twice_the_last():
+    sizes = d.sets_to_read(2**28, [106_980_864, 213_961_728, 2**30, 1000])
+    assert [size for size in sizes if size & (size - 1)] == [106_971_136, 213_958_656]  # whole rows
+    assert [size // 2**20 for size in sizes if not size & (size - 1)] == [4, 8, 16, 32, 64, 128]
+    timed = d.operations("cpu", 8 * d.ROW_BYTES, 16, (), [2 * d.ROW_BYTES, 4 * d.ROW_BYTES])
+    assert [(name, o.amount) for name, o in timed.items()][2:] == [("read-32768", 32768), ("read-65536", 65536)]
+    assert [len(timed[name].run()) for name in ("read-32768", "read-65536")] == [2, 4]
+
+
+def test_the_bytes_of_a_step_are_those_of_each_model_in_the_type_of_the_device():
+    study = load_study(Path("config/studies/demo.yaml"))
+    gpu = get_gpu("cpu-all")
+    assert d.step_bytes(study, gpu, {"native_dtypes": ["float32"]}) == [213_961_728]
+    assert d.step_bytes(study, gpu, {"native_dtypes": ["float32", "bfloat16"]}) == [106_980_864]
+
+
+def test_a_record_of_a_gpu(monkeypatch):
+    """The way a GPU takes, on the CPU: only what it can do is timed, with its own cache and synchronization."""
+    gpu = get_gpu("h200").model_copy(update={"dense_flop_per_s": {"fp32": 1.0, "fp16": 1.0, "int8": 1.0}})
+    seen = {}
+
+    def operations(device, set_bytes, side, arithmetic, reread):
+        assert reread == []
+        seen.update(device=device, set_bytes=set_bytes, side=side)
+        return {name: d.Operation(8.0, [2], lambda: None) for name in ("copy", "read", *arithmetic)}
+
+    def time_runs(timed, synchronize):
+        seen["synchronize"] = synchronize
+        return {
+            name: Samples(amount=o.amount, shape=o.shape, calls_per_run=1, call_s=[2.0, 1.0, 4.0])
+            for name, o in timed.items()
+        }
+
+    properties = type("Properties", (), {"L2_cache_size": 6 * 2**20})
+    monkeypatch.setattr(d, "found_device", lambda g: {"name": g.title, "memory_total_bytes": 2**34})
+    monkeypatch.setattr(d, "operations", operations)
+    monkeypatch.setattr(d, "time_runs", time_runs)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
+    rates = d.measure_device(gpu)
+    assert seen == {"device": "cuda", "set_bytes": 2**30, "side": 8192, "synchronize": torch.cuda.synchronize}
+    assert rates.gpu == gpu.name
+    assert rates.matmul_flop_per_s == {"fp32": 8.0, "fp16": 8.0}
+    assert rates.matmul_flop_per_s_median == {"fp32": 4.0, "fp16": 4.0}
+    assert (rates.copy_bytes_per_s, rates.copy_bytes_per_s_median) == (8.0, 4.0)
+    assert (rates.read_bytes_per_s, rates.read_bytes_per_s_median) == (8.0, 4.0)
+    assert rates.last_level_cache_bytes == 6 * 2**20
+    assert rates.threads is None
+
+
+STUDY = ["--study", "config/studies/demo.yaml"]
+
+
+def test_the_command_measures_one_core(tmp_path: Path):
+    out = tmp_path / "devices" / "cpu-1core.json"
+    command = [sys.executable, "-m", "workflow_scripts.measure.device_speed", "--gpu", "cpu-1core", *STUDY]
+    ended = subprocess.run(
+        [*command, "--out", str(out)],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    rates = read_device_rates(out)
+    assert (rates.gpu, rates.threads, len(rates.device["cores"])) == ("cpu-1core", 1, 1)
+    native = {d.ON_CPU[dtype] for dtype in rates.device["native_dtypes"]}
+    assert {name for name in rates.samples if not name.startswith(d.READ_AGAIN)} == {"copy", "read", *native}
+    assert set(rates.matmul_flop_per_s) == native
+    (of_step,) = d.step_bytes(load_study(Path(STUDY[1])), get_gpu("cpu-1core"), rates.device)
+    assert {2**22, 2**27, of_step // d.ROW_BYTES * d.ROW_BYTES} <= rates.read_bytes_per_s_by_size.keys()
+    assert 1e8 < rates.rereading_bytes_per_s(of_step) < 1e13
+    # Slower than a 1990s machine or faster than any core: a unit would be wrong.
+    assert 1e8 < rates.read_bytes_per_s_median <= rates.read_bytes_per_s < 1e12
+    assert 1e8 < rates.copy_bytes_per_s_median <= rates.copy_bytes_per_s < 1e12
+    assert 1e8 < rates.matmul_flop_per_s["fp32"] < 1e13
+    assert rates.read_bytes_per_s == rates.samples["read"].best_per_s
+    assert rates.memory_bytes_per_s == max(rates.read_bytes_per_s, rates.copy_bytes_per_s)
+    assert json.loads(out.read_text())["schema_version"] == 1
+
+
+def test_bad_input_is_one_message(capsys, monkeypatch, tmp_path):
+    out = tmp_path / "device.json"
+    assert d.main(["--gpu", "abacus", "--out", str(out)]) == 2
+    assert "unknown GPU 'abacus'; allowed: h200" in capsys.readouterr().err
+
+    def wrong(gpu: Gpu, study: object) -> DeviceRates:
+        raise WrongDeviceError("the GPU here is another one")
+
+    monkeypatch.setattr(d, "measure_device", wrong)
+    assert d.main(["--gpu", "cpu-all", "--out", str(out)]) == 1
+    assert capsys.readouterr().err == "measure.device_speed: the GPU here is another one\n"
+    assert not out.exists()

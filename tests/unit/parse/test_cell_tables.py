@@ -1,0 +1,164 @@
+"""A cell's evidence becomes rows of facts, each with where it was read; damage is named, not raised."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from workflow_scripts.common.files import read_json, write_json, write_jsonl
+from workflow_scripts.parse.cell_facts import parse_cell
+from workflow_scripts.parse.cell_tables import main, parse_cells
+
+CELL = "cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4"
+LOG = (
+    "INFO 11-21 07:50:55 [kv_cache_utils.py:2327] CPU KV cache size: 65,536 tokens, "
+    "Maximum concurrency for 512 tokens per request: 128.00x\n"
+)
+OUTCOME = {
+    "schema_version": 1,
+    "cell_id": CELL,
+    "outcome": "ok",
+    "reason": None,
+    "definition": {"protocol": 1},
+    "definition_sha256": "d" * 64,
+    "effective": {"block_size": 32, "enable_prefix_caching": True, "quantization": None},
+    "phases_s": {"start": 5.5},
+    "repeats": [
+        {"repeat": 0, "start_unix_s": 1000.0, "start_monotonic_s": 10.0, "end_monotonic_s": 14.0},
+        {"repeat": 1, "start_unix_s": 1005.0, "start_monotonic_s": 15.0, "end_monotonic_s": 17.0},
+    ],
+    "device": {"name": "a CPU", "cores": [0, 1]},
+    "host_load": {"cpu_steal_pct": 0.5},
+    "provenance": {"host": "here"},
+}
+REQUEST = {"prompt_tokens": 8, "output_tokens": 4, "queued_s": 10.5, "scheduled_s": 10.5, "first_token_s": 11.0}
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> Path:
+    folder = tmp_path / "cells" / CELL
+    write_json(folder / "outcome.json", OUTCOME)
+    raw = folder / "raw"
+    write_jsonl(raw / "requests.jsonl", [{"repeat": 0, "request_id": "0", **REQUEST, "last_token_s": None}])
+    write_jsonl(raw / "steps.jsonl", [{"repeat": 1, "time_s": 16.0, "running": 3, "kv_cache_usage": 0.25}])
+    counters = {"hits": 7, "gauge": 0.5, "hist": {"sum": 3.0, "count": 2, "buckets": {}}}
+    later = {"hits": 9, "gauge": 0.75, "hist": {"sum": 5.0, "count": 6, "buckets": {}}}
+    write_jsonl(raw / "metrics.jsonl", [{"repeat": 0, "before": counters, "after": later}])
+    samples = [{"time_unix_s": 0, "time_monotonic_s": t, "process_memory_bytes": t * 1e6} for t in (9, 11, 13, 16)]
+    write_jsonl(raw / "device_trace.jsonl", [{"schema": "device_trace/1"}, *samples])
+    (raw / "engine.log").write_text(LOG, encoding="utf-8")
+    return tmp_path / "cells"
+
+
+def facts_of(cells: Path) -> dict[tuple[str, int | None], dict[str, object]]:
+    return {(f["name"], f["repeat"]): f for f in parse_cell(cells / CELL, CELL).facts}
+
+
+def test_numbers_texts_and_lists_are_facts_with_their_place(cells: Path) -> None:
+    facts = facts_of(cells)
+    assert facts["outcome", None]["text"] == "ok"
+    assert facts["effective.block_size", None]["value"] == 32
+    assert facts["effective.enable_prefix_caching", None]["value"] == 1
+    assert ("effective.quantization", None) not in facts
+    assert json.loads(str(facts["device.cores", None]["text"])) == [0, 1]
+    assert facts["log.kv_cache_tokens", None] == {
+        "repeat": None,
+        "name": "log.kv_cache_tokens",
+        "value": 65536.0,
+        "text": None,
+        "read_from": "raw/engine.log:1",
+    }
+    assert facts["log.max_concurrency", None]["value"] == 128
+    assert facts["wall_s", 0]["value"] == 4
+    assert facts["wall_s", 1]["value"] == 2
+
+
+def test_a_peak_is_its_value_at_the_end_and_memory_before_the_engine_is_known(cells: Path) -> None:
+    peak = {"torch_max_memory_allocated_bytes": 5}
+    write_jsonl(
+        cells / CELL / "raw" / "metrics.jsonl",
+        [{"repeat": 0, "before": {"torch_max_memory_allocated_bytes": 3}, "after": peak}],
+    )
+    facts = facts_of(cells)
+    assert facts["metric.torch_max_memory_allocated_bytes", 0]["value"] == 5
+    assert facts["trace.process_memory_bytes_before", None]["value"] == 9e6
+
+
+def test_counters_are_their_growth_in_the_repeat(cells: Path) -> None:
+    facts = facts_of(cells)
+    assert facts["metric.hits", 0]["value"] == 2
+    assert facts["metric.hist.sum", 0]["value"] == 2
+    assert facts["metric.hist.count", 0]["value"] == 4
+
+
+def test_times_count_from_the_start_of_the_repeat(cells: Path) -> None:
+    rows = parse_cell(cells / CELL, CELL)
+    assert rows.requests[0]["queued_s"] == pytest.approx(0.5)
+    assert rows.requests[0]["last_token_s"] is None
+    assert rows.steps[0]["time_s"] == pytest.approx(1.0)
+    assert [(s["repeat"], s["time_s"]) for s in rows.trace] == [(0, 1.0), (0, 3.0), (1, 1.0)]
+
+
+@pytest.mark.parametrize("name", ["requests.jsonl", "steps.jsonl", "metrics.jsonl", "device_trace.jsonl"])
+def test_a_truncated_file_costs_only_its_last_record(cells: Path, name: str) -> None:
+    path = cells / CELL / "raw" / name
+    path.write_bytes(path.read_bytes() + b'{"repeat": 0, "reques')
+    facts = facts_of(cells)
+    assert facts["wall_s", 0]["value"] == 4
+    if name != "device_trace.jsonl":
+        assert facts["damaged", None]["text"] == f"{name} ends in the middle of a record"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 9}'])
+def test_a_foreign_outcome_is_damage(cells: Path, content: str) -> None:
+    (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
+    facts = facts_of(cells)
+    assert list(facts) == [("damaged", None)]
+
+
+def test_evidence_may_be_absent(cells: Path) -> None:
+    for path in (cells / CELL / "raw").iterdir():
+        path.unlink()
+    rows = parse_cell(cells / CELL, CELL)
+    assert (rows.requests, rows.steps, rows.trace) == ([], [], [])
+    assert not any(f["name"] == "damaged" for f in rows.facts)
+
+
+def test_only_changed_cells_are_read_again(cells: Path, tmp_path: Path) -> None:
+    out = tmp_path / "parsed"
+    other = cells / CELL.replace("seqs4", "seqs8")
+    write_json(other / "outcome.json", {**OUTCOME, "cell_id": "other", "repeats": []})
+    assert parse_cells(cells, "cpu-all", out, 2) == (2, 0)
+    first = {name: pd.read_parquet(out / f"{name}.parquet") for name in ("facts", "requests", "steps", "trace")}
+    assert parse_cells(cells, "cpu-all", out, 2) == (0, 2)
+    for name, table in first.items():
+        pd.testing.assert_frame_equal(pd.read_parquet(out / f"{name}.parquet"), table)
+    (cells / CELL / "raw" / "steps.jsonl").write_text("", encoding="utf-8")
+    assert parse_cells(cells, "cpu-all", out, 2) == (1, 1)
+    assert pd.read_parquet(out / "steps.parquet").empty
+    assert len(pd.read_parquet(out / "requests.parquet")) == 1
+
+
+def test_a_parse_that_was_cut_off_is_not_trusted(cells: Path, tmp_path: Path) -> None:
+    out = tmp_path / "parsed"
+    parse_cells(cells, "cpu-all", out, 1)
+    stamps = read_json(out / "stamps.json")
+    (out / "stamps.json").unlink()
+    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
+    write_json(out / "stamps.json", dict.fromkeys(stamps, "older parser"))
+    assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
+
+
+def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells: Path, tmp_path: Path) -> None:
+    parse_cells(cells, "cpu-all", tmp_path / "full", 1)
+    parse_cells(cells, "h200", tmp_path / "empty", 1)
+    for name in ("facts", "requests", "steps", "trace"):
+        full, empty = (pd.read_parquet(tmp_path / side / f"{name}.parquet") for side in ("full", "empty"))
+        assert empty.empty
+        assert empty.dtypes.to_dict() == full.dtypes.to_dict()
+
+
+def test_the_command_refuses_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cells", str(tmp_path / "no"), "--gpu", "h200", "--out", str(tmp_path)]) == 2
+    assert "there is no such folder of cells" in capsys.readouterr().err

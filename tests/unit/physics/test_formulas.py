@@ -1,0 +1,190 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.physics import formulas as f
+
+size = st.floats(1e6, 1e12)
+rate = st.floats(1e9, 1e13)
+flop_rate = st.floats(1e12, 1e16)
+count = st.integers(1, 4096)
+tokens = st.integers(1, 100_000)
+
+
+def test_blocks_of_a_whole_worked_example():
+    # A100 80GB (79.25 GiB usable) at 0.25, Qwen2-7B: 14.2488 GiB of weights and 0.55 GiB of everything else.
+    gib = 2**30
+    kv = f.kv_cache_bytes(79.25 * gib, 0.25, 14.2488 * gib, 0.3 * gib, 0.15 * gib, 0.1 * gib)
+    assert kv / gib == pytest.approx(5.0137)
+    blocks = f.num_blocks(kv, f.bytes_per_block(16, f.bytes_per_token(28, 4, 128, 2)))
+    assert blocks == int(5.0137 * gib / (16 * 57344))
+    assert f.max_concurrency(blocks, 16, 16384) == blocks / 1024
+
+
+@given(kv=st.floats(-1e12, 1e12), block=st.floats(1e3, 1e9))
+def test_blocks_fit_and_one_more_would_not(kv, block):
+    blocks = f.num_blocks(kv, block)
+    assert blocks >= 0
+    assert blocks * block <= max(kv, 0) * (1 + 1e-12)
+    assert (blocks + 1) * block > kv
+
+
+@given(memory=size, low=st.floats(0, 1), high=st.floats(0, 1), weights=size)
+def test_more_utilization_never_leaves_less(memory, low, high, weights):
+    low, high = sorted((low, high))
+    assert f.kv_cache_bytes(memory, low, weights) <= f.kv_cache_bytes(memory, high, weights)
+
+
+@given(blocks=st.integers(0, 10**6), block_size=st.integers(1, 256), length=st.integers(1, 10**6))
+def test_concurrent_requests_of_full_length_fit_in_the_blocks(blocks, block_size, length):
+    requests = math.floor(f.max_concurrency(blocks, block_size, length))
+    assert requests * math.ceil(length / block_size) <= blocks
+    assert requests * length <= blocks * block_size
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1), st.sampled_from([1, 8, 16, 32, 128]))
+def test_fragmentation_is_below_one_block_a_sequence(lengths, block_size):
+    held = float(sum(lengths))
+    blocks = float(sum(math.ceil(n / block_size) for n in lengths))
+    waste = f.internal_fragmentation(held, blocks, block_size)
+    assert 0 <= waste < 1
+    assert waste * blocks * block_size <= len(lengths) * (block_size - 1) + 1e-6
+
+
+def test_fragmentation_takes_arrays():
+    waste = f.internal_fragmentation(np.array([16.0, 1.0]), np.array([1.0, 1.0]), 16)
+    np.testing.assert_allclose(waste, [0, 15 / 16])
+
+
+def test_mean_of_empty_slots_over_all_remainders():
+    empty = [(-n) % 16 for n in range(1, 1 + 16 * 10)]
+    assert sum(empty) / len(empty) == f.expected_slots_wasted_per_sequence(16)
+
+
+def test_published_example_of_contiguous_allocation():
+    assert f.contiguous_preallocation_waste([1024, 512, 3072], 4096) == 0.625
+
+
+@given(a=count, b=count, weights=size, kv=tokens, bandwidth=rate, flops=size, peak=flop_rate)
+def test_the_decode_ceiling_grows_with_sequences_and_per_sequence_rate_falls(a, b, weights, kv, bandwidth, flops, peak):
+    a, b = sorted((a, b))
+
+    def ceiling(s):
+        return f.output_tokens_per_s_ceiling(
+            s,
+            weights,
+            bandwidth,
+            kv_tokens_per_sequence=kv,
+            bytes_per_token=1e5,
+            flops_per_token=flops,
+            flop_per_s=peak,
+        )
+
+    assert ceiling(a) <= ceiling(b) * (1 + 1e-9)
+    assert ceiling(b) / b <= ceiling(a) / a * (1 + 1e-9)
+
+
+@given(low=rate, high=rate, weights=size, s=count)
+def test_the_decode_ceiling_grows_with_bandwidth(low, high, weights, s):
+    low, high = sorted((low, high))
+    assert f.output_tokens_per_s_ceiling(s, weights, low) <= f.output_tokens_per_s_ceiling(s, weights, high)
+
+
+def test_llama_8b_on_an_h200_decodes_at_most_299_tokens_a_second_if_it_reads_all_weights():
+    assert f.output_tokens_per_s_ceiling(1, 2 * 8_030_261_248, 4.8e12) == pytest.approx(299, abs=0.5)
+
+
+def test_arithmetic_binds_a_large_batch():
+    # 16 GB at 1 TB/s takes 16 ms; 256 sequences at 1 TFLOP a token and 1 PFLOP/s take 256 ms.
+    assert f.output_tokens_per_s_ceiling(256, 16e9, 1e12, flops_per_token=1e12, flop_per_s=1e15) == 1000
+
+
+@given(prompt=tokens, output=st.integers(1, 60), weights=size, per_token=st.floats(0, 1e6), bandwidth=rate)
+def test_a_request_alone_takes_the_sum_of_its_steps(prompt, output, weights, per_token, bandwidth):
+    steps = [weights] + [f.decode_step_bytes(weights, prompt + i, per_token) for i in range(output - 1)]
+    time = f.request_time_min_s(1, prompt, output, weights, per_token, 0, bandwidth)
+    assert time == pytest.approx(sum(steps) / bandwidth)
+
+
+@given(s=count, prompt=tokens, output=tokens, weights=size, flops=size, bandwidth=rate, peak=flop_rate)
+def test_the_total_ceiling_is_never_above_what_one_limit_alone_allows(
+    s, prompt, output, weights, flops, bandwidth, peak
+):
+    time = f.request_time_min_s(s, prompt, output, weights, 0, flops, bandwidth, peak)
+    total = f.total_tokens_per_s_ceiling(prompt, output, time)
+    assert total <= (prompt + output) / (flops / peak) * (1 + 1e-9)
+    decode = f.output_tokens_per_s_ceiling(s, weights, bandwidth)
+    assert total <= decode * (prompt + output) / output * (1 + 1e-9)
+
+
+@given(read=size, flops=size, bandwidth=rate, peak=flop_rate)
+def test_a_step_at_its_limit_uses_all_of_what_binds_it(read, flops, bandwidth, peak):
+    time = f.step_time_min_s(read, flops, bandwidth, peak)
+    mbu = f.model_bandwidth_utilization(read, time, bandwidth)
+    mfu = f.model_flops_utilization(flops, time, peak)
+    assert max(mbu, mfu) == pytest.approx(1)
+    assert min(mbu, mfu) <= 1 + 1e-9
+
+
+def test_the_published_ratio_of_h200_to_l40s_is_that_of_arithmetic_and_not_of_bandwidth():
+    low, high = f.speedup_bounds(4.8e12 / 864e9, 989.5e12 / 362.05e12)
+    assert (round(low, 2), round(high, 2)) == (2.73, 5.56)
+    assert f.relative_difference(2.95, low) == pytest.approx(0.08, abs=0.005)
+    assert f.relative_difference(2.95, high) == pytest.approx(-0.47, abs=0.005)
+
+
+@given(tokens=st.integers(0, 500), block_size=st.sampled_from([1, 2, 8, 16, 100]))
+def test_blocks_summed_is_the_sum(tokens, block_size):
+    assert f.blocks_summed(float(tokens), block_size) == sum(math.ceil(n / block_size) for n in range(1, tokens + 1))
+
+
+@given(
+    prompt=st.integers(1, 300),
+    output=st.integers(1, 100),
+    prefill_s=st.floats(0, 10),
+    step_s=st.floats(1e-3, 1),
+    block_size=st.sampled_from([1, 8, 16, 128]),
+)
+def test_token_and_block_seconds_are_sums_over_the_steps_of_a_request(prompt, output, prefill_s, step_s, block_size):
+    held = [prompt + i for i in range(1, output)]
+    times = (float(prompt), float(output), prefill_s, step_s * (output - 1))
+    assert f.token_seconds(*times) == pytest.approx(prompt * prefill_s + sum(held) * step_s)
+    blocks = math.ceil(prompt / block_size) * prefill_s + sum(math.ceil(n / block_size) for n in held) * step_s
+    assert f.block_seconds(*times, block_size) == pytest.approx(blocks)
+
+
+@given(prompt=tokens, output=st.integers(1, 60))
+def test_a_decode_step_reads_what_the_steps_before_it_wrote(prompt, output):
+    assert f.decode_kv_tokens_read(float(prompt), float(output)) == sum(prompt + i for i in range(output - 1))
+
+
+@given(sequences=count, kv=tokens, prompt=tokens)
+def test_forward_flops_hold_both_phases(sequences, kv, prompt):
+    decode = f.forward_flops(7e9, 5e8, 1e5, sequences, sequences, kv)
+    assert decode == pytest.approx(f.decode_step_flops(7.5e9, sequences, kv, 1e5))
+    prefill = f.forward_flops(7e9, 5e8, 1e5, prompt, 1, prompt * (prompt + 1) / 2)
+    assert prefill == pytest.approx(f.prefill_flops(7e9, 5e8, prompt, 1e5))
+
+
+def test_sequences_share_the_weights_of_a_step():
+    # 4 steps of 100 bytes are shared by 2 sequences, each of which reads 10 + 11 + 12 bytes of its own: 233 bytes.
+    assert f.request_time_min_s(2, 10, 4, 100, 1, 0, 10) == pytest.approx(23.3)
+    assert f.request_time_min_s(2, 10, 4, 100, 1, 500, 10, flop_per_s=10) == 50
+    assert f.request_time_min_s(2, 10, 4, 100, 0, 0, 10) == 20
+
+
+def test_a_decode_rate_by_hand():
+    # 3 sequences a step, which reads 100 bytes of weights and 3 x 5 tokens of 2 bytes, at 10 bytes/s.
+    ceiling = f.output_tokens_per_s_ceiling
+    assert ceiling(3, 100, 10, kv_tokens_per_sequence=5, bytes_per_token=2) == pytest.approx(3 / 13)
+    assert ceiling(3, 100, 10) == ceiling(3, 100, 10, kv_tokens_per_sequence=5) == pytest.approx(3 / 10)
+    assert ceiling(3, 100, 10, flops_per_token=7, flop_per_s=1) == pytest.approx(3 / 21)
+
+
+def test_a_single_step_lasts_the_whole_decode():
+    # 11 tokens for 2 s in one block of 11, then 12 tokens for 1 s in two.
+    assert f.block_seconds(11.0, 2.0, 2.0, 1.0, 11) == 1 * 2 + 2 * 1
+    assert f.token_seconds(11.0, 2.0, 2.0, 1.0) == 11 * 2 + 12 * 1

@@ -1,0 +1,269 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, model_facts, read_model_facts
+
+MODELS = load_models()
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "intermediate_size": 100,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 70,
+    "max_position_embeddings": 32,
+}
+NEOX = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"model_type": "gpt_neox"}
+OPT = NEOX | {"model_type": "opt", "ffn_dim": 100, "word_embed_proj_dim": 48}
+GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 6, "vocab_size": 70, "n_positions": 32}
+FALCON = {
+    "model_type": "falcon",
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "vocab_size": 70,
+    "ffn_hidden_size": 100,
+}
+
+VARIANTS = {
+    "llama": LLAMA,
+    "llama-mha": {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"},
+    "llama-mqa-wide-heads": LLAMA | {"num_key_value_heads": 1, "head_dim": 16},
+    "llama-biases-tied": LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "mistral": LLAMA | {"model_type": "mistral", "sliding_window": None},
+    "qwen2": LLAMA | {"model_type": "qwen2"},
+    "qwen2-tied": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 20},
+    "qwen3-default-head": LLAMA | {"model_type": "qwen3"},
+    "phi3": LLAMA | {"model_type": "phi3", "pad_token_id": 0},
+    "gemma": LLAMA | {"model_type": "gemma"},
+    "gemma-untied": LLAMA | {"model_type": "gemma", "tie_word_embeddings": False},
+    "gemma-head-dim": LLAMA | {"model_type": "gemma", "head_dim": 16},
+    "opt": OPT,
+    "opt-no-bias": OPT | {"enable_bias": False},
+    "opt-norm-after": OPT | {"do_layer_norm_before": False},
+    "gpt2": GPT2,
+    "gpt2-inner": GPT2 | {"n_inner": 60},
+    "gpt_neox": NEOX,
+    "gpt_neox-no-attention-bias": NEOX | {"attention_bias": False},
+    "falcon-mqa": FALCON,
+    "falcon-mha-bias": FALCON | {"multi_query": False, "bias": True},
+    "falcon-serial": FALCON | {"parallel_attn": False},
+    "falcon-new": FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon-new-one-norm": FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+}
+
+
+def transformers_model(config):
+    """The model that transformers builds of this config, on no device."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(kind.from_dict(dict(config)))
+
+
+def counted_parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameters_are_those_that_transformers_builds(name):
+    config = VARIANTS[name]
+    facts, model = model_facts(config), transformers_model(config)
+    assert facts.parameters == counted_parameters(model)
+    assert facts.tied_embeddings == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
+    assert facts.token_embedding_parameters == model.get_input_embeddings().weight.numel()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_catalogue_models_have_the_parameters_that_transformers_builds(name):
+    config = json.loads(MODELS[name].config.read_text())
+    assert read_model_facts(MODELS[name].config).parameters == counted_parameters(transformers_model(config))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "gpt2", "falcon-mqa", "falcon-new"])
+def test_matrices_are_the_linear_layers(name):
+    torch = pytest.importorskip("torch")
+    pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+    model = transformers_model(VARIANTS[name])
+    linear = (torch.nn.Linear, pytorch_utils.Conv1D)
+    weights = [m.weight.numel() for m in model.modules() if isinstance(m, linear)]
+    assert model_facts(VARIANTS[name]).matmul_parameters == sum(weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "bytes_per_token"),
+    [
+        ("llama-3.1-8b-instruct", 8_030_261_248, 131_072),
+        ("llama-3-70b", 70_553_706_496, 327_680),
+        ("opt-125m", 125_239_296, 36_864),
+        ("smollm-135m", 134_515_008, 23_040),
+        ("qwen2-7b", 7_615_616_512, 57_344),
+        ("qwen2.5-0.5b-instruct", 494_032_768, 12_288),
+        ("mistral-7b-instruct-v0.3", 7_248_023_552, 131_072),
+        ("tiny-llama-57m", 56_636_160, 16_384),
+    ],
+)
+def test_known_models(name, parameters, bytes_per_token):
+    facts = read_model_facts(MODELS[name].config.parent)
+    assert (facts.parameters, facts.bytes_per_token()) == (parameters, bytes_per_token)
+    assert facts.dtype == (MODELS[name].fixed_dtype or "float32")
+
+
+def test_one_request_of_llama_3_70b_at_4096_tokens_holds_1_3_gb():
+    # Published as "about 5.2 GB", which is what 32 instead of 8 key-value heads would take.
+    facts = read_model_facts(MODELS["llama-3-70b"].config)
+    assert 4096 * facts.bytes_per_token() == pytest.approx(1.34e9, rel=0.01)
+    assert 4096 * replace(facts, kv_heads=32).bytes_per_token() == pytest.approx(5.37e9, rel=0.01)
+
+
+def test_decode_reads_the_output_matrix_but_only_rows_of_the_tables():
+    llama = read_model_facts(MODELS["llama-3.1-8b-instruct"].config)
+    assert llama.decode_parameters == llama.parameters - 128256 * 4096
+    opt = read_model_facts(MODELS["opt-125m"].config)
+    assert opt.decode_parameters == opt.parameters - 2050 * 768
+    assert opt.lm_head_parameters == 0
+
+
+def test_bytes_follow_the_dtype():
+    config = LLAMA | {"dtype": "bfloat16"}
+    facts, wide = model_facts(config), model_facts(config, dtype="float32")
+    assert (facts.dtype, wide.dtype, model_facts(LLAMA).dtype) == ("bfloat16", "float32", "float32")
+    assert wide.weight_bytes == 2 * facts.weight_bytes == 4 * facts.parameters
+    assert facts.bytes_per_token("fp8") == facts.bytes_per_token() / 2 == facts.bytes_per_token("auto") / 2
+    with pytest.raises(ModelFactsError, match="KV cache dtype 'fp7'; allowed: auto, float32"):
+        facts.bytes_per_token("fp7")
+
+
+def test_quantization_shrinks_the_layers_matrices_alone():
+    facts = model_facts(LLAMA | {"dtype": "bfloat16"})
+    fp8 = model_facts(LLAMA | {"dtype": "bfloat16"}, quantization="fp8")
+    awq = model_facts(LLAMA | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq", "bits": 4}})
+    matrices = 3 * facts.layer_matrix_parameters
+    assert facts.weight_bytes - fp8.weight_bytes == facts.decode_weight_bytes - fp8.decode_weight_bytes == matrices
+    assert facts.weight_bytes - awq.weight_bytes == round(matrices * (2 - 4.15625 / 8))
+    assert fp8.bytes_per_token() == facts.bytes_per_token()
+    per_tensor = model_facts(LLAMA | {"dtype": "bfloat16"}, quantization="fp8_per_tensor")
+    assert per_tensor.weight_bytes == fp8.weight_bytes
+    with pytest.raises(ModelFactsError, match="quantization 'bitsandbytes' is not supported; supported: awq"):
+        model_facts(LLAMA, quantization="bitsandbytes")
+
+
+def compressed(*weights: dict[str, object]) -> dict[str, object]:
+    groups = {f"group_{i}": {"targets": ["Linear"], "weights": w} for i, w in enumerate(weights)}
+    return LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+
+
+@pytest.mark.parametrize(("kind", "quantization"), [("int", "int8"), ("float", "fp8")])
+@pytest.mark.parametrize("strategy", ["channel", "tensor"])
+def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization, strategy):
+    facts = model_facts(compressed({"num_bits": 8, "type": kind, "strategy": strategy}), dtype="float32")
+    assert facts.quantization == quantization
+    assert (
+        facts.weight_bytes
+        == model_facts(LLAMA, dtype="float32").weight_bytes - (4 - 1) * 3 * facts.layer_matrix_parameters
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ([{"num_bits": 4, "type": "int", "strategy": "group"}], "4 bits int by group"),
+        ([{"num_bits": 8, "type": "int", "strategy": "group"}], "8 bits int by group"),
+        (
+            [{"num_bits": bits, "type": "int", "strategy": "channel"} for bits in (8, 4)],
+            "4 bits int by channel, 8 bits int by channel",
+        ),
+        ([], "none"),
+    ],
+)
+def test_other_compressed_tensors_are_named_and_refused(weights, told):
+    with pytest.raises(
+        ModelFactsError, match=rf"weights in compressed-tensors \({told}\) are not supported; supported: one"
+    ):
+        model_facts(compressed(*weights))
+
+
+@pytest.mark.parametrize("name", ["lm_head", "re:.*lm_head$"])
+def test_an_output_matrix_that_is_not_quantized_is_what_is_counted(name):
+    config = compressed({"num_bits": 8, "type": "int", "strategy": "channel"})
+    config["quantization_config"]["ignore"] = [name]
+    assert model_facts(config).quantization == "int8"
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "model.layers.0.mlp.down_proj"]}, "down_proj'$"),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.down_proj"]}, "some layers are not quantized"),
+        ({"quant_method": "awq", "modules_to_not_convert": ["mlp"]}, "not supported: 'mlp'"),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, "a kv_cache_scheme"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq with 8 bits in groups of 128 is not supported; supported: 4 in"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq with 4 bits in groups of 32"),
+    ],
+)
+def test_weights_that_would_be_counted_wrong_are_refused(stored, message):
+    with pytest.raises(ModelFactsError, match=message):
+        model_facts(LLAMA | {"quantization_config": stored})
+
+
+def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
+    facts = model_facts(LLAMA)
+    steps = sum(facts.decode_flops(1, 5 + i) for i in (1, 2, 3))
+    assert facts.request_flops(5, 4) == pytest.approx(facts.prefill_flops(5) + steps)
+    # A prompt of one token costs what a decode step costs that sees one token.
+    assert facts.prefill_flops(1) == facts.decode_flops(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mixtral"}, r"'mixtral' is not supported; supported: llama, mistral.*gpt_neox, falcon"),
+        ({"model_type": None}, "'None' is not supported"),
+        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window 16 is not supported"),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, "sliding_window 16"),
+        ({"model_type": "qwen3", "sliding_window": 16, "use_sliding_window": True}, "sliding_window 16"),
+        ({"model_type": "phi3", "sliding_window": 16}, "sliding_window 16"),
+        ({"model_type": "opt", "ffn_dim": 9, "word_embed_proj_dim": 9}, "word_embed_proj_dim"),
+        ({"model_type": "opt"}, "opt: missing 'ffn_dim'"),
+        ({"num_attention_heads": 0}, "llama: sizes must be whole numbers above 0"),
+        ({"hidden_size": "wide"}, "llama: sizes must be whole numbers above 0"),
+        ({"dtype": "int4"}, "dtype 'int4' of the weights is unknown; allowed: float32"),
+    ],
+)
+def test_what_is_not_supported_is_said(change, message):
+    with pytest.raises(ModelFactsError, match=message):
+        model_facts(LLAMA | change)
+
+
+def test_a_window_that_is_off_or_longer_than_the_model_is_no_window():
+    assert model_facts(LLAMA | {"model_type": "qwen2", "sliding_window": 16}).layers == 3
+    assert model_facts(LLAMA | {"model_type": "phi3", "sliding_window": 32}).layers == 3
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    path = tmp_path / "config.json"
+    with pytest.raises(ModelFactsError, match=r"config.json: No such file"):
+        read_model_facts(tmp_path)
+    path.write_text("{")
+    with pytest.raises(ModelFactsError, match=r"config.json: not JSON"):
+        read_model_facts(path)
+    path.write_text("[]")
+    with pytest.raises(ModelFactsError, match="one JSON object"):
+        read_model_facts(path)
+    path.write_text(json.dumps(LLAMA | {"model_type": "x"}))
+    with pytest.raises(ModelFactsError, match=r"config.json: model_type 'x'"):
+        read_model_facts(path)
+
+
+def test_facts_are_frozen():
+    facts = model_facts(LLAMA)
+    assert isinstance(facts, ModelFacts)
+    with pytest.raises(AttributeError):
+        facts.layers = 1

@@ -1,0 +1,399 @@
+"""Predictions for every cell of a study, against worked numbers and against `predict.kv_capacity`."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
+from workflow_scripts.catalog.published import Published, PublishedError
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.predict import capacity_of_cells as predictions
+from workflow_scripts.predict.capacity_of_cells import (
+    DEFAULT_UTILIZATION,
+    TERMS,
+    main,
+    predict_published,
+    predict_study,
+    predict_vllm,
+)
+from workflow_scripts.predict.engine_memory import GIB, EngineSettings
+from workflow_scripts.predict.kv_capacity import predict_capacity
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study
+
+LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
+FIXED = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 8}
+
+
+def cells(*sweeps, **more):
+    content = {
+        "schema_version": 1,
+        "name": "try",
+        "question": "?",
+        "workloads": {"load": FIXED, "other": FIXED},
+        "sweeps": [{"name": f"sweep-{i}", "workload": "load", **sweep} for i, sweep in enumerate(sweeps)],
+        **more,
+    }
+    return expand(Study.model_validate(content))
+
+
+def predict(gpu="h100-sxm", facts=LLAMA_8B, **knobs):
+    return predict_vllm(VllmKnobs(**knobs), get_gpu(gpu), facts)
+
+
+def test_a_record_holds_the_terms_of_the_capacity_command_with_how_each_was_found():
+    record = predict(block_size=32, gpu_memory_utilization=0.9, max_model_len=4096, max_num_seqs=64)
+    settings = EngineSettings(
+        block_size=32, gpu_memory_utilization=0.9, max_model_len=4096, max_num_seqs=64, usage="offline"
+    )
+    terms = predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), settings)
+    assert {field: record[field] for field in TERMS} == {field: terms[term].value for field, term in TERMS.items()}
+    assert record["how"] == {field: terms[term].how for field, term in TERMS.items()}
+    assert record["num_blocks"] == record["kv_cache_bytes"] // record["bytes_per_block"] > 10_000
+    assert (record["source"], record["block_size"], record["gpu_memory_utilization"]) == ("predicted", 32, 0.9)
+    assert (record["infeasible"], record["unknown"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"kv_cache_dtype": "fp8"},
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"enforce_eager": True},
+        {"max_num_batched_tokens": 32768},
+        {"max_num_seqs": 1},
+        {"gpu_memory_utilization": 0.5},
+    ],
+)
+def test_every_knob_that_takes_memory_or_gives_it_is_passed_on(knobs):
+    settings = EngineSettings(**({"gpu_memory_utilization": DEFAULT_UTILIZATION} | knobs), usage="offline")
+    terms = predict_capacity(LLAMA_8B, get_gpu("h100-sxm"), settings)
+    record = predict(**knobs)
+    assert record["num_blocks"] == terms["num_blocks"].value != predict()["num_blocks"]
+
+
+def test_what_a_study_leaves_out_has_the_engines_own_defaults():
+    record = predict()
+    assert (record["block_size"], record["gpu_memory_utilization"]) == (16, 0.92)
+    assert record["vllm_version"] == EngineSettings.vllm_version
+    assert record["max_concurrency"] == pytest.approx(record["num_blocks"] / (131072 / 16), abs=1e-4)
+    assert predict("cpu-all", TINY, cpu_kv_cache_gib=1)["block_size"] == 128
+
+
+def test_a_cpu_has_the_cache_that_the_cell_gives_it():
+    record = predict("cpu-all", TINY, block_size=32, cpu_kv_cache_gib=2, max_model_len=512)
+    # 8 layers x 4 KV heads x 64 elements of 4 bytes, a key and a value each.
+    assert record["bytes_per_token"] == 2 * 8 * 4 * 64 * 4
+    assert record["kv_cache_bytes"] == 2 * GIB
+    assert record["num_blocks"] == 2 * GIB // (32 * 16384)
+    assert record["kv_cache_tokens"] == 32 * record["num_blocks"]
+    assert record["max_concurrency"] == record["num_blocks"] / 16
+    assert (record["weights_bytes"], record["gpu_memory_utilization"]) == (None, None)
+
+
+def test_a_cpu_without_a_given_size_has_no_prediction_and_still_a_verdict_on_the_block_size():
+    record = predict("cpu-all", TINY, block_size=16)
+    assert record["num_blocks"] is None
+    assert "without cpu_kv_cache_gib" in record["unknown"]
+    assert "only multiples of 32" in record["infeasible"]
+
+
+def test_the_size_of_a_cpus_cache_does_not_matter_on_a_gpu():
+    assert predict(cpu_kv_cache_gib=1)["num_blocks"] == predict()["num_blocks"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "knobs", "reason"),
+    [
+        ("h100-sxm", {"block_size": 8}, "blocks of 8 tokens on cuda: only multiples of 16"),
+        ("mi300x", {"block_size": 24}, "blocks of 24 tokens on rocm: only multiples of 16"),
+        ("h100-sxm", {"max_model_len": 131073}, "max_model_len 131073 is beyond the model's 131072 positions"),
+        ("h100-sxm", {"tensor_parallel_size": 3}, "must divide the model's 32 attention heads"),
+        ("h100-sxm", {"block_size": 8, "tensor_parallel_size": 3}, "blocks of 8 tokens"),
+        ("l4", {"gpu_memory_utilization": 0.5}, "weights and overhead take 1"),
+        ("l4", {"max_model_len": 131072}, "blocks, too few: a request of 131072 tokens fits"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_infeasible_with_the_reason(gpu, knobs, reason):
+    assert reason in predict(gpu, **knobs)["infeasible"]
+
+
+V100 = "v100-sxm2-32gb"
+HALF = read_model_facts(get_model("llama-3.1-8b-instruct").config, "float16")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "facts", "knobs", "reason"),
+    [
+        (V100, LLAMA_8B, {}, "bfloat16 needs compute capability 8.0, and v100-sxm2-32gb has 7.0: set dtype"),
+        ("t4", LLAMA_8B, {"block_size": 8}, "bfloat16 needs compute capability 8.0, and t4 has 7.5"),
+        (V100, HALF, {"kv_cache_dtype": "bfloat16"}, "set kv_cache_dtype: float16"),
+        (V100, HALF, {"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype fp8_e5m2 needs"),
+        ("a10", LLAMA_8B, {"kv_cache_dtype": "fp8", "attention_backend": "TRITON_ATTN"}, "fp8 with TRITON_ATTN needs"),
+        (V100, replace(HALF, quantization="fp8"), {}, "fp8 needs compute capability 7.5"),
+        (V100, HALF, {"attention_backend": "FLASH_ATTN"}, "FLASH_ATTN needs compute capability 8.0"),
+    ],
+)  # fmt: skip
+def test_what_the_compute_capability_does_not_allow_is_infeasible_with_a_remedy(gpu, facts, knobs, reason):
+    assert reason in predict(gpu, facts, **knobs)["infeasible"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "facts", "knobs"),
+    [
+        (V100, HALF, {}),
+        (V100, TINY, {}),
+        ("t4", replace(HALF, quantization="fp8"), {}),
+        ("a10", LLAMA_8B, {"kv_cache_dtype": "fp8", "attention_backend": "FLASHINFER"}),
+        ("a100-sxm-40gb", LLAMA_8B, {"kv_cache_dtype": "fp8"}),
+        ("l4", LLAMA_8B, {"kv_cache_dtype": "fp8", "attention_backend": "TRITON_ATTN"}),
+        ("mi300x", LLAMA_8B, {"kv_cache_dtype": "fp8"}),
+    ],
+)
+def test_what_the_compute_capability_allows_is_predicted(gpu, facts, knobs):
+    record = predict(gpu, facts, max_model_len=2048, **knobs)
+    assert record["infeasible"] is None
+    assert record["num_blocks"] > 128
+
+
+def test_the_longest_text_that_the_model_reads_is_feasible():
+    assert predict(max_model_len=131072)["infeasible"] is None
+
+
+def test_what_does_not_fit_says_by_how_much():
+    record = predict("l4", gpu_memory_utilization=0.5)
+    taken, budget = (
+        float(n) for n in re.findall(r"take ([\d.]+) GiB of a budget of ([\d.]+) GiB", record["infeasible"])[0]
+    )
+    assert budget == pytest.approx(23_656_923_136 / 2 / GIB, abs=0.01)
+    assert taken - budget == pytest.approx(-record["kv_cache_bytes"] / GIB, abs=0.01)
+    assert record["num_blocks"] == 0
+
+
+def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_none():
+    grid = cells(
+        {
+            "gpu": ["h200", "l40s"],
+            "engine": "vllm",
+            "model": "llama-3.1-8b-instruct",
+            "workload": ["load", "other"],
+            "knobs": {"block_size": [16, 32], "quantization": "fp8"},
+        },
+        {"gpu": "h200", "engine": "hf-static", "model": "llama-3.1-8b-instruct", "knobs": {"batch_size": 4}},
+        {
+            "gpu": "h200",
+            "engine": "hf-continuous",
+            "model": "llama-3.1-8b-instruct",
+            "knobs": {"page_size": 32, "num_blocks": 100, "max_batch_tokens": 512},
+        },
+    )
+    records = list(predict_study(grid))
+    assert [r["cell_id"] for r in records] == [cell.id for cell in grid if cell.engine != "hf-static"]
+    by_workload = {(r["cell_id"].split("/")[3]): r["num_blocks"] for r in records if "l40s" in r["cell_id"]}
+    assert by_workload["load"] == by_workload["other"]
+    assert records[0]["weights_bytes"] == pytest.approx(8.49 * GIB, rel=0.001)
+    continuous = records[-1]
+    assert (continuous["num_blocks"], continuous["kv_cache_tokens"]) == (100, 3200)
+    assert continuous["bytes_per_block"] == 32 * 131072
+    assert continuous["kv_cache_bytes"] == 100 * 32 * 131072
+    assert (continuous["max_concurrency"], continuous["weights_bytes"], continuous["block_size"]) == (None, None, 32)
+    assert (continuous["bytes_per_token"], continuous["vllm_version"]) == (131072, None)
+    assert continuous["how"] == {
+        "kv_cache_bytes": "num_blocks x bytes_per_block",
+        "bytes_per_token": "2 x layers x KV heads x elements of a head x bytes of an element",
+        "bytes_per_block": "bytes_per_token x 32 tokens",
+        "num_blocks": "given: num_blocks",
+        "kv_cache_tokens": "num_blocks x page_size",
+    }
+
+
+@pytest.mark.parametrize(("native", "bytes_per_token"), [(["float32"], 16384), (["float32", "bfloat16"], 8192)])
+def test_a_model_in_the_dtype_that_this_host_has_and_not_that_of_its_config(monkeypatch, native, bytes_per_token):
+    monkeypatch.setattr(predictions, "cpu_here", lambda gpu: {"native_dtypes": native})
+    (record,) = predict_study(
+        cells(
+            {
+                "gpu": "cpu-all",
+                "engine": "vllm",
+                "model": "tiny-llama-57m",
+                "knobs": {"block_size": 32, "cpu_kv_cache_gib": 1},
+            }
+        )
+    )
+    assert (record["bytes_per_token"], record["dtype"]) == (bytes_per_token, native[-1])
+
+
+def test_a_draft_model_leaves_the_capacity_unknown_and_n_grams_or_no_drafts_do_not():
+    by = {"speculative_method": "draft_model", "speculative_model": "opt-125m"}
+    drafted = predict(**by, num_speculative_tokens=4)
+    assert "a draft model has weights and a KV cache of its own" in drafted["unknown"]
+    assert drafted["num_blocks"] is None
+    assert predict(**by, num_speculative_tokens=4, block_size=8)["infeasible"] is not None
+    for knobs in (by | {"num_speculative_tokens": 0}, {"speculative_method": "ngram", "num_speculative_tokens": 4}):
+        assert predict(**knobs)["num_blocks"] == predict()["num_blocks"]
+
+
+def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
+    (record,) = predict_study(
+        cells(
+            {
+                "gpu": "h200",
+                "engine": "vllm",
+                "model": "llama-3.1-8b-instruct",
+                "knobs": {"quantization": "compressed-tensors"},
+            }
+        )
+    )
+    assert record["num_blocks"] is None
+    assert "'compressed-tensors' is not supported" in record["unknown"]
+    assert record["how"] == {}
+
+
+# --- published numbers of blocks -------------------------------------------------------------------------------------
+
+BLOCKS = ["blocks-linear-in-utilization", "throughput-flat-over-block-size", "improvement-ratio"]
+HEADER = (
+    "gpu,model,vllm_version,gpu_memory_utilization,max_model_len,block_size,"
+    "num_gpu_blocks,kv_cache_tokens,max_concurrency\n"
+)
+
+
+def published(tmp_path, text):
+    claim = {"id": "blocks", "source": "lab", "label": "published", "text": "So many.", "table": "kv_blocks_try.csv"}
+    claim["quantities"] = [{"name": "blocks", "unit": "blocks", "value": 100}]
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claim]))
+    (tmp_path / "kv_blocks_try.csv").write_text(text)
+    return list(predict_published(Published(tmp_path), ["blocks"]))
+
+
+def test_published_blocks_get_the_prediction_of_their_version_beside_them():
+    first, second = predict_published(Published(CONFIG / "published"), BLOCKS)
+    assert [r["cell_id"] for r in (first, second)] == [f"published/kv_blocks_l4_opt125m/{i}" for i in (1, 2)]
+    assert first["published"] == {
+        "gpu": "L4",
+        "model": "facebook/opt-125m",
+        "num_blocks": 8788,
+        "kv_cache_tokens": 140608,
+        "max_concurrency": 68.65,
+    }
+    assert second["published"]["kv_cache_tokens"] is second["published"]["max_concurrency"] is None
+    assert (first["vllm_version"], first["gpu_memory_utilization"]) == ("0.22.1", 0.5)
+    facts = read_model_facts(get_model("opt-125m").config)
+    settings = EngineSettings(
+        gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", usage="offline", block_size=16
+    )
+    assert first["num_blocks"] == predict_capacity(facts, get_gpu("l4"), settings)["num_blocks"].value
+    assert second["num_blocks"] > first["num_blocks"] > 2 * 8788
+    assert first["how"]["max_concurrency"] == "num_blocks / 128 blocks of a request of 2048 tokens"
+
+
+def test_a_name_that_means_several_cards_or_an_unknown_model_has_no_prediction(tmp_path):
+    several, unknown = published(
+        tmp_path,
+        HEADER
+        + "A100 PCIe,facebook/opt-125m,0.22.1,0.5,2048,16,100,1600,0.8\n"
+        + "L4,other/model,0.22.1,0.5,2048,16,100,1600,0.8\n",
+    )
+    assert several["unknown"] == "A100 PCIe may be any of a100-pcie-40gb, a100-pcie-80gb"
+    assert unknown["unknown"] == "other/model is no model of config/models"
+    assert several["num_blocks"] is unknown["num_blocks"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu,model\nL4,facebook/opt-125m\n", "kv_blocks_try.csv: there is no column 'num_gpu_blocks'"),
+        (HEADER + "L4,facebook/opt-125m,0.22.1,half,2048,16,100,1600,0.8\n", "row 1: could not convert"),
+        (HEADER + "L5,facebook/opt-125m,0.22.1,0.5,2048,16,100,1600,0.8\n", "row 1: unknown GPU 'L5'; allowed:"),
+    ],
+)
+def test_a_published_table_that_cannot_be_read_is_refused(tmp_path, text, message):
+    with pytest.raises(PublishedError, match=re.escape(message)):
+        published(tmp_path, text)
+
+
+def test_a_published_row_without_blocks_is_passed_over_and_what_it_leaves_out_is_null(tmp_path):
+    (row,) = published(tmp_path, HEADER + "L4,,,,,,,,\nL4,facebook/opt-125m,0.22.1,0.5,2048,16,100\n")
+    assert row["cell_id"] == "published/kv_blocks_try/2"
+    assert (row["published"]["num_blocks"], row["published"]["kv_cache_tokens"]) == (100, None)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def write_study(folder: Path, claims=(), **sweep) -> Path:
+    path = folder / "study.yaml"
+    content = {
+        "schema_version": 1,
+        "name": "try",
+        "question": "?",
+        "claims": list(claims),
+        "workloads": {"load": FIXED},
+        "sweeps": [
+            {"name": "only", "gpu": "h200", "engine": "vllm", "model": "opt-125m", "workload": "load"} | sweep,
+        ],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_the_command_writes_a_record_a_line(tmp_path):
+    out = tmp_path / "prepared" / "capacity.jsonl"
+    assert main(["--study", str(write_study(tmp_path, BLOCKS)), "--out", str(out)]) == 0
+    of_cell, *of_tables = read_jsonl(out)
+    assert of_cell["cell_id"] == "h200/vllm/opt-125m/load/default"
+    assert [r["published"]["num_blocks"] for r in of_tables] == [8788, 17234]
+    assert {"cell_id", *TERMS, "how", "infeasible", "unknown"} < set(of_cell)
+    json.dumps(of_cell, allow_nan=False)
+    assert main(["--study", str(write_study(tmp_path)), "--out", str(out)]) == 0
+    assert len(list(read_jsonl(out))) == 1  # no published numbers where the study names no claim
+
+
+@pytest.mark.parametrize("missing", ["--study", "--out"])
+def test_files_without_a_default_must_be_named(missing, capsys):
+    command = {"--study": "a", "--out": "b"}
+    del command[missing]
+    with pytest.raises(SystemExit, match="2"):
+        main([word for pair in command.items() for word in pair])
+    assert f"required: {missing}" in capsys.readouterr().err
+
+
+def test_help_says_what_is_read_and_written_with_an_example(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "Predict KV blocks, tokens and concurrency of every cell of a study; a record a line, each term with how it was"
+        " found. Numbers of blocks in published claims that the study names get a prediction too.",
+        "a YAML file under config/studies/",
+        "claims.yaml and its tables",
+        "capacity.jsonl to write",
+        "example: python -m workflow_scripts.predict.capacity_of_cells --study config/studies/demo.yaml --out",
+    ):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"gpu": "h300"}, [], "'h300' is unknown; allowed:"),
+        ({"claims": BLOCKS}, ["--published", "nowhere"], "nowhere/claims.yaml: No such file"),
+        ({"claims": ["none"]}, [], "claims.yaml: no claim 'none'; allowed: throughput-flat-over-max-num-seqs, "),
+        ({}, ["--out", "/proc/none/capacity.jsonl"], "/proc/none: No such file or directory"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(tmp_path, change, options, message, capsys):
+    argv = ["--study", str(write_study(tmp_path, **change)), "--out", str(tmp_path / "capacity.jsonl"), *options]
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("predict.capacity_of_cells: ")
+    assert error.count("\n") == 1

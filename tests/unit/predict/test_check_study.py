@@ -1,0 +1,54 @@
+"""How faults of settings are told; what the engines say of them is tests/integration/test_check_study.py."""
+
+from pathlib import Path
+
+import pytest
+
+from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.predict import check_study
+from workflow_scripts.predict.check_study import fault_lines, notes
+from workflow_scripts.predict.check_vllm import Fault
+from workflow_scripts.study.grid import Cell
+
+
+def cell(gpu: str = "h200", sweep: str = "a", workload: str = "w", model: str = "opt-125m", **knobs: object) -> Cell:
+    return Cell(gpu, "vllm", model, workload, VllmKnobs.model_validate(knobs), (sweep,))
+
+
+def test_one_fault_on_two_devices_is_one_line_that_names_the_knob_at_fault() -> None:
+    here, there = (cell(gpu, block_size=16, max_num_seqs=4) for gpu in ("h200", "l40s"))
+    fault = Fault(("max_num_seqs",), "no such number")
+    assert fault_lines(Path("s.yaml"), [([here], fault), ([there], fault)]) == [
+        "s.yaml: sweep a: vllm with opt-125m on h200, l40s: max_num_seqs=4: no such number"
+    ]
+
+
+def test_a_fault_of_no_single_knob_names_all_that_are_set() -> None:
+    asked = [cell(block_size=16, max_num_seqs=4), cell(sweep="b", block_size=16, max_num_seqs=4)]
+    (line,) = fault_lines(Path("s.yaml"), [(asked, Fault((), "not together"))])
+    assert line == "s.yaml: sweep a, b: vllm with opt-125m on h200: block_size=16, max_num_seqs=4: not together"
+
+
+def test_what_is_predicted_to_be_refused_is_a_note() -> None:
+    (note,) = notes([cell(block_size=8), cell(block_size=8, workload="x"), cell(block_size=16)])
+    assert note.startswith("note: 2 cells will probably end as infeasible, h200/vllm/opt-125m/w/bs8 for one: ")
+    assert "multiples of 16" in note
+
+
+def test_a_dtype_that_the_gpu_lacks_is_a_note_with_the_remedy() -> None:
+    (note,) = notes([cell("v100-pcie-16gb", model="qwen2-7b"), cell("v100-pcie-16gb")])
+    assert "v100-pcie-16gb/vllm/qwen2-7b/w/default" in note
+    assert note.endswith("set dtype: float16 in the model.yaml of the model")
+
+
+def test_a_library_that_is_not_installed_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: None)
+    assert check_study.main(["--study", "config/studies/demo.yaml"]) == 2
+    assert capsys.readouterr().err == "vllm is not installed here; run this in the environment that measures\n"
+
+
+def test_a_bad_study_is_refused_before_any_engine_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_study.main(["--study", str(tmp_path / "none.yaml")]) == 2
+    assert "there is no such study file" in capsys.readouterr().err

@@ -1,0 +1,700 @@
+"""Capacity against worked numbers, properties, and figures that others published (source: published)."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.physics.model_facts import model_facts, read_model_facts
+from workflow_scripts.predict.engine_memory import (
+    GIB,
+    Batch,
+    CapacityError,
+    EngineSettings,
+    Term,
+    batch_of,
+    capture_sizes,
+    split_layers,
+)
+from workflow_scripts.predict.kv_capacity import explain_observed, main, predict_capacity
+
+LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+QWEN2_7B = read_model_facts(get_model("qwen2-7b").config)
+H100 = get_gpu("h100-sxm")
+OPT_125M = read_model_facts(get_model("opt-125m").config)
+LLAMA_2_7B = model_facts(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float16",
+    }
+)
+QWEN3_14B = model_facts(
+    {
+        "model_type": "qwen3",
+        "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16",
+    }
+)
+
+
+def kv_cache_gib(terms):
+    return terms["available_kv_cache"].value / GIB
+
+
+# Start-ups of vLLM that others published: what was started, where, and the GiB left for the KV cache. A100 with
+# 0.10.1.1: logs of dennislee22/vLLM-benchmarking. MI300X: AUGMXNT/MI300-testing, blocks of 16 tokens of 65,536 bytes.
+# H100: the accuracy report of llm-d-incubation/llm-d-planner. The last two: logs in notes on GitHub.
+A100_LOG = {"max_model_len": 16384, "vllm_version": "0.10.1.1"}
+H100_TABLE = {"max_model_len": 8192, "gpu_memory_utilization": 0.95}
+PUBLISHED = {
+    "one A100 80GB": (
+        QWEN2_7B,
+        "a100-pcie-80gb",
+        A100_LOG | {"gpu_memory_utilization": 0.25, "sampler": "fused"},
+        5.01,
+    ),
+    "two A100 80GB": (
+        QWEN2_7B,
+        "a100-pcie-80gb",
+        A100_LOG | {"gpu_memory_utilization": 0.25, "sampler": "fused", "tensor_parallel_size": 2},
+        12.02,
+    ),
+    "two A100 40GB without FlashInfer": (
+        QWEN2_7B,
+        "a100-pcie-40gb",
+        A100_LOG | {"gpu_memory_utilization": 0.5, "tensor_parallel_size": 2},
+        11.03,
+    ),
+    "eight MI300X": (
+        LLAMA_2_7B,
+        "mi300x",
+        {"vllm_version": "0.6.4.dev9", "tensor_parallel_size": 8, "max_num_seqs": 256, "max_num_batched_tokens": 4096},
+        167700 * 16 * 65536 / GIB,
+    ),
+    "H100, 0.19": (LLAMA_8B, "h100-sxm", H100_TABLE | {"vllm_version": "0.19.0"}, 58.11),
+    "H100, 0.19, fp8": (
+        replace(LLAMA_8B, quantization="fp8"),
+        "h100-sxm",
+        H100_TABLE | {"vllm_version": "0.19.0"},
+        64.61,
+    ),
+    "H100, 0.19, larger vocabulary": (QWEN2_7B, "h100-sxm", H100_TABLE | {"vllm_version": "0.19.0"}, 58.53),
+    "H100, 0.16 sorts": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.16.0"}, 41.94),
+    "H100, 0.17 does not": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.17.0"}, 45.34),
+    "H100, 0.18 loads more": (QWEN3_14B, "h100-sxm", H100_TABLE | {"vllm_version": "0.18.0"}, 45.23),
+    "A100 80GB, 0.31": (LLAMA_8B, "a100-pcie-80gb", {"gpu_memory_utilization": 0.92, "vllm_version": "0.31.0"}, 56.21),
+    "a 48 GB card, 0.22": (
+        QWEN2_7B,
+        "l40s",
+        {"gpu_memory_utilization": 0.95, "max_model_len": 4096, "max_num_seqs": 128, "vllm_version": "0.22.0"},
+        26.32,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_without_a_log_the_prediction_is_within_5_percent_of_published_logs(case):
+    facts, gpu, settings, kv_gib = PUBLISHED[case]
+    assert kv_cache_gib(predict_capacity(facts, get_gpu(gpu), EngineSettings(**settings))) == pytest.approx(
+        kv_gib, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("case", [case for case in PUBLISHED if case.startswith("H100")])
+def test_where_device_memory_and_sampler_are_known_it_is_within_a_quarter_percent(case):
+    facts, gpu, settings, kv_gib = PUBLISHED[case]
+    terms = predict_capacity(facts, get_gpu(gpu), EngineSettings(**settings))
+    assert kv_cache_gib(terms) == pytest.approx(kv_gib, rel=0.0025)
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "weights_gib"),
+    [
+        (LLAMA_8B, {}, 14.99),
+        (LLAMA_8B, {"tensor_parallel_size": 2}, 7.51),
+        (LLAMA_8B, {"tensor_parallel_size": 4}, 3.77),
+        (replace(LLAMA_8B, quantization="fp8"), {}, 8.49),
+        (QWEN2_7B, {}, 14.29),
+        (QWEN3_14B, {}, 27.52),
+        (LLAMA_2_7B, {"tensor_parallel_size": 8}, 1.587),
+    ],
+)
+def test_weights_are_those_of_published_logs(facts, settings, weights_gib):
+    terms = predict_capacity(facts, H100, EngineSettings(**settings))
+    assert terms["weights"].value / GIB == pytest.approx(weights_gib, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("facts", "log", "settings", "tokens"),
+    [
+        (QWEN2_7B, {"available_kv_cache_gib": 5.01, "model_weights_gib": 14.2488, "cuda_graph_gib": 0.5}, {}, 93872),
+        (QWEN2_7B, {"available_kv_cache_gib": 12.02}, {"tensor_parallel_size": 2}, 450192),
+        (QWEN2_7B, {"available_kv_cache_gib": 11.03}, {"tensor_parallel_size": 2}, 412944),
+        (LLAMA_8B, {"available_kv_cache_gib": 56.21}, {}, 460496),
+        (LLAMA_8B, {"available_kv_cache_gib": 58.11}, {"kv_cache_dtype": "fp8"}, 952032),
+    ],
+)
+def test_with_a_logs_kv_memory_tokens_match_the_engines_to_half_a_percent(facts, log, settings, tokens):
+    terms = predict_capacity(facts, get_gpu("a100-pcie-80gb"), EngineSettings(**settings), log)
+    assert terms["kv_cache_tokens"].value == pytest.approx(tokens, rel=0.005)
+    assert terms["available_kv_cache"].how.startswith("log: available_kv_cache_gib")
+
+
+def test_a_logs_weights_and_activation_take_the_place_of_predictions():
+    settings = EngineSettings(gpu_memory_utilization=0.95, vllm_version="0.19.0")
+    log = {"model_weights_gib": 14.99, "peak_activation_gib": 1.89, "available_kv_cache_gib": None}
+    terms = predict_capacity(LLAMA_8B, H100, settings, log)
+    assert (terms["weights"].how, terms["activation"].value) == ("log: model_weights_gib 14.99", round(1.89 * GIB))
+    assert kv_cache_gib(terms) == pytest.approx(79.19 * 0.95 - 14.99 - 1.89 - 0.25, abs=0.01)
+
+
+def test_graphs_come_off_the_budget_once():
+    def graphs(log=None, **settings):
+        return predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)["cuda_graphs"]
+
+    assert graphs().value > 0
+    assert graphs({"cuda_graph_gib": 0.25}).value == GIB / 4
+    # Since 0.21 the activation that a log reports holds the estimate of the graphs.
+    assert graphs({"cuda_graph_gib": 0.25, "peak_activation_gib": 1.44}).value == 0
+    assert graphs(enforce_eager=True).value == 0
+    assert graphs(vllm_version="0.20.2").value == 0
+    assert graphs({"cuda_graph_gib": 0.25}, vllm_version="0.20.2").value == 0
+
+
+def test_worked_example():
+    """opt-125m: 12 layers with 4 x 768^2 and 2 x 768 x 3072 parameters, and a table padded to 50,304 rows."""
+    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", enforce_eager=True)
+    terms = predict_capacity(OPT_125M, get_gpu("l4"), settings)
+    layer = 4 * 768**2 + 2 * 768 * 3072 + 4 * 768 + (3072 + 768) + 4 * 768
+    # The table of 73.7 MiB takes 74 MiB of the allocator's 2 MiB steps.
+    assert terms["weights"].value == 2 * (12 * layer + 2050 * 768) + 74 * 2**20
+    # 256 sequences: logits in two bytes and three copies in four, and two hidden states of 2048 tokens.
+    assert terms["activation"].value == 256 * 50272 * (2 + 12) + 2 * 2048 * 768 * 2
+    left = 23_656_923_136 // 2 - terms["weights"].value - terms["activation"].value - GIB // 4
+    assert terms["available_kv_cache"].value == left
+    assert terms["num_blocks"].value == left // (16 * 36864)
+    assert terms["kv_cache_tokens"].value == terms["num_blocks"].value * 16
+    assert terms["max_concurrency"].value == round(terms["num_blocks"].value / 128, 4)
+    assert terms["feasible"].value is True
+
+
+def test_each_term_says_its_unit_and_how_it_was_found():
+    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", enforce_eager=True)
+    terms = predict_capacity(OPT_125M, get_gpu("l4"), settings)
+    assert {name: (term.unit, term.how) for name, term in terms.items()} == {
+        "pipeline_rank": ("rank", "fewest blocks of 1"),
+        "device_memory": ("bytes", f"l4: usable_memory_bytes, {get_gpu('l4').sources['usable_memory_bytes']}"),
+        "budget": ("bytes", "device_memory x 0.5"),
+        "weights": ("bytes", "float16: 12 layers, vocabulary tables: 1, each matrix 1/1; in the allocator's steps"),
+        "activation": ("bytes", "logits of 256 sequences over 50272 tokens, 3 float32 copies of them (fused sampler)"),
+        "cuda_graphs": ("bytes", "none are captured (enforce_eager)"),
+        "other": ("bytes", "CUDA modules and libraries, seen from vLLM 0.18 on"),
+        "available_kv_cache": ("bytes", "budget - weights - activation - cuda_graphs - other"),
+        "bytes_per_token": ("bytes", "2 x 12 layers x 12 KV heads x 64 elements x 2 bytes, on one device"),
+        "bytes_per_block": ("bytes", "bytes_per_token x 16 tokens"),
+        "num_blocks": ("blocks", "available_kv_cache / bytes_per_block, rounded down"),
+        "kv_cache_tokens": ("tokens", "num_blocks x block_size"),
+        "max_concurrency": ("requests", "num_blocks / 128 blocks of a request of 2048 tokens"),
+        "feasible": ("bool", "a request of 2048 tokens fits beside the engine's own block"),
+    }
+    observed = explain_observed(terms, PUBLISHED_ON_AN_L4)
+    assert {name: (term.unit, term.how) for name, term in observed.items() if name != "explanation"} == {
+        "implied_memory": ("bytes", "slope of the observed blocks x bytes_per_block"),
+        "implied_overhead": ("bytes", "minus intercept of the observed blocks x bytes_per_block"),
+        "predicted_overhead": ("bytes", "weights + activation + cuda_graphs + other"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "how"),
+    [
+        # Sizes 1, 2, 4, 8, 16, 24 and 32 in 33 pieces of 0.26 MiB; the first five are also whole, 32 layers of 0.1 MiB.
+        ({"max_num_seqs": 16}, (7 * 33 * 0.26 + 5 * 32 * 0.1) * 2**20, "7 batch sizes in 33 pieces each, 5 of them"),
+        ({"vllm_version": "0.20.9"}, 0, "vLLM 0.20.9 takes none off the budget; 0.21 and later do"),
+    ],
+)
+def test_graphs_by_hand(settings, value, how):
+    graphs = predict_capacity(LLAMA_8B, H100, EngineSettings(**settings))["cuda_graphs"]
+    assert graphs.value == round(value)
+    assert graphs.how.startswith(how)
+
+
+def test_a_b200_captures_larger_batches():
+    # 1, 2 and 4; 8 to 248 in steps of 8; then up to 512, or 1024, in steps of 16.
+    def graphs(gpu):
+        return predict_capacity(LLAMA_8B, get_gpu(gpu), EngineSettings())["cuda_graphs"].how
+
+    assert graphs("h200").startswith(f"{3 + 31 + 17} batch sizes in 33 pieces each, 51 of them")
+    assert graphs("b200").startswith(f"{3 + 31 + 49} batch sizes in 33 pieces each, 83 of them")
+
+
+UNITS = {"num_blocks": "blocks", "kv_cache_tokens": "tokens", "max_concurrency": "requests", "feasible": "bool"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "log"),
+    [
+        ({}, {}),
+        ({}, {"available_kv_cache_gib": 5.0, "model_weights_gib": 15.0, "peak_activation_gib": 1.0}),
+        ({}, {"cuda_graph_gib": 0.5}),
+        ({"vllm_version": "0.16.0"}, {}),
+        ({"max_num_seqs": 1024, "vllm_version": "0.19.0"}, {}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
+        ({"kv_cache_memory_bytes": 2**30}, {}),
+    ],
+)
+def test_whatever_is_known_each_term_has_its_unit_and_how_it_was_found(settings, log):
+    terms = predict_capacity(LLAMA_8B, H100, EngineSettings(**settings), log)
+    assert {name: t.unit for name, t in terms.items()} == {n: UNITS.get(n, "bytes") for n in terms} | {
+        "pipeline_rank": "rank"
+    }
+    assert all(t.how and isinstance(t.how, str) for t in terms.values())
+    several = "tensor_parallel_size" in settings
+    assert "other" not in terms or terms["other"].how.endswith("; without buffers of collectives") == several
+    assert {t.how for t in terms.values() if t.how.startswith("log: ")} == {f"log: {n} {v:g}" for n, v in log.items()}
+
+
+@pytest.mark.parametrize(
+    ("version", "sampler", "copies"),
+    [
+        ("0.16.9", "auto", 9),
+        ("0.16.9", "sort", 9),
+        ("0.16.9", "fused", 3),
+        ("0.17.0", "sort", 3),
+        ("0.25.0", "auto", 3),
+    ],
+)
+def test_a_sampler_holds_logits_and_their_copies(version, sampler, copies):
+    # 1024 sequences over 128,256 tokens in two bytes, each copy in four; and two hidden states of 8192 tokens.
+    term = predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version=version, sampler=sampler))["activation"]
+    assert term.value == 1024 * 128256 * (2 + 4 * copies) + 2 * 8192 * 4096 * 2
+
+
+@pytest.mark.parametrize(("version", "gib"), [("0.17.9", 0.13), ("0.18.0", 0.25)])
+def test_libraries_by_version(version, gib):
+    assert predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version=version))["other"].value == round(gib * 2**30)
+
+
+def test_an_mlp_is_the_peak_where_the_sampler_copies_nothing():
+    # A gated MLP of 14,336 and four hidden states of 4096, for 8192 tokens in two bytes; half of the MLP on each rank.
+    def activation(facts=LLAMA_8B, **settings):
+        return predict_capacity(facts, H100, EngineSettings(**settings))["activation"].value
+
+    assert activation() == 8192 * (3 * 14336 + 4 * 4096) * 2
+    assert activation(tensor_parallel_size=2) == 8192 * (3 * 14336 // 2 + 4 * 4096) * 2
+    assert activation(replace(LLAMA_8B, gated_mlp=False)) == 8192 * (2 * 14336 + 4 * 4096) * 2
+
+
+def test_weights_by_hand():
+    # Per layer: query, key and value 4096 x 6144; output 4096 x 4096; gate and up 4096 x 28,672; down 14,336 x 4096.
+    # All but the first three are whole steps of 2 MiB; the two tables of 128,256 rows take 1002 MiB each.
+    matrices = 4096 * (6144 + 4096 + 28672 + 14336) * 2
+    positions = 131072 * 128 * 2
+    value = 32 * (matrices + 2 * 4096 * 2) + 2 * 1002 * 2**20 + positions
+    assert predict_capacity(LLAMA_8B, H100, EngineSettings())["weights"].value == value
+
+
+@pytest.mark.parametrize(
+    ("gpu", "usage", "seqs", "tokens"),
+    [
+        ("h200", "server", 1024, 8192),
+        ("h200", "offline", 1024, 16384),
+        ("a100-pcie-80gb", "server", 256, 2048),
+        ("a100-pcie-80gb", "offline", 256, 8192),
+        ("l4", "server", 256, 2048),
+        ("b200", "server", 1024, 16384),
+    ],
+)
+def test_default_batches_go_by_the_gpu(gpu, usage, seqs, tokens):
+    batch = batch_of(EngineSettings(max_model_len=4096, usage=usage), LLAMA_8B, get_gpu(gpu))
+    assert (batch.max_model_len, batch.max_num_seqs, batch.max_num_batched_tokens) == (4096, seqs, tokens)
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "seqs", "tokens"), [(69.9, 256, 2048), (70, 1024, 8192), (159.9, 1024, 8192), (160, 1024, 16384)]
+)
+def test_default_batches_grow_at_70_and_160_gib(memory_gib, seqs, tokens):
+    card = H100.model_copy(update={"usable_memory_bytes": memory_gib * 2**30})
+    batch = batch_of(EngineSettings(max_model_len=4096), LLAMA_8B, card)
+    assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (seqs, tokens)
+
+
+@pytest.mark.parametrize(
+    ("usage", "ranks", "seqs", "tokens"),
+    [("server", 1, 128, 2048), ("offline", 1, 256, 4096), ("server", 3, 384, 6144), ("offline", 3, 768, 12288)],
+)
+def test_default_batches_of_a_cpu_grow_with_its_ranks(usage, ranks, seqs, tokens):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        settings = EngineSettings(max_model_len=4096, usage=usage, **{name: ranks})
+        batch = batch_of(settings, LLAMA_8B, get_gpu("cpu-all"))
+        assert (batch.max_num_seqs, batch.max_num_batched_tokens) == (seqs, tokens)
+
+
+def test_a_batch_is_no_larger_than_its_tokens():
+    def batch(**settings):
+        found = batch_of(EngineSettings(**settings), LLAMA_8B, get_gpu("l4"))
+        return found.max_model_len, found.max_num_seqs, found.max_num_batched_tokens
+
+    assert batch() == (131072, 256, 2048)
+    assert batch(max_model_len=4) == (4, 256, 1024)
+    assert batch(max_num_seqs=2, max_model_len=100) == (100, 2, 200)
+    assert batch(max_num_batched_tokens=128) == (131072, 128, 128)
+    assert batch(max_num_batched_tokens=128, max_num_seqs=200) == (131072, 200, 128)
+
+
+def test_a_request_must_fit_beside_the_engines_own_block():
+    def feasible(blocks):
+        settings = EngineSettings(max_model_len=100, kv_cache_memory_bytes=blocks * 16 * 131072)
+        return predict_capacity(LLAMA_8B, H100, settings)["feasible"].value
+
+    # 100 tokens are 7 blocks of 16.
+    assert (feasible(7), feasible(8)) == (False, True)
+
+
+def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
+    def per_token(size):
+        terms = predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(tensor_parallel_size=size))
+        return terms["bytes_per_token"].value
+
+    # 28 heads and 4 KV heads: 7 ranks are refused (below), 4 hold one each; 28 hold a copy of one each.
+    assert per_token(1) == 4 * per_token(4) == 57344
+    assert per_token(28) == per_token(4)
+    few = predict_capacity(replace(LLAMA_8B, kv_heads=2), H100, EngineSettings(tensor_parallel_size=4))
+    assert few["bytes_per_token"].value == 131072 / 8
+
+
+def test_pipeline_ranks_split_layers_and_the_fullest_binds():
+    assert [rank.layers for rank in split_layers(32, 3)] == [11, 11, 10]
+    settings = EngineSettings(pipeline_parallel_size=3, vllm_version="0.19.0")
+    terms = predict_capacity(LLAMA_8B, H100, settings)
+    whole = predict_capacity(LLAMA_8B, H100, EngineSettings(vllm_version="0.19.0"))
+    assert terms["bytes_per_token"].value == 131072 * 11 / 32
+    assert terms["num_blocks"].value > 3 * whole["num_blocks"].value
+    # Two ranks hold 11 layers; the first has the vocabulary table, so less is left there than in the middle.
+    assert terms["pipeline_rank"].value == 0
+
+
+def test_the_sampler_runs_on_the_last_pipeline_rank_alone():
+    small = replace(LLAMA_8B, layers=2, intermediate=64)
+    settings = EngineSettings(pipeline_parallel_size=2, vllm_version="0.19.0")
+    terms = predict_capacity(small, H100, settings)
+    assert terms["pipeline_rank"].value == 1
+    assert "logits" in terms["activation"].how
+
+
+@given(
+    low=st.floats(0.05, 1),
+    high=st.floats(0.05, 1),
+    block_size=st.sampled_from([16, 32, 64, 128]),
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    seqs=st.integers(1, 1024),
+)
+def test_more_utilization_or_ranks_never_hold_less_and_more_sequences_never_more(low, high, block_size, tensor, seqs):
+    def tokens(utilization, tensor, seqs):
+        settings = EngineSettings(
+            block_size=block_size,
+            gpu_memory_utilization=utilization,
+            tensor_parallel_size=tensor,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=2048,
+        )
+        return predict_capacity(LLAMA_8B, H100, settings)["kv_cache_tokens"].value
+
+    low, high = sorted((low, high))
+    assert tokens(low, tensor, seqs) <= tokens(high, tensor, seqs)
+    assert tokens(high, 1, seqs) <= tokens(high, tensor, seqs)
+    assert tokens(high, tensor, 1024) <= tokens(high, tensor, seqs)
+
+
+def test_weights_that_do_not_fit_leave_nothing():
+    terms = predict_capacity(
+        read_model_facts(get_model("llama-3-70b").config), H100, EngineSettings(max_model_len=4096)
+    )
+    assert terms["available_kv_cache"].value < 0
+    assert terms["num_blocks"].value == terms["max_concurrency"].value == 0
+    assert terms["feasible"].value is False
+
+
+def test_a_cpu_has_the_cache_that_it_is_given():
+    tiny = read_model_facts(get_model("tiny-llama-57m").config)
+    settings = EngineSettings(block_size=32, max_model_len=1024, kv_cache_memory_bytes=2**30)
+    terms = predict_capacity(tiny, get_gpu("cpu-1core"), settings)
+    assert terms["num_blocks"].value == 2**30 // (32 * 16384)
+    assert "weights" not in terms
+    with pytest.raises(CapacityError, match=r"cpu-1core has no memory of its own.*--kv-cache-memory-bytes"):
+        predict_capacity(tiny, get_gpu("cpu-1core"), replace(settings, kv_cache_memory_bytes=None))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "must divide the model's 28 attention heads"),
+        ({"tensor_parallel_size": 7}, "must divide the model's 4 KV heads, or they it"),
+        ({"pipeline_parallel_size": 29}, "must be at most the model's 28 layers"),
+        ({"vllm_version": "latest"}, "'latest' is not a version"),
+    ],
+)
+def test_settings_without_a_prediction_are_refused(settings, message):
+    with pytest.raises(CapacityError, match=message):
+        predict_capacity(QWEN2_7B, get_gpu("h200"), EngineSettings(**settings))
+
+
+def test_a_pipeline_has_no_more_ranks_than_layers():
+    thin = replace(LLAMA_8B, layers=5)
+    assert predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=5))["bytes_per_token"].value == 4096
+    with pytest.raises(CapacityError, match="6 must be at most the model's 5 layers"):
+        predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=6))
+
+
+def test_capture_sizes_stop_at_what_a_batch_can_hold():
+    assert capture_sizes(Batch(1, max_num_seqs=1, max_num_batched_tokens=2048)) == [1, 2]
+    assert len(capture_sizes(Batch(1, max_num_seqs=256, max_num_batched_tokens=2048))) == 51
+    assert capture_sizes(Batch(1, max_num_seqs=1024, max_num_batched_tokens=8192), limit=1024)[-1] == 1024
+
+
+# --- blocks that were published for an L4 ----------------------------------------------------------------------------
+
+PUBLISHED_ON_AN_L4 = [(0.5, 8788), (0.9, 17234)]
+
+
+def l4_terms(**changes):
+    settings = EngineSettings(gpu_memory_utilization=0.5, max_model_len=2048, vllm_version="0.22.1", **changes)
+    return predict_capacity(OPT_125M, get_gpu("l4"), settings)
+
+
+def test_published_blocks_of_an_l4_are_half_of_what_fits_and_imply_a_device_of_half_the_memory():
+    terms = l4_terms(usage="offline")
+    assert terms["num_blocks"].value / 8788 == pytest.approx(2.1, abs=0.05)
+    found = explain_observed(terms, PUBLISHED_ON_AN_L4)
+    assert found["implied_memory"].value / GIB == pytest.approx(11.60, abs=0.005)
+    # The overhead, which comes out of the same two numbers, is what is predicted for this model: so is the block.
+    assert found["implied_overhead"].value == pytest.approx(found["predicted_overhead"].value, rel=0.11)
+    assert found["explanation"] == (
+        "Blocks of 589,824 bytes fit a device of 11.60 GiB with 0.97 GiB of weights and overhead (predicted: 0.88 GiB);"
+        " this GPU has 22.03 GiB. Only blocks 1.90 times as large would fill it, and no width of an element makes them"
+        " so."
+    )
+
+
+def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart():
+    terms = l4_terms()
+    device, per_block = terms["device_memory"].value, terms["bytes_per_block"].value
+
+    def blocks(utilization, size):
+        return utilization, int((device * utilization - GIB) / size)
+
+    same = explain_observed(terms, [blocks(0.5, per_block), blocks(0.9, per_block)])
+    assert "The blocks are those of this GPU." in same["explanation"]
+    assert same["implied_overhead"].value == pytest.approx(GIB, rel=1e-3)
+    twice = explain_observed(
+        terms, [blocks(0.5, 2 * per_block), blocks(0.7, 2 * per_block), blocks(0.9, 2 * per_block)]
+    )
+    assert "an element of 2 times the width" in twice["explanation"]
+
+
+def test_one_utilization_or_no_profiling_explains_nothing():
+    with pytest.raises(CapacityError, match="two utilizations"):
+        explain_observed(l4_terms(), [(0.5, 8788), (0.5, 8790)])
+    with pytest.raises(CapacityError, match="given size"):
+        explain_observed(l4_terms(kv_cache_memory_bytes=2**30), PUBLISHED_ON_AN_L4)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+REQUIRED = ["--block-size", "16", "--gpu-memory-utilization", "0.5", "--max-model-len", "2048"]
+
+
+def test_the_command_prints_each_term_with_how_it_was_found(capsys):
+    argv = ["--model", "opt-125m", "--gpu", "L4", "--vllm-version", "0.22.1", *REQUIRED]
+    assert main([*argv, "--observed", "0.5=8788", "--observed", "0.9=17234"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["source"] == "predicted"
+    assert report["bytes_per_block"] == {"value": 589824, "unit": "bytes", "how": "bytes_per_token x 16 tokens"}
+    assert report["settings"]["max_num_batched_tokens"] == 2048
+    assert report["observed"]["implied_memory"]["unit"] == "bytes"
+    terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
+    assert len(terms) == 14
+    assert all(Term(**term).how for term in terms)
+
+
+def test_the_command_reads_a_folder_and_a_log(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(get_model("qwen2-7b").config.read_text())
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps({"available_kv_cache_gib": 5.01, "engine_version": "0.10.1.1", "num_gpu_blocks": 5867}))
+    assert main(["--model", str(tmp_path), "--gpu", "a100-sxm-80gb", "--from-log", str(log), *REQUIRED]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kv_cache_tokens"]["value"] == pytest.approx(93872, rel=0.005)
+    assert report["settings"]["vllm_version"] == "0.10.1.1"
+
+
+OPTIONS = {
+    "block_size": 32,
+    "gpu_memory_utilization": 0.7,
+    "max_model_len": 1024,
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 3,
+    "kv_cache_dtype": "fp8",
+    "max_num_seqs": 17,
+    "max_num_batched_tokens": 4000,
+    "kv_cache_memory_bytes": 2**30,
+    "vllm_version": "0.16.0",
+    "usage": "offline",
+    "sampler": "fused",
+}
+
+
+def report_of(capsys, *argv):
+    assert main(["--model", "opt-125m", "--gpu", "l4", *argv]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_option_reaches_the_settings(capsys):
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    report = report_of(capsys, *given, "--enforce-eager", "--quantization", "fp8")
+    assert report["settings"] == OPTIONS | {"enforce_eager": True}
+    assert (report["model"], report["gpu"], report["quantization"]) == ("opt-125m", "l4", "fp8")
+
+
+def test_what_is_not_given_is_the_engines_default(capsys):
+    report = report_of(capsys, *REQUIRED)
+    assert report["settings"] == {
+        "block_size": 16,
+        "gpu_memory_utilization": 0.5,
+        "max_model_len": 2048,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "kv_cache_dtype": "auto",
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "enforce_eager": False,
+        "kv_cache_memory_bytes": None,
+        "vllm_version": "0.32.0",
+        "usage": "server",
+        "sampler": "auto",
+    }
+    assert report["quantization"] is None
+    assert "observed" not in report
+
+
+def test_a_version_that_is_given_comes_before_that_of_the_log(tmp_path, capsys):
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps({"available_kv_cache_gib": 5.01, "engine_version": "0.10.1.1"}))
+    report = report_of(capsys, *REQUIRED, "--from-log", str(log), "--vllm-version", "0.12.0")
+    assert report["settings"]["vllm_version"] == "0.12.0"
+    log.write_text(json.dumps({"available_kv_cache_gib": 5.01}))
+    assert report_of(capsys, *REQUIRED, "--from-log", str(log))["settings"]["vllm_version"] == "0.32.0"
+
+
+@pytest.mark.parametrize("missing", ["--model", "--gpu", "--block-size", "--gpu-memory-utilization", "--max-model-len"])
+def test_what_has_no_default_must_be_given(missing, capsys):
+    argv = ["--model", "opt-125m", "--gpu", "l4", *REQUIRED]
+    at = argv.index(missing)
+    with pytest.raises(SystemExit, match="2"):
+        main(argv[:at] + argv[at + 2 :])
+    assert f"required: {missing}" in capsys.readouterr().err
+
+
+def test_the_example_of_the_help_can_be_typed_in(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken at a hyphen
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "python -m workflow_scripts.predict.kv_capacity" in shown
+    texts = {
+        "--model MODEL": "name in config/models, or a folder with config.json",
+        "--gpu GPU": "name in config/gpus.yaml",
+        "--block-size BLOCK_SIZE": "tokens a block",
+        "--gpu-memory-utilization GPU_MEMORY_UTILIZATION": "share of the device's memory for the engine",
+        "--max-model-len MAX_MODEL_LEN": "tokens of the longest request",
+        "--quantization QUANTIZATION": "of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8;",
+        "--max-num-seqs MAX_NUM_SEQS": "default: vLLM's on this GPU",
+        "--max-num-batched-tokens MAX_NUM_BATCHED_TOKENS": "default: vLLM's on this GPU",
+        "--enforce-eager": "no CUDA graphs",
+        "--kv-cache-memory-bytes KV_CACHE_MEMORY_BYTES": "size of the KV cache, given instead of profiled; for CPUs",
+        "--vllm-version VLLM_VERSION": "default: the log's, else 0.32.0",
+        "--usage {server,offline}": "whose default batch sizes (default: server)",
+        "--sampler {auto,fused,sort}": "before vLLM 0.17: fused has FlashInfer",
+        "--from-log FILE": "facts as `python -m workflow_scripts.parse.engine_log` prints them",
+        "--observed UTILIZATION=BLOCKS": "blocks that were seen; from two utilizations on, say what memory and",
+    }
+    words = " ".join(shown.split())
+    assert [option for option, text in texts.items() if f"{option} {text}" not in words] == []
+    assert "Predict KV blocks, tokens and concurrent requests; print JSON with how each term was found." in words
+    assert main(shown.partition("example: ")[2].split()) == 0
+    assert json.loads(capsys.readouterr().out)["observed"]["implied_memory"]["unit"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: llama-3"),
+        (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
+        (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
+        (["--quantization", "int3"], "quantization 'int3' is not supported"),
+        (["--kv-cache-dtype", "int3"], "unknown KV cache dtype 'int3'; allowed: auto"),
+        (["--from-log", "none.json"], "none.json: No such file"),
+        (["--from-log", "."], ".: Is a directory"),
+        (["--observed", "0.5=8788"], "two utilizations"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(change, message, capsys):
+    assert main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, *change]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_gpu_blocks": 3}'])
+def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
+    log = tmp_path / "log.json"
+    log.write_text(text)
+    assert main(["--model", "opt-125m", "--gpu", "l4", "--from-log", str(log), *REQUIRED]) == 2
+    assert "log.json: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--block-size=0",
+        "--block-size=1.5",
+        "--gpu-memory-utilization=1.2",
+        "--gpu-memory-utilization=0",
+        "--gpu-memory-utilization=half",
+        "--tensor-parallel-size=0",
+        "--pipeline-parallel-size=0",
+        "--max-num-seqs=0",
+        "--max-num-batched-tokens=0",
+        "--kv-cache-memory-bytes=0",
+        "--observed=half",
+        "--observed=2=x",
+        "--observed=0.5=0",
+        "--observed=0.5",
+    ],
+)
+def test_values_out_of_range_are_refused(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
+    assert "is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--usage=both", "--sampler=sorted"])
+def test_values_that_are_no_choice_are_refused(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
+    assert "invalid choice" in capsys.readouterr().err

@@ -1,0 +1,119 @@
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.predict.planned import study, sweep, write_study
+from workflow_scripts.predict import plan as planning
+from workflow_scripts.predict import predict_cell as predict
+from workflow_scripts.predict.knobs_that_matter import knob_effects
+from workflow_scripts.predict.plan import main, plan
+from workflow_scripts.predict.speed import FIELDS
+from workflow_scripts.study.grid import expand
+
+
+def effects(tmp_path, **changes):
+    planned = study(tmp_path, **changes)
+    cells = expand(planned)
+    rows = knob_effects(cells, plan(planned, cells, None))
+    return {(row.gpu, row.knob): row for row in rows.itertuples()}
+
+
+def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
+    path = write_study(tmp_path)
+    assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
+    said = capsys.readouterr().out
+    for text in ("planned: 18 cells, every number predicted", "Infeasible: 6 cells", "blocks of 8 tokens", "GPU hours"):
+        assert text in said
+    folder = tmp_path / "results" / "planned" / "plan"
+    table = pd.read_parquet(folder / "plan.parquet")
+    assert list(table["cell_id"]) == [cell.id for cell in expand(study(tmp_path))]
+    assert table["infeasible"].notna().sum() == 6
+    assert table["output_tokens_per_s"].notna().sum() == 12
+    assert len(pd.read_csv(folder / "plan.csv")) == 18
+    assert set(pd.read_csv(folder / "knobs.csv")["knob"]) == {"block_size", "max_num_seqs"}
+
+
+def test_every_column_is_documented():
+    text = Path("docs/plan.md").read_text(encoding="utf-8")
+    columns = {name.removesuffix("_low").removesuffix("_high") for name in FIELDS}
+    assert {name for name in columns if f"`{name}`" not in text} == set()
+
+
+def test_a_knob_that_changes_no_step_and_one_that_runs_out_of_prompts_says_so(tmp_path):
+    rows = effects(tmp_path)
+    block_size, seqs = rows["h200", "block_size"], rows["h200", "max_num_seqs"]
+    assert (block_size.verdict, block_size.spread_pct, block_size.values) == ("changes no step", 0, "8, 16, 32")
+    assert (seqs.verdict, seqs.why) == (
+        "can matter",
+        "from 256 on prompts run out: at most 24 run at once; 256 prompts would fill 256",
+    )
+    assert seqs.spread_pct > 500
+
+
+def test_of_cells_without_a_prediction_no_knob_is_judged(tmp_path):
+    rows = effects(tmp_path, sweeps=[sweep(engine="vllm-serve", knobs={"request_rate_per_s": [1, 2], "users": 4})])
+    assert rows["h200", "request_rate_per_s"].verdict == "not predicted"
+
+
+def test_what_cannot_matter_says_why(tmp_path):
+    rows = effects(
+        tmp_path,
+        sweeps=[
+            sweep(knobs={"max_num_seqs": [64, 256]}),
+            sweep(name="two", gpu="l40s", knobs={"enable_prefix_caching": [True, False], "max_num_seqs": 8}),
+            sweep(name="three", gpu="h100-sxm", knobs={"gpu_memory_utilization": [0.8, 0.9], "max_num_seqs": 8}),
+        ],
+    )
+    assert rows["h200", "max_num_seqs"].verdict == "cannot matter"
+    assert rows["h200", "max_num_seqs"].why.startswith("from 64 on prompts run out: at most 24")
+    assert rows["l40s", "enable_prefix_caching"].why == "prompts share no whole block"
+    assert rows["h100-sxm", "gpu_memory_utilization"].why == "KV blocks never run short"
+
+
+def test_many_cells_are_planned_in_processes_and_come_out_the_same(tmp_path, monkeypatch):
+    planned = study(tmp_path)
+    cells = expand(planned)
+    one = plan(planned, cells, None)
+    monkeypatch.setattr(planning, "CELLS_WORTH_A_PROCESS", 1)
+    pd.testing.assert_frame_equal(one, plan(planned, cells, None, processes=2))
+
+
+def test_a_study_that_cannot_be_read_is_one_message(tmp_path, capsys):
+    assert main(["--study", str(tmp_path / "absent.yaml")]) == 2
+    assert "absent.yaml: there is no such study file" in capsys.readouterr().err
+
+
+def test_one_cell_of_a_studys_workload_is_what_the_plan_says(tmp_path, capsys):
+    path = write_study(tmp_path)
+    options = ["--model", "llama-3.1-8b-instruct", "--gpu", "H200", "--block-size", "16", "--max-num-seqs", "16"]
+    assert predict.main([*options, "--workload", "even", "--study", str(path), "--results", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    planned = study(tmp_path)
+    row = plan(planned, expand(planned), None).set_index("cell_id").loc[told["cell_id"]]
+    assert told["output_tokens_per_s"]["predicted"] == pytest.approx(row["output_tokens_per_s"], rel=1e-4)
+    assert told["output_tokens_per_s"]["low"] == pytest.approx(row["output_tokens_per_s_low"], rel=1e-4)
+    assert (told["bound_by"], told["source"]) == ("sequences", "predicted")
+
+
+def test_one_cell_without_a_study(capsys):
+    options = ["--model", "llama-3.1-8b-instruct", "--gpu", "l40s", "--max-num-seqs", "256"]
+    assert predict.main([*options, "--prompt-tokens", "900", "--output-tokens", "900"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["bound_by"], told["num_requests"]) == ("kv_blocks", 300)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
+        (["--gpu", "h200", "--model", "nothing"], "'nothing' is unknown"),
+        (["--gpu", "h200", "--gpu-memory-utilization", "2"], "less than or equal to 1"),
+        (["--gpu", "h200", "--output-tokens", "0"], "--output-tokens"),
+    ],
+)
+def test_bad_input_is_one_message(capsys, options, said):
+    given = ["--model", "opt-125m", "--prompt-tokens", "9", "--output-tokens", "9", *options]
+    assert predict.main(given) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,356 @@
+"""Schedules worked by hand, and what holds for every schedule. That they are vLLM's is an integration test."""
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.predict.schedule import (
+    FloatArray,
+    RequestLengths,
+    Schedule,
+    ScheduleError,
+    SchedulerSettings,
+    Segments,
+)
+from workflow_scripts.predict.scheduler import StepRun, make_schedule
+from workflow_scripts.workloads.request import Request
+
+SETTINGS = SchedulerSettings(
+    max_num_seqs=8, max_num_batched_tokens=64, block_size=4, max_model_len=64, async_scheduling=False
+)
+
+
+def lengths(*prompt_and_output: tuple[int, int], **arrays: list[Any]) -> RequestLengths:
+    prompts, outputs = zip(*prompt_and_output, strict=True)
+    more = {name: np.array(values) for name, values in arrays.items()}
+    return RequestLengths(np.array(prompts), np.array(outputs), **more)
+
+
+def a_second_each(segments: Segments) -> FloatArray:
+    return np.ones(len(segments))
+
+
+def scheduled(requests: RequestLengths, settings: SchedulerSettings, **options: Any) -> list[dict[int, int]]:
+    """Tokens that each request computes, step by step."""
+    runs: list[StepRun] = []
+    make_schedule(requests, settings, observe=runs.append, **options)
+    return [run.scheduled_tokens for run in runs for _ in range(run.steps)]
+
+
+def same(one: Schedule, other: Schedule) -> bool:
+    """Whether all decisions are the same."""
+    first, second = ({name: value for name, value in asdict(s).items() if name != "settings"} for s in (one, other))
+    return all(np.array_equal(first["segments"][name], second["segments"][name]) for name in first["segments"]) and all(
+        np.array_equal(first[name], second[name]) for name in ("first_step", "last_token_step", "cached_tokens")
+    )
+
+
+def test_one_request_is_a_prefill_and_a_run_of_decode_steps() -> None:
+    schedule = make_schedule(lengths((5, 4)), SETTINGS)
+    assert {name: values.tolist() for name, values in asdict(schedule.segments).items()} == {
+        "steps": [1, 3],
+        "decode_seqs": [0, 1],
+        "decode_kv_tokens": [0, 6],
+        "prefill_seqs": [1, 0],
+        "prefill_tokens": [5, 0],
+        "prefill_kv_tokens": [5, 0],
+        "prefill_attended_tokens": [1 + 2 + 3 + 4 + 5, 0],
+        "sampled_tokens": [1, 1],
+        "running_seqs": [1, 1],
+        "waiting_seqs": [0, 0],
+        "blocks_held": [2, 2],
+        "idle_s": [0.0, 0.0],
+    }
+    assert schedule.segments.first_step.tolist() == [0, 1]
+    assert (schedule.first_step[0], schedule.first_token_step[0], schedule.last_token_step[0]) == (0, 0, 3)
+    assert schedule.peak_blocks_held == 2  # 8 tokens: the last that is generated is not computed
+    assert schedule.needs_blocks == 3  # and the one that the engine keeps back
+
+
+def test_blocks_are_counted_in_each_step_of_a_run() -> None:
+    runs: list[StepRun] = []
+    schedule = make_schedule(lengths((3, 8), (6, 8)), SETTINGS, observe=runs.append)
+    # The first computes its 5th and 9th token in steps 2 and 6, the second its 9th in step 3 and its 13th in step 7.
+    assert [held for run in runs for held in run.blocks_held] == [3, 3, 4, 5, 5, 5, 6, 7]
+    assert schedule.segments.blocks_held.tolist() == [3, 3]
+    assert schedule.peak_blocks_held == 7
+
+
+def test_segments_do_not_grow_with_the_tokens() -> None:
+    settings = replace(SETTINGS, max_model_len=10**9)
+    assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [
+        1,
+        10**7 - 1,
+        9 * 10**7,
+    ]
+
+
+def test_a_place_is_free_at_once_or_a_step_later() -> None:
+    requests, two = lengths((4, 1), (4, 3), (4, 1)), replace(SETTINGS, max_num_seqs=2)
+    assert scheduled(requests, two) == [{0: 4, 1: 4}, {1: 1, 2: 4}, {1: 1}]
+    late = replace(two, async_scheduling=True)
+    assert scheduled(requests, late) == [{0: 4, 1: 4}, {1: 1}, {1: 1, 2: 4}]
+    assert make_schedule(requests, late).segments.running_seqs.tolist() == [2, 2, 2]
+
+
+def test_a_step_without_work_is_none() -> None:
+    one = replace(SETTINGS, max_num_seqs=1, async_scheduling=True)
+    assert scheduled(lengths((4, 2), (4, 1)), one) == [{0: 4}, {0: 1}, {1: 4}]
+
+
+def test_prompts_are_cut_to_the_tokens_of_a_step() -> None:
+    requests = lengths((6, 3), (6, 1), (6, 1))
+    assert scheduled(requests, replace(SETTINGS, max_num_batched_tokens=8)) == [
+        {0: 6, 1: 2},
+        {0: 1, 1: 4, 2: 3},
+        {0: 1, 2: 3},
+    ]
+    whole = replace(SETTINGS, max_num_batched_tokens=9, max_model_len=9, enable_chunked_prefill=False)
+    assert scheduled(requests, whole) == [{0: 6}, {0: 1, 1: 6}, {0: 1, 2: 6}]
+
+
+def test_a_cut_prompt_attends_to_what_was_computed_before() -> None:
+    segments = make_schedule(lengths((6, 1)), replace(SETTINGS, max_num_batched_tokens=4)).segments
+    assert segments.prefill_tokens.tolist() == [4, 2]
+    assert segments.prefill_kv_tokens.tolist() == [4, 6]
+    assert segments.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4, 5 + 6]
+    assert segments.sampled_tokens.tolist() == [0, 1]
+
+
+TWO_BLOCKS_OF_TWO = replace(SETTINGS, block_size=2, enable_prefix_caching=False)
+
+
+def test_the_last_that_runs_gives_its_blocks() -> None:
+    requests = lengths((2, 4), (2, 4))
+    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=4)
+    # In step 1 both need a second block and there is one; the second request waits until 3 tokens fit, and has them
+    # computed again in step 4.
+    expected = [{0: 2, 1: 2}, {0: 1}, {0: 1}, {0: 1}, {1: 3}, {1: 1}, {1: 1}]
+    assert scheduled(requests, settings) == expected
+    schedule = make_schedule(requests, settings)
+    assert schedule.preemptions.tolist() == [0, 1]
+    assert schedule.first_step.tolist() == [0, 0]
+    assert schedule.first_token_step.tolist() == [0, 0]
+    assert schedule.last_token_step.tolist() == [3, 6]
+    assert schedule.peak_blocks_held == 3
+    assert schedule.needs_blocks is None
+    assert schedule.holds_for(4)
+    assert not schedule.holds_for(5)
+
+
+def test_what_was_preempted_finds_what_is_left_of_it() -> None:
+    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=5, enable_prefix_caching=True)
+    # In step 3 the second has two full blocks and gives both; the first request takes one, of the later tokens.
+    assert scheduled(lengths((2, 4), (2, 4)), settings) == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {1: 3}]
+    uncached = replace(settings, enable_prefix_caching=False)
+    assert scheduled(lengths((2, 4), (2, 4)), uncached)[-1] == {1: 5}
+
+
+def test_a_token_on_its_way_when_its_request_is_preempted_counts() -> None:
+    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=6, enable_prefix_caching=True, async_scheduling=True)
+    # In step 3 both need a third block and there is one. The second has generated 3 tokens, of which the last is not
+    # known yet, so of its two blocks one can be found again. In step 5 the first takes the other one.
+    assert scheduled(lengths((2, 6), (2, 6)), settings) == [
+        *({0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}),
+        *({0: 1}, {0: 1}, {0: 1}),
+        *({1: 3}, {1: 1}, {1: 1}),
+    ]
+
+
+def test_who_has_ended_may_still_be_preempted() -> None:
+    settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=4, async_scheduling=True)
+    runs: list[StepRun] = []
+    schedule = make_schedule(lengths((4, 3), (2, 1)), settings, observe=runs.append)
+    assert [run.scheduled_tokens for run in runs] == [{0: 4, 1: 2}, {0: 1}, {0: 1}]
+    assert [(run.preempted, run.waiting) for run in runs] == [([], []), ([1], [1]), ([], [])]
+    assert schedule.preemptions.tolist() == [0, 1]
+    assert schedule.last_token_step.tolist() == [2, 0]
+
+
+def test_prompts_that_begin_alike_share_blocks() -> None:
+    requests = lengths((10, 1), (10, 1), (10, 1), prefix_id=[7, 7, -1], prefix_tokens=[8, 9, 0])
+    schedule = make_schedule(requests, SETTINGS)
+    assert schedule.cached_tokens.tolist() == [0, 8, 0]
+    assert schedule.segments.prefill_tokens.tolist() == [10 + 2 + 10]
+    assert schedule.segments.prefill_kv_tokens.tolist() == [30]
+    assert schedule.segments.prefill_attended_tokens.tolist() == [55 + 19 + 55]
+    assert schedule.peak_blocks_held == 3 + 1 + 3
+    off = make_schedule(requests, replace(SETTINGS, enable_prefix_caching=False))
+    assert off.cached_tokens.tolist() == [0, 0, 0]
+    assert off.peak_blocks_held == 9
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    requests = lengths((8, 1), (8, 1), prefix_id=[0, 0], prefix_tokens=[8, 8])
+    assert make_schedule(requests, SETTINGS).cached_tokens.tolist() == [0, 4]
+
+
+def test_a_shared_text_is_lost_when_its_blocks_are_needed() -> None:
+    one = replace(SETTINGS, max_num_seqs=1, num_blocks=5)
+    requests = lengths((10, 1), (14, 1), (10, 1), prefix_id=[0, -1, 0], prefix_tokens=[8, 0, 8])
+    lost = make_schedule(requests, one)
+    assert lost.cached_tokens.tolist() == [0, 0, 0]
+    assert lost.needs_blocks is None
+    # With one block more, the second block of the text is evicted and the first one, freed later, is not.
+    assert make_schedule(requests, replace(one, num_blocks=6)).cached_tokens.tolist() == [0, 0, 4]
+    kept = make_schedule(requests, replace(one, num_blocks=7))
+    assert kept.cached_tokens.tolist() == [0, 0, 8]
+    assert kept.needs_blocks == 7
+
+
+def test_what_arrives_is_seen_when_a_step_is_put_together() -> None:
+    requests = lengths((4, 6), (4, 1), arrival_s=[0.0, 2.5])
+    assert scheduled(requests, SETTINGS, step_time=a_second_each)[3] == {0: 1, 1: 4}
+    # Step 3 is put together when step 2 starts, after 2 s.
+    late = replace(SETTINGS, async_scheduling=True)
+    steps = scheduled(requests, late, step_time=a_second_each)
+    assert (steps[3], steps[4]) == ({0: 1}, {0: 1, 1: 4})
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_an_engine_without_requests_waits(async_scheduling: bool) -> None:
+    requests = lengths((4, 2), (4, 2), (4, 2), arrival_s=[1.0, 10.0, 20.0])
+    settings = replace(SETTINGS, async_scheduling=async_scheduling)
+    segments = make_schedule(requests, settings, a_second_each).segments
+    assert segments.idle_s.tolist() == [1.0, 0.0, 7.0, 0.0, 8.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("requests", "changes", "message"),
+    [
+        (lengths((4, 61)), {}, "a request of 65 tokens does not fit max_model_len 64"),
+        (lengths((4, 14)), {"num_blocks": 5}, "takes 6 blocks of 4 tokens, the engine's own included; there are 5"),
+        (lengths((4, 1)), {"max_num_batched_tokens": 63, "enable_chunked_prefill": False}, "must be at least max_mod"),
+        (lengths((4, 1)), {"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        (lengths((4, 1), arrival_s=[1.0]), {}, "need step_time"),
+    ],
+)
+def test_what_can_never_run_is_an_error(requests: RequestLengths, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        make_schedule(requests, replace(SETTINGS, **changes))
+
+
+def test_a_request_may_take_all_that_there_is() -> None:
+    assert make_schedule(lengths((4, 13)), replace(SETTINGS, num_blocks=5, max_model_len=17)).peak_blocks_held == 4
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"prompt_tokens": [1, 2], "output_tokens": [1]}, "same length"),
+        ({"prompt_tokens": [1], "output_tokens": [0]}, "at least 1 prompt token and 1 output token"),
+        ({"prompt_tokens": [1, 1], "output_tokens": [1, 1], "arrival_s": [2.0, 1.0]}, "in the order"),
+        ({"prompt_tokens": [1], "output_tokens": [1], "prefix_tokens": [1]}, "together"),
+        ({"prompt_tokens": [1], "output_tokens": [1], "prefix_tokens": [2], "prefix_id": [0]}, "more tokens than"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(arrays: dict[str, list[float]], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        RequestLengths(**{name: np.array(values) for name, values in arrays.items()})
+
+
+def test_lengths_are_those_of_a_workloads_requests() -> None:
+    plain = RequestLengths.of([Request([1, 2, 3], 4), Request([5], 6)])
+    assert (plain.prompt_tokens.tolist(), plain.output_tokens.tolist()) == ([3, 1], [4, 6])
+    assert (plain.arrival_s, plain.prefix_id, plain.prefix_tokens) == (None, None, None)
+    sharing = RequestLengths.of([Request([1, 2, 3], 4), Request([1, 2], 6, 0.5, prefix_tokens=2, prefix_id=3)])
+    assert sharing.arrival_s is not None
+    assert sharing.arrival_s.tolist() == [0.0, 0.5]
+    assert sharing.prefix_id is not None
+    assert sharing.prefix_id.tolist() == [-1, 3]
+
+
+def test_no_requests_are_no_steps() -> None:
+    empty = RequestLengths(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
+    schedule = make_schedule(empty, SETTINGS)
+    assert len(schedule.segments) == 0
+    assert schedule.needs_blocks == 1
+
+
+@st.composite
+def cases(draw: st.DrawFn, sharing: bool = True) -> tuple[RequestLengths, SchedulerSettings]:
+    pairs = draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
+    arrays = {}
+    if sharing and draw(st.booleans()):
+        arrays["prefix_id"] = [draw(st.integers(0, 2)) for _ in pairs]
+        arrays["prefix_tokens"] = [draw(st.integers(0, prompt)) for prompt, _ in pairs]
+    requests = lengths(*pairs, **arrays)
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    least = -(-max(prompt + output - 1 for prompt, output in pairs) // block_size) + 1
+    settings = SchedulerSettings(
+        max_num_seqs=draw(st.integers(1, 12)),
+        max_num_batched_tokens=draw(st.sampled_from([1, 3, 17, 200])),
+        block_size=block_size,
+        max_model_len=80,
+        num_blocks=draw(st.one_of(st.none(), st.integers(least, 2 * least))),
+        enable_prefix_caching=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
+    )
+    return requests, settings
+
+
+@given(cases())
+def test_every_token_is_computed_within_the_limits(case: tuple[RequestLengths, SchedulerSettings]) -> None:
+    requests, settings = case
+    runs: list[StepRun] = []
+    schedule = make_schedule(requests, settings, observe=runs.append)
+    segments = schedule.segments
+    computed = np.zeros(len(requests), dtype=np.int64)
+    for run in runs:
+        for request, tokens in run.scheduled_tokens.items():
+            computed[request] += tokens * run.steps
+        assert sum(run.scheduled_tokens.values()) <= settings.max_num_batched_tokens
+        assert len(run.running) <= settings.max_num_seqs
+        assert all(max(pair) <= schedule.peak_blocks_held for pair in pairwise(run.blocks_held))
+    assert settings.num_blocks is None or schedule.peak_blocks_held <= settings.num_blocks - 1
+    # All but the last token that is generated; what is preempted, again.
+    once = requests.prompt_tokens + requests.output_tokens - 1 - schedule.cached_tokens
+    assert np.all(computed >= once)
+    assert np.all((computed == once) | (schedule.preemptions > 0))
+    assert np.sum(segments.steps * segments.sampled_tokens) == requests.output_tokens.sum()
+    assert np.sum(segments.steps * (segments.decode_seqs + segments.prefill_tokens)) == computed.sum()
+    assert np.all(segments.steps[segments.prefill_seqs > 0] == 1)
+    # First come, first served; and nobody waits forever.
+    assert np.all(np.diff(schedule.first_step) >= 0)
+    assert np.all((schedule.first_step >= 0) & (schedule.first_step <= schedule.first_token_step))
+    assert np.all(schedule.first_token_step + requests.output_tokens - 1 <= schedule.last_token_step)
+    assert schedule.last_token_step.max() == segments.steps.sum() - 1
+
+
+@given(cases(sharing=False), st.integers(0, 3))
+def test_enough_blocks_decide_the_same_and_one_less_does_not(
+    case: tuple[RequestLengths, SchedulerSettings], more: int
+) -> None:
+    requests, settings = case
+    schedule = make_schedule(requests, replace(settings, num_blocks=None))
+    assert schedule.needs_blocks is not None
+    enough = make_schedule(requests, replace(settings, num_blocks=schedule.needs_blocks + more))
+    assert same(schedule, enough)
+    assert enough.needs_blocks == schedule.needs_blocks
+    assert schedule.holds_for(schedule.needs_blocks)
+    try:
+        tight = make_schedule(requests, replace(settings, num_blocks=schedule.needs_blocks - 1))
+    except ScheduleError:
+        return
+    assert tight.needs_blocks is None
+
+
+@given(cases())
+def test_a_schedule_holds_for_the_blocks_that_it_says(case: tuple[RequestLengths, SchedulerSettings]) -> None:
+    requests, settings = case
+    schedule = make_schedule(requests, settings)
+    if schedule.needs_blocks is not None:
+        for blocks in (schedule.needs_blocks, schedule.needs_blocks + 5):
+            assert same(schedule, make_schedule(requests, replace(settings, num_blocks=blocks)))
+
+
+@given(cases(sharing=False))
+def test_a_cache_changes_nothing_where_nothing_is_shared(case: tuple[RequestLengths, SchedulerSettings]) -> None:
+    requests, settings = case
+    on, off = (make_schedule(requests, replace(settings, enable_prefix_caching=cache)) for cache in (True, False))
+    assert same(on, off) or off.preemptions.any()

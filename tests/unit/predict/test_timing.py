@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.step_time import StepConstants, segment_times_s
+from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.predict.static_batches import static_schedule
+from workflow_scripts.predict.timing import lay, step_work
+
+TINY = get_model("tiny-llama-57m")
+FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
+A_SECOND_A_STEP = StepConstants(memory_bytes_per_s=1e30, flop_per_s=1e30, step_overhead_s=1)
+
+
+def lengths(prompts, outputs, arrivals=None):
+    arrival_s = None if arrivals is None else np.array(arrivals, dtype=float)
+    return RequestLengths(np.array(prompts), np.array(outputs), arrival_s)
+
+
+def settings(max_num_seqs, **changes):
+    return SchedulerSettings(**{
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": 512,
+        "block_size": 16,
+        "max_model_len": 512,
+        "async_scheduling": False,
+        **changes,
+    })  # fmt: skip
+
+
+def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_first():
+    # A prompt of 3 tokens and 3 answers: a prefill step, then steps that look at 4 and 5 tokens, of which 3 and 4 are
+    # read from the cache.
+    work = step_work(make_schedule(lengths([3], [3]), settings(1)).segments, FACTS)
+    steps, read_bytes, flops = work.totals()
+    assert steps == 3
+    assert read_bytes == 3 * FACTS.decode_weight_bytes + (3 + 4) * FACTS.bytes_per_token()
+    assert flops == FACTS.prefill_flops(3) + FACTS.decode_flops(1, 4) + FACTS.decode_flops(1, 5)
+
+
+def test_ranks_share_the_work_evenly():
+    segments = make_schedule(lengths([30, 40], [8, 9]), settings(2)).segments
+    whole, half = step_work(segments, FACTS).totals(), step_work(segments, FACTS, ranks=2).totals()
+    assert half == (whole[0], whole[1] / 2, whole[2] / 2)
+
+
+def test_a_smaller_cache_type_is_read_faster():
+    segments = make_schedule(lengths([300], [8]), settings(1)).segments
+    full, eight_bits = step_work(segments, FACTS).totals(), step_work(segments, FACTS, "fp8").totals()
+    weights = full[0] * FACTS.decode_weight_bytes
+    assert (full[1] - weights) / (eight_bits[1] - weights) == 4
+
+
+def test_first_and_last_tokens_of_requests_that_take_turns():
+    # One at a time, a second a step: the first request's tokens come after 1 to 3 s, the second's after 4 and 5 s.
+    requests = lengths([3, 5], [3, 2])
+    found = make_schedule(requests, settings(1))
+    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    assert timed.wall_s == pytest.approx(5)
+    assert timed.ttft_s == pytest.approx([1, 4])
+    assert timed.tpot_s == pytest.approx([1, 1])
+
+
+def test_a_request_of_one_token_has_no_time_per_further_token():
+    requests = lengths([3], [1])
+    found = make_schedule(requests, settings(1))
+    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    assert np.isnan(timed.tpot_s).all()
+
+
+def test_latency_counts_from_the_arrival():
+    requests = lengths([3, 3], [2, 2], arrivals=[0, 10])
+
+    def step_time(segments):
+        return segment_times_s(step_work(segments, FACTS), A_SECOND_A_STEP)
+
+    found = make_schedule(requests, settings(1), step_time)
+    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    assert timed.ttft_s == pytest.approx([1, 1])
+    assert timed.wall_s == pytest.approx(12)
+
+
+def test_static_batches_are_padded_and_wait_for_their_longest():
+    requests = lengths([3, 5, 4], [2, 4, 1])
+    found = static_schedule(requests, 2)
+    assert found.segments.steps.tolist() == [1, 3, 1]
+    assert found.segments.prefill_tokens.tolist() == [10, 0, 4]
+    assert found.segments.decode_kv_tokens.tolist() == [0, 12, 0]
+    assert found.segments.waiting_seqs.tolist() == [1, 1, 0]
+    assert found.first_token_step.tolist() == [0, 0, 4]
+    assert found.last_token_step.tolist() == [1, 3, 4]
+    timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
+    assert timed.ttft_s == pytest.approx([1, 1, 5])
+    assert timed.tpot_s[:2] == pytest.approx([1, 1])

@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from workflow_scripts.present.blocks import table_of
+from workflow_scripts.present.report_tables import MissingError, Tables
+
+
+def test_an_absent_an_empty_and_a_lacking_table_are_missing(tmp_path: Path) -> None:
+    pd.DataFrame({"a": pd.Series(dtype="Int64")}).to_parquet(tmp_path / "empty.parquet")
+    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "some.parquet")
+    tables = Tables(tmp_path)
+    for name, columns, why in [
+        ("absent", (), "there is no table absent"),
+        ("empty", (), "the table empty has no rows"),
+        ("some", ("a", "b"), "the table some has no column b"),
+    ]:
+        with pytest.raises(MissingError, match=why):
+            tables.need(name, *columns)
+    assert tables.get("absent") is None
+    assert list(tables.need("some", "a")["a"]) == [1]
+
+
+def test_nulls_of_numbers_are_nan_and_of_flags_none(tmp_path: Path) -> None:
+    table = pd.DataFrame({"n": pd.array([1, None], "Int64"), "flag": pd.array([True, None], "boolean")})
+    table.to_parquet(tmp_path / "t.parquet")
+    read = Tables(tmp_path).need("t")
+    assert read["n"].dtype == float
+    assert read["n"].isna().tolist() == [False, True]
+    assert read["flag"].isna().tolist() == [False, True]
+
+
+def test_only_the_facts_of_the_asked_cells_are_read(tmp_path: Path) -> None:
+    (tmp_path / "h200").mkdir()
+    cells = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
+    pd.DataFrame({"cell_id": cells, "time_s": [1.0, 2.0]}).to_parquet(tmp_path / "h200" / "trace.parquet")
+    tables = Tables(tmp_path, tmp_path)
+    assert list(tables.facts("trace", [cells[1]])["time_s"]) == [2.0]
+    with pytest.raises(MissingError, match=r"trace\.parquet holds nothing of the cells to be shown"):
+        tables.facts("trace", ["h200/vllm/m/w/c"])
+    with pytest.raises(MissingError, match=r"no steps\.parquet was parsed"):
+        tables.facts("steps", cells)
+
+
+def test_a_device_measured_elsewhere_is_named_so_and_never_in_one_line_with_ours(tmp_path: Path) -> None:
+    sources = ["measured", "measured elsewhere", "predicted"]
+    pd.DataFrame({"gpu": ["h200"] * 3, "source": sources}).to_parquet(tmp_path / "t.parquet")
+    assert list(Tables(tmp_path).need("t")["gpu"]) == ["h200", "h200 (measured elsewhere)", "h200"]
+
+
+def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers() -> None:
+    rows = pd.DataFrame({"a": [1.0, 2.0], "a_low": [float("nan")] * 2, "b": [1.0, 2.0], "b_low": [0.5, float("nan")]})
+    shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), {"a": "A", "b": "B"}, "caption")
+    assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
+    assert shown.numeric == [True, False]

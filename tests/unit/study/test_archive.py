@@ -1,0 +1,139 @@
+"""The archive of a study: what is in it, and that its hashes and its description are those of the content."""
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.study import archive
+from workflow_scripts.study.archive import main
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
+
+STUDY = {
+    "schema_version": 1,
+    "name": "kept",
+    "question": "what is kept?",
+    "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
+    "sweeps": [
+        {
+            "name": "all",
+            "gpu": ["h200", "l40s"],
+            "engine": "vllm",
+            "model": "opt-125m",
+            "workload": "short",
+            "knobs": {"block_size": [16, 32]},
+        }
+    ],
+}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of which three cells have ended and tables and report are there."""
+    path = tmp_path / "kept.yaml"
+    path.write_text(yaml.safe_dump(STUDY))
+    loaded = load_study(path)
+    paths = StudyPaths(tmp_path / "results", "kept")
+    for number, cell in enumerate(expand(loaded)[:3]):
+        definition = cell_definition(loaded, cell, resolved_models(loaded))
+        (paths.cell(cell) / "raw").mkdir(parents=True)
+        (paths.cell(cell) / "raw/engine.log").write_text(f"log {number}\n")
+        Outcome(
+            cell_id=cell.id,
+            outcome="ok",
+            definition=definition,
+            definition_sha256=definition_sha256(definition),
+            provenance={
+                "host": f"node-{cell.gpu}",
+                "engine_version": "vllm 0.32.0",
+                "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00",
+            },
+        ).write(paths.outcome(cell))
+    paths.tables.mkdir()
+    (paths.tables / "cells.csv").write_text("cell_id\n")
+    paths.report.write_text("<!doctype html>\n")
+    model = paths.root / "prepared/models/opt-125m-0"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("weights")
+    return path
+
+
+def archived(study: Path, name: str = "kept.zip") -> zipfile.ZipFile:
+    out = study.parent / name
+    assert main(["--study", str(study), "--results", str(study.parent / "results"), "--out", str(out)]) == 0
+    return zipfile.ZipFile(out)
+
+
+def test_it_holds_what_was_asked_measured_and_found_and_the_code_between(study: Path) -> None:
+    names = set(archived(study).namelist())
+    cells = {name for name in names if name.endswith("outcome.json")}
+    assert len(cells) == 3
+    assert {str(Path(cell).parent / "raw/engine.log") for cell in cells} <= names
+    assert {
+        "study.yaml",
+        "Snakefile",
+        "rules/measure.smk",
+        "workflow_scripts/measure/run.py",
+        "config/gpus.yaml",
+        "envs/cuda.txt",
+        "results/kept/tables/cells.csv",
+        "results/kept/report.html",
+        "results/kept/prepared/models/opt-125m-0/config.json",
+    } <= names
+    assert not [name for name in names if name.endswith((".pyc", ".safetensors"))]
+
+
+def test_every_file_has_its_hash_in_the_manifest(study: Path) -> None:
+    archive = archived(study)
+    lines = archive.read("manifest-sha256.txt").decode().splitlines()
+    listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    assert set(listed) == set(archive.namelist()) - {"manifest-sha256.txt"}
+    assert listed == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in listed}
+
+
+def test_the_description_names_the_commit_of_the_code(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {("a1", False): "a1", ("a1", True): "a1-dirty", ("a1", None): "a1", (None, None): None}
+    for (commit, dirty), told in found.items():
+        monkeypatch.setattr(archive, "commit_of", lambda _, known=(commit, dirty): known)
+        graph = json.loads(archived(study).read("ro-crate-metadata.json"))["@graph"]
+        [pipeline] = [entity for entity in graph if entity.get("name") == "kvsweep"]
+        assert pipeline.get("identifier") == told
+
+
+def test_the_description_names_only_what_is_there_and_says_what_measured_what(study: Path) -> None:
+    archive = archived(study)
+    names = archive.namelist()
+    graph = {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}
+    assert graph["./"]["datePublished"] == "2026-01-03T00:00:00+00:00"
+    assert graph["./"]["description"] == "what is kept?"
+    for part in graph["./"]["hasPart"]:
+        assert any(name == part["@id"] or name.startswith(part["@id"].rstrip("/") + "/") for name in names), part
+    action = graph["#measuring-h200"]
+    assert action["name"] == "measuring 2 cells on h200"
+    assert action["description"] == "hosts: node-h200"
+    assert action["object"] == {"@id": "study.yaml"}
+    assert action["result"] == {"@id": "results/kept/cells/h200/"}
+    assert {"@id": "#vllm-0.32.0"} in action["instrument"]
+    assert graph["#measuring-l40s"]["endTime"] == "2026-01-03T00:00:00+00:00"
+
+
+def test_equal_contents_give_equal_archives(study: Path) -> None:
+    archived(study, "one.zip")
+    archived(study, "two.zip")
+    assert (study.parent / "one.zip").read_bytes() == (study.parent / "two.zip").read_bytes()
+
+
+def test_without_a_report_there_is_one_message_and_no_archive(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    StudyPaths(study.parent / "results", "kept").report.unlink()
+    out = study.parent / "kept.zip"
+    assert main(["--study", str(study), "--results", str(study.parent / "results"), "--out", str(out)]) == 2
+    assert "report.html is not there; `snakemake partial_report` makes it" in capsys.readouterr().err
+    assert not out.exists()

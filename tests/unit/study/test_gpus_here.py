@@ -1,0 +1,172 @@
+"""Which cells find their GPUs on this machine: NVML is a stand-in, and so is a whole workflow's in its dry run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pynvml
+import pytest
+import yaml
+
+from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import Outcome, is_outcome_of
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
+
+CHECKOUT = Path(__file__).parents[3]
+H200, L40S = "NVIDIA H200", "NVIDIA L40S"
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of a host's GPUs."""
+    names = [H200, L40S, L40S]
+    nvml = ModuleType("pynvml")
+    vars(nvml).update(
+        NVMLError=pynvml.NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(names),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: names[handle],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return names
+
+
+@pytest.mark.usefixtures("host")
+def test_the_gpus_are_those_that_the_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus_here() == [H200, L40S, L40S]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,7")  # what CUDA does not find ends its list
+    assert gpus_here() == [L40S, H200]
+
+
+@pytest.mark.usefixtures("host")
+def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", no_driver)
+    assert gpus_here() == []
+
+
+def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
+    return Cell(gpu, engine, "opt-125m", "w", ENGINES[engine].model_validate(knobs), ("s",))
+
+
+def write_study(folder: Path) -> Path:
+    study = {
+        "schema_version": 1,
+        "name": "mixed",
+        "question": "?",
+        "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
+        "endpoints": {"there": {"base_url": "http://there:8000", "served_model": "m"}},
+        "sweeps": [
+            {
+                "name": "all",
+                "gpu": ["cpu-1core", "h200"],
+                "engine": "vllm",
+                "model": "tiny-llama-57m",
+                "workload": "w",
+                "knobs": {"max_num_seqs": [1, 2]},
+            }
+        ],
+    }
+    path = folder / "mixed.yaml"
+    path.write_text(yaml.safe_dump(study), encoding="utf-8")
+    return path
+
+
+def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path))
+    alone, pair, of_cpu = cell("l40s"), cell("l40s", tensor_parallel_size=2), cell("cpu-all")
+    served = cell("h200", "openai", endpoint="there", users=1)
+    cells = [alone, pair, of_cpu, served, cell("h200")]
+    assert [*cells_without_gpu(study, cells, [L40S])] == [pair, cell("h200")]
+    assert [*cells_without_gpu(study, cells, [L40S, L40S])] == [cell("h200")]
+    # A cell takes the first GPUs that it sees.
+    assert [*cells_without_gpu(study, cells, [H200, L40S])] == [alone, pair]
+
+
+def dry_run(study: Path, results: Path) -> str:
+    """What a call would do on a machine without NVIDIA's driver, and what it says."""
+    stand_in = results / "pynvml.py"
+    stand_in.parent.mkdir(parents=True, exist_ok=True)
+    stand_in.write_text("class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('no driver')\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "snakemake", "--nolock", "--dry-run", "--printshellcmds"),
+            *("--config", f"study={study}", f"results={results}"),
+        ],
+        cwd=CHECKOUT,
+        env=os.environ | {"XDG_CACHE_HOME": str(results / "cache"), "PYTHONPATH": str(results)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def measured_in(planned: str) -> set[str]:
+    """The cells of the jobs that measure, as GPU and knobs."""
+    outcomes = [
+        line.split("/cells/")[1] for line in planned.splitlines() if "output:" in line and "outcome.json" in line
+    ]
+    return {f"{place.split('/')[0]} {place.split('/')[4]}" for place in outcomes}
+
+
+def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path: Path) -> None:
+    planned = dry_run(write_study(tmp_path), tmp_path / "results")
+    assert "2 cells are left out, for this machine has no GPU: 2 need h200." in planned
+    assert measured_in(planned) == {"cpu-1core seqs1", "cpu-1core seqs2"}
+    assert "prepared/devices/cpu-1core.json" in planned
+    assert "prepared/devices/h200.json" not in planned
+    # The call ends with the same words, after the report.
+    assert "> " + str(tmp_path / "results/mixed/logs/all.log") + "; exit 1" in planned
+
+
+def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> None:
+    study_file, results = write_study(tmp_path), tmp_path / "results"
+    study = load_study(study_file)
+    paths = StudyPaths(results, study.name)
+    first, second = (c for c in expand(study) if c.gpu == "h200")
+    write_outcome(study, first, paths, phases_s={"start": 1.0})
+    assert "1 cell is left out, for this machine has no GPU: 1 needs h200." in dry_run(study_file, results)
+    write_outcome(study, second, paths, phases_s={"start": 1.0})
+    planned = dry_run(study_file, results)
+    assert "left out" not in planned
+    assert "exit 1" not in planned
+
+
+def write_outcome(study, cell: Cell, paths: StudyPaths, **changes) -> None:
+    definition = cell_definition(study, cell, resolved_models(study))
+    known = {"cell_id": cell.id, "definition": definition, "definition_sha256": definition_sha256(definition)}
+    paths.outcome(cell).parent.mkdir(parents=True, exist_ok=True)
+    Outcome.model_validate(known | {"outcome": "ok", "provenance": {}} | changes).write(paths.outcome(cell))
+
+
+def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) -> None:
+    study_file, results = write_study(tmp_path), tmp_path / "results"
+    study = load_study(study_file)
+    paths = StudyPaths(results, study.name)
+    wrong = next(c for c in expand(study) if c.gpu == "h200")
+    write_outcome(study, wrong, paths, outcome="invalid", reason="h200 was asked for, and there is no NVIDIA GPU here")
+    definition = json.loads(paths.outcome(wrong).read_text())["definition_sha256"]
+    assert not is_outcome_of(paths.outcome(wrong), definition)
+    assert "2 cells are left out" in dry_run(study_file, results)
+    at_hand = next(c for c in expand(study) if c.gpu == "cpu-1core")
+    write_outcome(study, at_hand, paths, outcome="invalid", reason="cpu-1core needs 1 cores")
+    planned = dry_run(study_file, results)
+    assert "1 cells did not run, and a former version recorded them as invalid." in planned
+    assert f"delete their records first: rm {paths.outcome(at_hand)}" in planned
+    # One that ran and was found wrong afterwards has ended.
+    write_outcome(study, wrong, paths, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
+    assert is_outcome_of(paths.outcome(wrong), definition)

@@ -1,0 +1,113 @@
+"""Cells have one canonical name, and a change of what they measure changes their definition."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow_scripts.engines.knobs import ENGINES, HfContinuousKnobs, HfStaticKnobs, VllmKnobs
+from workflow_scripts.study.definition import (
+    cell_definition,
+    definition_sha256,
+    model_key,
+    resolved_models,
+    workload_key,
+)
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, load_study
+
+DEMO = load_study(Path("config/studies/demo.yaml"))
+
+
+def test_slugs_name_what_is_set_in_a_fixed_order() -> None:
+    assert VllmKnobs(enable_prefix_caching=True, block_size=16).slug() == "bs16-pc1"
+    assert VllmKnobs(gpu_memory_utilization=0.9, kv_cache_dtype="fp8").slug() == "util0.9-kvfp8"
+    assert VllmKnobs().slug() == "default"
+    assert VllmKnobs(
+        speculative_method="draft_model", num_speculative_tokens=4, speculative_model="smollm-135m", block_size=16
+    ).slug() == ("bs16-specdraft_model-draft4-bysmollm-135m")
+    assert HfStaticKnobs(batch_size=16).slug() == "static-batch16-cachedynamic"
+    assert HfContinuousKnobs(page_size=32, num_blocks=64, max_batch_tokens=256).slug() == (
+        "continuous-page32-blocks64-tokens256"
+    )
+
+
+@pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)
+def test_every_knob_has_a_code_of_its_own(kind: type[VllmKnobs]) -> None:
+    assert set(kind.codes) == set(kind.model_fields)
+    assert len(set(kind.codes.values())) == len(kind.codes)
+
+
+values = st.fixed_dictionaries(
+    {},
+    optional={
+        "block_size": st.integers(1, 512),
+        "max_num_seqs": st.integers(1, 1024),
+        "gpu_memory_utilization": st.sampled_from([0.5, 0.75, 0.9, 1.0]),
+        "enable_prefix_caching": st.booleans(),
+        "enforce_eager": st.booleans(),
+        "quantization": st.sampled_from(["awq", "gptq", "fp8"]),
+    },
+)
+
+
+@given(values, values)
+def test_two_settings_share_a_slug_only_if_they_are_the_same(a: dict[str, object], b: dict[str, object]) -> None:
+    one, other = VllmKnobs.model_validate(a), VllmKnobs.model_validate(b)
+    assert (one.slug() == other.slug()) == (one == other)
+
+
+def test_numbers_that_differ_late_are_told_apart_in_a_slug() -> None:
+    slugs = [VllmKnobs(gpu_memory_utilization=share).slug() for share in (0.9, 0.9000001)]
+    assert slugs == ["util0.9", "util0.9000001"]
+
+
+def test_the_demo_has_the_cells_that_it_promises() -> None:
+    cells = expand(DEMO)
+    assert len(cells) == len({c.id for c in cells}) == 17
+    # max-num-seqs and block size share the cell where both have their common value.
+    shared = [c for c in cells if {"max-num-seqs", "block-size"} <= set(c.sweeps)]
+    assert {c.gpu for c in shared} == {"cpu-1core", "cpu-all"}
+
+
+def definition_of(study: Study, index: int = 0) -> dict[str, object]:
+    return cell_definition(study, expand(study)[index], resolved_models(study))
+
+
+def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does_not() -> None:
+    base = definition_sha256(definition_of(DEMO))
+    assert definition_sha256(definition_of(DEMO.model_copy(update={"cell_time_limit_s": 1.0}))) == base
+    assert definition_sha256(definition_of(DEMO.model_copy(update={"question": "other"}))) == base
+    assert definition_sha256(definition_of(DEMO.model_copy(update={"repeats": 9}))) != base
+    assert definition_sha256(definition_of(DEMO, 1)) != base
+
+
+def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts() -> None:
+    knobs = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
+    sweep = DEMO.sweeps[0].model_copy(update={"gpu": ["cpu-all"], "knobs": knobs})
+    study = DEMO.model_copy(update={"sweeps": [sweep]})
+    assert set(resolved_models(study)) == {"tiny-llama-57m", "smollm-135m"}
+    assert "draft_model" not in definition_of(study, 0)
+    assert definition_of(study, 1)["draft_model"] == resolved_models(study)["smollm-135m"]
+
+
+def test_prepared_files_are_named_after_what_they_are_made_from() -> None:
+    cells, models = expand(DEMO), resolved_models(DEMO)
+    keys = {(c.workload, workload_key(cell_definition(DEMO, c, models))) for c in cells}
+    assert len(keys) == 2  # chat and shared-prefix, each for 32 prompts
+    assert all(key.startswith("32-") for _, key in keys)
+    dummy = models["tiny-llama-57m"]
+    assert model_key(dummy) != model_key({**dummy, "dtype": "bfloat16"})
+
+
+def test_a_definition_names_no_place_of_this_machine() -> None:
+    assert str(Path.cwd()) not in str(definition_of(DEMO))
+
+
+def test_paths_of_a_cell() -> None:
+    cell = expand(DEMO)[0]
+    paths = StudyPaths(Path("results"), DEMO.name)
+    assert paths.outcome(cell) == Path(f"results/demo/cells/{cell.id}/outcome.json")
+    assert cell.id == "cpu-1core/vllm/tiny-llama-57m/chat/bs32-seqs1-len512-eager1-cpukv1"

@@ -1,0 +1,145 @@
+"""The status of cells, from their files alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.status import main
+from workflow_scripts.study.study_file import load_study
+
+STUDY = {
+    "schema_version": 1,
+    "name": "seen",
+    "question": "?",
+    "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
+    "sweeps": [
+        {
+            "name": "all",
+            "gpu": ["h200", "l40s"],
+            "engine": "vllm",
+            "model": "opt-125m",
+            "workload": "short",
+            "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 2]},
+        }
+    ],
+}
+
+
+class Seen:
+    """A study, its cells, and a way to end them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "seen.yaml"
+        self.file.write_text(yaml.safe_dump(STUDY))
+        self.study = load_study(self.file)
+        self.cells = {cell.id: cell for cell in expand(self.study)}
+        self.paths = StudyPaths(folder / "results", "seen")
+
+    def end(
+        self,
+        cell: str,
+        outcome: str,
+        reason: str | None = None,
+        lock: str = "a" * 64,
+        phases_s: dict[str, float] | None = None,
+        **changes: object,
+    ) -> None:
+        definition = {**cell_definition(self.study, self.cells[cell], resolved_models(self.study)), **changes}
+        Outcome.model_validate(
+            {
+                "cell_id": cell,
+                "outcome": outcome,
+                "reason": reason,
+                "definition": definition,
+                "definition_sha256": definition_sha256(definition),
+                "phases_s": phases_s or {},
+                "provenance": {"lock_sha256": lock, "host": "node-1"},
+            }
+        ).write(self.paths.outcome(cell))
+        self.paths.log(cell).write_text("measuring\n")
+
+    def printed(self, capsys: pytest.CaptureFixture[str]) -> str:
+        assert main(["--study", str(self.file), "--results", str(self.paths.results)]) == 0
+        return capsys.readouterr().out
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Seen:
+    return Seen(tmp_path)
+
+
+def cell(gpu: str, block_size: int, seqs: int = 1) -> str:
+    return f"{gpu}/vllm/opt-125m/short/bs{block_size}-seqs{seqs}"
+
+
+def test_counts_are_grouped_and_every_cell_counts_once(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    seen.end(cell("h200", 16), "ok")
+    seen.end(cell("h200", 32), "ok")
+    seen.end(cell("h200", 8), "infeasible", "ValueError: no backend\nfor block size 8")
+    rows = [line.split() for line in seen.printed(capsys).splitlines()]
+    assert rows[0] == ["GPU", "engine", "model", "workload", "ok", "infeasible", "missing"]
+    assert rows[1] == ["h200", "vllm", "opt-125m", "short", "2", "1", "3"]
+    assert rows[2] == ["l40s", "vllm", "opt-125m", "short", "·", "·", "6"]
+    assert rows[3] == ["all", "2", "1", "9"]
+
+
+def test_cells_with_one_reason_stand_together_each_with_its_log(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    for seqs in (1, 2):
+        seen.end(cell("h200", 8, seqs), "infeasible", "ValueError: no backend\nfor block size 8")
+    seen.end(cell("l40s", 16), "timeout", "not done after 60 s")
+    lines = seen.printed(capsys).splitlines()
+    first = lines.index("infeasible: ValueError: no backend")
+    for line, seqs in zip(lines[first + 1 : first + 3], (1, 2), strict=True):
+        assert line.split() == [cell("h200", 8, seqs), str(seen.paths.log(cell("h200", 8, seqs)))]
+    assert "timeout: not done after 60 s" in lines
+
+
+def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log(
+    seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried = cell("h200", 16)
+    seen.paths.cell(tried).mkdir(parents=True)
+    seen.paths.log(tried).write_text("Traceback\nthe measuring process was killed by signal 9\n\n")
+    lines = seen.printed(capsys).splitlines()
+    assert lines[-2:] == [
+        "missing: the measuring process was killed by signal 9",
+        f"    {tried}  {seen.paths.log(tried)}",
+    ]
+
+
+def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(
+    seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = next(iter(seen.cells))
+    seen.end(wrong, "invalid", "h200 was asked for, and there is no NVIDIA GPU here")
+    assert "missing: did not run: h200 was asked for" in seen.printed(capsys)
+    seen.end(wrong, "invalid", "other tokens", phases_s={"start": 1.0})
+    assert "invalid: other tokens" in seen.printed(capsys)
+
+
+def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    seen.end(cell("h200", 16), "ok", protocol=0)
+    printed = seen.printed(capsys)
+    assert "outdated: measured by another definition, protocol 0" in printed
+    assert printed.splitlines()[0].split()[-2:] == ["outdated", "missing"]
+
+
+def test_cells_of_two_locks_are_named(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    seen.end(cell("h200", 16), "ok")
+    assert "different locks" not in seen.printed(capsys)
+    seen.end(cell("l40s", 16), "ok", lock="b" * 64)
+    printed = seen.printed(capsys)
+    assert "Measured in environments of different locks, so not compared with each other:" in printed
+    assert "    bbbbbbbbbbbb: 1 cells, l40s on node-1" in printed
+
+
+def test_a_bad_study_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.yaml").write_text(json.dumps({"name": "bad"}))
+    assert main(["--study", str(tmp_path / "bad.yaml")]) == 2
+    assert "Traceback" not in capsys.readouterr().err

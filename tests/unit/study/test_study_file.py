@@ -1,0 +1,235 @@
+"""Bad study files get one message that names the place and the allowed values."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import StudyError, load_study, main, study_file
+
+GOOD = {
+    "schema_version": 1,
+    "name": "good",
+    "question": "does it load?",
+    "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
+    "sweeps": [
+        {
+            "name": "a",
+            "gpu": "cpu-all",
+            "engine": "vllm",
+            "model": "tiny-llama-57m",
+            "workload": "w",
+            "knobs": {"block_size": [32, 64], "max_num_seqs": 4},
+        }
+    ],
+}
+
+
+NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+DRAFT = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
+
+
+def written(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**GOOD, **changes}), encoding="utf-8")
+    return path
+
+
+def sweep(**changes: object) -> list[dict[str, object]]:
+    return [{**GOOD["sweeps"][0], **changes}]  # type: ignore[index]
+
+
+def fixed(**changes: object) -> dict[str, object]:
+    return {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4, **changes}}
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StudyError) as caught:
+        expand(load_study(path))
+    return str(caught.value)
+
+
+def test_a_good_study_is_the_union_of_its_cross_products(tmp_path: Path) -> None:
+    again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}  # type: ignore[index]
+    cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))  # type: ignore[misc]
+    assert [c.id.rsplit("/", 1)[1] for c in cells] == ["bs32-seqs4", "bs64-seqs4", "bs32-seqs8"]
+    assert cells[0].sweeps == ("a", "b")
+    assert cells[2].sweeps == ("b",)
+
+
+def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> None:
+    defaults = {"vllm": {"max_model_len": 512, "max_num_seqs": 99}}
+    cells = expand(load_study(written(tmp_path, engine_defaults=defaults)))
+    assert cells[0].knobs.set_values() == {"block_size": 32, "max_num_seqs": 4, "max_model_len": 512}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repeat": 3}, ["study.yaml: repeat: unknown key", "allowed:", "repeats", "sweeps"]),
+        ({"sweeps": sweep(gpus="h200")}, ["sweeps.0.gpus", "unknown key", "allowed: name, gpu, engine"]),
+        ({"sweeps": sweep(gpu="h900")}, ["sweeps[0] (a).gpu", "'h900' is unknown", "cpu-all", "h200"]),
+        ({"sweeps": sweep(model="llama-9")}, ["sweeps[0] (a).model", "'llama-9' is unknown", "tiny-llama-57m"]),
+        ({"sweeps": sweep(engine="tgi")}, ["sweeps[0] (a).engine", "'tgi' is unknown", "hf-static", "vllm"]),
+        ({"sweeps": sweep(workload="x")}, ["sweeps[0] (a).workload", "'x' is unknown", "allowed: w"]),
+        ({"sweeps": sweep(knobs={"block_size": 0})}, ["knobs.block_size", "greater than or equal to 1", "not 0"]),
+        ({"sweeps": sweep(knobs={"block": 1})}, ["knobs.block", "no such knob", "block_size"]),
+        ({"sweeps": sweep(knobs={"block_size": []})}, ["knobs.block_size", "an empty list leaves no cell"]),
+        ({"sweeps": sweep(knobs={"block_size": True})}, ["knobs.block_size", "valid integer", "not True"]),
+        ({"sweeps": sweep(knobs={"max_num_seqs": "16"})}, ["knobs.max_num_seqs", "valid integer", "not '16'"]),
+        ({"sweeps": sweep(knobs={"kv_cache_dtype": "fp4"})}, ["knobs.kv_cache_dtype", "'fp8_e5m2'", "not 'fp4'"]),
+        (
+            {"sweeps": sweep(knobs={"speculative_method": "ngram"})},
+            ["sweeps[0] (a).knobs: speculative_method and num_speculative_tokens go together"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"prompt_lookup_max": 4})},
+            ["prompt_lookup_max and prompt_lookup_min need speculative_method: ngram"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"speculative_method": "draft_model", "num_speculative_tokens": 2})},
+            ["speculative_method: draft_model and speculative_model go together"],
+        ),
+        (
+            {"sweeps": sweep(knobs={**NGRAM, "prompt_lookup_min": 5, "prompt_lookup_max": 2})},
+            ["prompt_lookup_min 5 must be at most prompt_lookup_max 2"],
+        ),
+        (
+            {"sweeps": sweep(knobs={**DRAFT, "speculative_model": "llama-9"})},
+            ["sweeps[0] (a).knobs.speculative_model", "'llama-9' is unknown", "tiny-llama-57m"],
+        ),
+        ({"sweeps": []}, ["sweeps", "at least 1 item"]),
+        ({"sweeps": [*sweep(), *sweep(name="b")]}, ["sweeps[1] (b)", "a duplicate of sweep 'a'"]),
+        ({"sweeps": [*sweep(), *sweep(gpu="h200")]}, ["sweeps[1] (a)", "another sweep is named 'a'"]),
+        ({"workloads": {"w": {"kind": "burst"}}}, ["workloads.w", "burst", "fixed", "synthetic", "shared_prefix"]),
+        ({"name": "../up"}, ["name: a name has letters a to z, digits", "not '../up'"]),
+        ({"name": "a" * 101}, ["name", "at most 100 characters"]),
+        ({"workloads": {"w": {"num_prompts": 2}}}, ["workloads.w: `kind` is missing; allowed: fixed, synthetic"]),
+        ({"workloads": {"w": None}}, ["workloads.w: must be a mapping of keys to values, not None"]),
+        ({"workloads": fixed(prompts=1)}, ["workloads.w.prompts: unknown key; allowed: kind, num_prompts"]),
+        ({"workloads": fixed(num_prompts=True)}, ["workloads.w.num_prompts", "valid integer, not True"]),
+        ({"workloads": fixed(num_prompts="2")}, ["workloads.w.num_prompts", "valid integer, not '2'"]),
+        ({"workloads": fixed(num_prompts=10**11)}, ["workloads.w.num_prompts", "less than or equal to 10000000"]),
+        (
+            {"workloads": fixed(kind="multi_turn", turns=10**7, prompt_tokens=8)},
+            ["workloads.w: requests have 120,000,000 tokens; at most 10,000,000"],
+        ),
+        ({"repeats": True}, ["repeats", "valid integer, not True"]),
+        ({"cell_time_limit_s": float("inf")}, ["cell_time_limit_s", "finite number"]),
+        ({"slo": {"ttft": 1.0}}, ["slo.ttft: unknown key; allowed: ttft_s, tpot_s, e2e_s"]),
+        ({"engine_defaults": {"vlm": {}}}, ["engine_defaults: 'vlm' is unknown; allowed:", "vllm-serve"]),
+        # Of an engine that no sweep has, too.
+        (
+            {"engine_defaults": {"hf-static": {"batch": 1}}},
+            ["engine_defaults.hf-static: 'batch' is unknown; allowed: batch_size, cache_implementation"],
+        ),
+        (
+            {"engine_defaults": {"vllm": {"max_model_len": [64, 128]}}},
+            ["engine_defaults.vllm.max_model_len: one value for all sweeps"],
+        ),
+        (
+            {"engine_defaults": {"vllm": {"max_model_len": "64"}}},
+            ["knobs.max_model_len (from engine_defaults.vllm): ", "valid integer, not '64'"],
+        ),
+        ({"models": {"llama": {"load_format": "dummy"}}}, ["models: 'llama' is unknown; allowed:", "tiny-llama-57m"]),
+        ({"models": {"tiny-llama-57m": {"load_format": "hub"}}}, ["models.tiny-llama-57m.load_format", "set hub_repo"]),
+        (
+            {"models": {"tiny-llama-57m": {"trust_remote_code": True}}},
+            ["models.tiny-llama-57m: trust_remote_code needs load_format: hub"],
+        ),
+        ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
+        (
+            {"sweeps": sweep(gpu=["cpu-all", "h200"], knobs={"cpu_kv_cache_gib": 1})},
+            ["sweeps[0] (a).knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on h200"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"max_model_len": [64, 11]})},
+            ["sweeps[0] (a): requests of workload 'w' have 12 tokens, max_model_len is 11"],
+        ),
+        (
+            {"sweeps": sweep(knobs={name: list(range(1, 1001)) for name in ("block_size", "max_num_seqs")})},
+            ["sweeps[0] (a): 1,000,000 cells; a sweep has at most 100,000"],
+        ),
+        (
+            {"sweeps": sweep(knobs={"attention_backend": "A" * 230})},
+            ["sweeps[0] (a): cpu-all/vllm/tiny-llama-57m/w/", "at most 240"],
+        ),
+        ({"repeats": 0}, ["repeats", "greater than or equal to 1", "not 0"]),
+    ],
+)
+def test_a_bad_study_is_refused_in_one_message(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+    message = refusal(written(tmp_path, **changes))
+    assert all(word in message for word in words), message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_setting_for_cpus_may_be_a_default_of_a_study_with_gpus(tmp_path: Path) -> None:
+    both = written(tmp_path, engine_defaults={"vllm": {"cpu_kv_cache_gib": 1}}, sweeps=sweep(gpu=["cpu-all", "h200"]))
+    assert len(expand(load_study(both))) == 4
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
+    assert "no such study file" in refusal(tmp_path / "absent.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("sweeps: [", encoding="utf-8")
+    assert "not readable as YAML" in refusal(broken)
+    broken.write_text("name: 2024-13-41", encoding="utf-8")
+    assert "not readable as YAML: month must be in 1..12" in refusal(broken)
+    broken.write_text("- 1", encoding="utf-8")
+    assert "a study is a mapping with the keys schema_version, name" in refusal(broken)
+    assert refusal(tmp_path) == f"{tmp_path}: Is a directory"
+
+
+def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text() + "repeats: 2\nquestion: again?\n", encoding="utf-8")
+    assert "key 'question' is said twice in line" in refusal(path)
+    merged = "workloads:\n  w: &w {kind: fixed, num_prompts: 2, prompt_tokens: 8, output_tokens: 4}\n"
+    merged += "  x: &x {<<: *w, num_prompts: 3}\n  y: {<<: *x, num_prompts: 4}\n"
+    rest = {key: value for key, value in GOOD.items() if key != "workloads"}
+    path.write_text(merged + yaml.safe_dump(rest), encoding="utf-8")
+    assert [w.num_prompts for w in load_study(path).workloads.values()] == [2, 3, 4]
+
+
+def test_the_command_tells_of_files_that_workloads_are_made_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = {"num_prompts": 2, "file": str(tmp_path / "source"), "sha256": "0" * 64}
+    lengths = {"median": 8, "sigma": 0, "maximum": 8}
+    stand_in = {"kind": "synthetic", "num_prompts": 2, "prompt_tokens": lengths, "output_tokens": lengths}
+    sharegpt = written(tmp_path, workloads={"w": {"kind": "sharegpt", "fallback": stand_in, **source}})
+    assert main([str(sharegpt)]) == 0
+    assert f"note: workload 'w': {tmp_path / 'source'} is not there" in capsys.readouterr().out
+    trace = written(tmp_path, workloads={"w": {"kind": "trace", **source}})
+    assert main([str(trace)]) == 2
+    assert f"workload 'w': {tmp_path / 'source'}: there is no such file" in capsys.readouterr().err
+    (tmp_path / "source").write_text("arrival_s\n", encoding="utf-8")
+    assert main([str(trace)]) == 2
+    assert f"the study expects {'0' * 64}" in capsys.readouterr().err
+
+
+def test_the_command_counts_cells_and_refuses_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(written(tmp_path))]) == 0
+    assert "2 cells on cpu-all" in capsys.readouterr().out
+    assert main([str(written(tmp_path, name=""))]) == 2
+    assert "name" in capsys.readouterr().err
+
+
+def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path: Path) -> None:
+    assert study_file({"study": "a.yaml"}, ["config/config.yaml"]) == Path("a.yaml")
+    given = written(tmp_path)
+    assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
+    given.write_text(given.read_text().replace("sweeps:", "sweep:"), encoding="utf-8")
+    assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
+    with pytest.raises(StudyError, match="must name a study file"):
+        study_file({}, [])
+
+
+@pytest.mark.parametrize("path", sorted(Path("config/studies").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_study_of_the_project_expands(path: Path) -> None:
+    study = load_study(path)
+    assert study.name == path.stem
+    assert len(expand(study)) > 1

@@ -1,0 +1,318 @@
+"""vLLM against HuggingFace at equal work, and how much of the gain is batching and how much the engine.
+
+    python -m workflow_scripts.analyse.engine_gain --study config/studies/demo.yaml \
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/engines.parquet \
+        --decomposition-out results/demo/tables/engine_decomposition.parquet
+
+docs/tables.md documents every column of both tables.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.repeats import Record, cell_summary, records
+from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio_interval
+from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.common.command import run_command
+from workflow_scripts.study.study_file import Study
+
+METRIC = "output_tokens_per_s"
+PLACE = ("study", "source", "gpu", "model", "workload")
+BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
+
+SCHEMA = table_schema(
+    "engines",
+    "Every vLLM cell against every HuggingFace cell of the same device, model and workload. Two cells are "
+    "comparable if they did equal work: in every repeat the same number of requests, prompt tokens and output "
+    "tokens, without quantised weights or KV cache, drafted tokens or more than one device on either side; and if "
+    "their environments have one lock.",
+    columns("study source gpu model workload", TEXT, "what the cells share"),
+    columns("vllm_knobs", TEXT, "settings of vLLM"),
+    columns("vllm_max_num_seqs", INTEGER, "maximum number of sequences that they let run at once"),
+    columns("vllm_repeats", INTEGER, "repeats that count"),
+    columns("vllm_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("hf_engine hf_knobs", TEXT, "engine and settings of HuggingFace"),
+    columns("hf_kind", TEXT, "`batch 1`, `static batch` or `continuous batching`"),
+    columns("hf_batch_size", INTEGER, "size of the static batches; null for continuous batching"),
+    columns("hf_repeats", INTEGER, "repeats that count"),
+    columns("hf_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("comparable", FLAG, "whether the work and the environment were equal"),
+    columns("reason", TEXT, "why not"),
+    columns(
+        "improvement_ratio improvement_ratio_low improvement_ratio_high",
+        NUMBER,
+        "vLLM's rate over HuggingFace's, with its 95 % interval; null where not comparable",
+    ),
+    columns("explanation", TEXT, "the same in words, and what is in the ratio"),
+)
+DECOMPOSITION_SCHEMA = table_schema(
+    "engine_decomposition",
+    "The gain of each vLLM cell that batches over HuggingFace on single requests, as a product of steps: the "
+    "`total` is `static_batching` x `continuous_batching` x `engine`. The static batch is the fastest that was "
+    "measured, the single requests have the same kind of cache, and continuous batching is the fastest that was "
+    "measured. HuggingFace's continuous batching keeps its cache in pages too, so paging is part of that step and "
+    "`engine` is what is left.",
+    columns("study source gpu model workload", TEXT, "what the cells share"),
+    columns("vllm_knobs", TEXT, "the vLLM cell"),
+    columns("vllm_max_num_seqs", INTEGER, "the vLLM cell"),
+    columns("factor", TEXT, "`static_batching`, `continuous_batching`, `engine` or `total`"),
+    columns("numerator denominator", TEXT, "the two cells, `engine/knobs`; null where there is none"),
+    columns("comparable", FLAG, "as in `engines`"),
+    columns("reason", TEXT, "as in `engines`"),
+    columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null where not comparable"),
+    columns(
+        "share_pct",
+        NUMBER,
+        "part of the total as logarithms, so that steps add up to 100 %; a step that loses is negative; null "
+        "where the total is not shown to be a gain",
+    ),
+    columns("explanation", TEXT, "the same in words"),
+)
+
+# Steps from single requests on HuggingFace to vLLM; their product is the last row.
+STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "continuous_batching", "engine", "total"
+
+NOT_MEASURED = -1
+_WORK = ("num_requests", "prompt_tokens", "output_tokens")
+ENDS = ("ratio", "ratio_low", "ratio_high")
+# Settings that change what is computed, in how many steps or on how many devices, with the values that change nothing.
+_UNEQUAL = {
+    "knob_quantization": (),
+    "knob_kv_cache_dtype": ("auto", "bfloat16", "float16"),
+    "knob_tensor_parallel_size": (1,),
+    "knob_pipeline_parallel_size": (1,),
+    "knob_num_speculative_tokens": (0,),
+}
+
+
+def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `engines` (every vLLM cell against every HuggingFace cell of its device, model and workload) and
+    `engine_decomposition` (the gain of vLLM cells that batch over single requests on HuggingFace, split into steps).
+
+    Cells are compared that did equal work: the same requests with the same numbers of tokens, in every repeat.
+    """
+    rows = _work_summary(cells)
+    return _improvements(rows), _decompositions(rows)
+
+
+def _work_summary(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells with the work of a repeat: the least of it in the columns of _WORK, the most in `*_most`."""
+    most = {f"{name}_most": cells[name] for name in _WORK}
+    observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
+    columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
+    return cell_summary(cells.reindex(columns=list(columns)).assign(**most), METRIC, observed)
+
+
+def _cells(rows: pd.DataFrame) -> list[Record]:
+    """Cells with their `work`, as far as it is known and the same in every repeat, and the `faults` that forbid any
+    comparison.
+    """
+    cells = records(rows)
+    for cell in cells:
+        ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
+        unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
+        varying = [name for name, (least, most) in ends.items() if name not in unknown and least != most]
+        unequal = [knob for knob, equal in _UNEQUAL.items() if not pd.isna(cell[knob]) and cell[knob] not in equal]
+        cell["work"] = {name: least for name, (least, _) in ends.items() if name not in (*unknown, *varying)}
+        cell["faults"] = [
+            *(f"{name} is not known" for name in unknown),
+            *(f"{name} differs between repeats" for name in varying),
+            *(f"{knob.removeprefix('knob_')} {cell[knob]} on one side" for knob in unequal),
+        ]
+    return cells
+
+
+def _why_not_comparable(a: Record, b: Record) -> str | None:
+    """What makes the work or the environment of two cells unequal; None if nothing does."""
+    differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
+    amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
+    locks = {str(cell["lock_sha256"])[:12] for cell in (a, b)}
+    versions = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
+    processors = {str(cell["processor"]) for cell in (a, b)}
+    versions += [f"the processors differ: {' against '.join(sorted(processors))}"] if len(processors) > 1 else []
+    return "; ".join(dict.fromkeys([*versions, *a["faults"], *b["faults"], *amounts])) or None
+
+
+def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
+    """For each pair of row numbers whether the two did equal work, and if so the ratio of their rates.
+
+    NOT_MEASURED stands for a cell that there is not.
+    """
+    reasons = [
+        _why_not_comparable(cells[one], cells[other])
+        if NOT_MEASURED not in (one, other)
+        else "one of the two was not measured"
+        for one, other in zip(a, b, strict=True)
+    ]
+    samples = LogSamples.of(rows)
+    ratio, low, high = ratio_interval(samples.at(a), samples.at(b))
+    comparable = np.array([reason is None for reason in reasons], dtype=bool)
+    ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, (ratio, low, high), strict=True)}
+    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends)
+
+
+def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
+    numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
+    is_vllm, is_hf = numbered["engine"] == "vllm", numbered["engine"].str.startswith("hf-")
+    pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
+    a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
+    cells = _cells(rows)
+    vllm, hf, found = rows.iloc[a].reset_index(), rows.iloc[b].reset_index(), _compared(rows, cells, a, b)
+    return pd.DataFrame(
+        {name: vllm[name] for name in PLACE}
+        | {
+            "vllm_knobs": vllm["knobs"],
+            "vllm_max_num_seqs": vllm["max_concurrency_allowed"],
+            "vllm_repeats": vllm["repeats"],
+            "vllm_output_tokens_per_s": np.exp(vllm["log_mean"]),
+            "hf_engine": hf["engine"],
+            "hf_knobs": hf["knobs"],
+            "hf_kind": [_kind(cells[row]) for row in b],
+            "hf_batch_size": hf["knob_batch_size"],
+            "hf_repeats": hf["repeats"],
+            "hf_output_tokens_per_s": np.exp(hf["log_mean"]),
+            "comparable": found["comparable"],
+            "reason": found["reason"],
+            "improvement_ratio": found["ratio"],
+            "improvement_ratio_low": found["ratio_low"],
+            "improvement_ratio_high": found["ratio_high"],
+            "explanation": [
+                _improvement_text(cells[one], cells[other], reason, interval)
+                for one, other, reason, *interval in zip(
+                    a, b, found["reason"], *(found[end] for end in ENDS), strict=True
+                )
+            ],
+        }
+    )
+
+
+def _kind(hf: Record) -> str:
+    if hf["engine"] == "hf-continuous":
+        return CONTINUOUS
+    return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
+
+
+def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: list[float]) -> str:
+    seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
+    subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['knobs']})"
+    if reason is not None:
+        return f"{subject}: not comparable, {reason}."
+    value, low, high = interval
+    ratio = interval_text(value, low, high, "x")
+    if kind == CONTINUOUS:
+        what = f"Both take in requests as others end, over a paged cache; vLLM has up to {seqs} at a time."
+    elif kind == STATIC_BATCH:
+        batch = f"HuggingFace has {hf['knob_batch_size']:g} at a time, each batch until its longest ends"
+        what = f"{batch}; vLLM takes in requests as others end, up to {seqs} at a time."
+    elif seqs > 1:
+        what = f"HuggingFace has one request at a time, vLLM up to {seqs}, so part of it is batching."
+    else:
+        what = "Both have one request at a time, so no batching is in it."
+    return f"{subject}: {ratio} the output tokens/s. {what}"
+
+
+def _decompositions(rows: pd.DataFrame) -> pd.DataFrame:
+    steps: list[Record] = []
+    for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
+        one, batch, continuous = _references(place)
+        if any(row != NOT_MEASURED for row in (one, batch, continuous)):
+            for vllm in place.loc[(place["engine"] == "vllm") & (place["max_concurrency_allowed"] > 1), "row"]:
+                steps += [
+                    {"vllm": vllm, "factor": STATIC_BATCHING, "a": batch, "b": one},
+                    {"vllm": vllm, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch},
+                    {"vllm": vllm, "factor": ENGINE, "a": vllm, "b": continuous},
+                    {"vllm": vllm, "factor": TOTAL, "a": vllm, "b": one},
+                ]
+    cells = _cells(rows)
+    found = records(_compared(rows, cells, [step["a"] for step in steps], [step["b"] for step in steps]))
+    totals = {step["vllm"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
+    table = [_step_row(cells, step, result, totals[step["vllm"]]) for step, result in zip(steps, found, strict=True)]
+    return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))
+
+
+def _references(place: pd.DataFrame) -> tuple[int, int, int]:
+    """Rows of HuggingFace on single requests, in the fastest static batch (with the same kind of cache), and in the
+    fastest continuous batching.
+    """
+    static = place[place["engine"] == "hf-static"]
+    batch = _fastest(static[static["knob_batch_size"] > 1])
+    single = static[static["knob_batch_size"] == 1]
+    if batch != NOT_MEASURED:
+        cache = place.loc[place["row"] == batch, "knob_cache_implementation"].item()
+        single = single[single["knob_cache_implementation"] == cache]
+    return _fastest(single), batch, _fastest(place[place["engine"] == "hf-continuous"])
+
+
+def _fastest(cells: pd.DataFrame) -> int:
+    return NOT_MEASURED if cells.empty else int(cells.sort_values("log_mean", kind="stable")["row"].iloc[-1])
+
+
+def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -> Record:
+    vllm = cells[step["vllm"]]
+    row: Record = {name: vllm[name] for name in PLACE}
+    share_pct = _share_pct(found, total)
+    return (
+        row
+        | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
+        | {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])}
+        | found
+        | {"share_pct": share_pct, "explanation": _step_text(step["factor"], vllm, found, share_pct)}
+    )
+
+
+def _name(cells: list[Record], row: int) -> str | None:
+    return None if row == NOT_MEASURED else f"{cells[row]['engine']}/{cells[row]['knobs']}"
+
+
+def _share_pct(found: Record, total: Record) -> float:
+    """Part of the total that a step is, as logarithms, so that the steps add up to 100 %; a loss is negative.
+
+    NaN where the total is not shown to be a gain.
+    """
+    return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["ratio_low"] > 1 else math.nan
+
+
+def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> str:
+    seqs = vllm["max_concurrency_allowed"]
+    subject = {
+        STATIC_BATCHING: "HuggingFace in static batches instead of on single requests",
+        CONTINUOUS_BATCHING: "HuggingFace with continuous batching over a paged cache instead of static batches",
+        ENGINE: f"vLLM with at most {seqs} sequences instead of HuggingFace with continuous batching",
+        TOTAL: f"vLLM with at most {seqs} sequences instead of HuggingFace on single requests",
+    }[factor]
+    if not found["comparable"]:
+        return f"{subject}: not comparable, {found['reason']}."
+    ratio = interval_text(found["ratio"], found["ratio_low"], found["ratio_high"], "x")
+    has_share = factor != TOTAL and not math.isnan(share_pct)
+    return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the engines and engine_decomposition tables of a study."""
+    parser = table_parser("engine_gain", "vLLM against HuggingFace at equal work.", "engines")
+    parser.add_argument(
+        "--decomposition-out",
+        type=Path,
+        required=True,
+        help="engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
+    )
+    parser.epilog = f"{parser.epilog} --decomposition-out results/demo/tables/engine_decomposition.parquet"
+
+    def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+        improvements, decomposition = engine_tables(cells)
+        return [
+            (args.out, "engines", improvements),
+            (args.decomposition_out, "engine_decomposition", decomposition),
+        ]
+
+    return run(parser, argv, make)
+
+
+if __name__ == "__main__":
+    run_command(main)

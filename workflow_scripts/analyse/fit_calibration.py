@@ -1,0 +1,297 @@
+"""Constants of a device, fitted to a few measured cells and tested on the others.
+
+    python -m workflow_scripts.predict.step_work --study config/studies/demo.yaml --out work.parquet
+    python -m workflow_scripts.analyse.fit_calibration --gpu cpu-all --work work.parquet \\
+        --cells results/demo/tables/cells.parquet --source "where and when" --out config/calibration/cpu-all.yaml
+
+Three constants at most: the rate of reading, that of computing, and what a step costs besides. Cells to fit to are
+chosen by their work alone, before anything measured is looked at. docs/plan.md says how, and what the file holds.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
+
+from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_gpu
+from workflow_scripts.common.command import run_command
+from workflow_scripts.physics.calibration import (
+    DEFAULT_FLOP_EFFICIENCY,
+    DEFAULT_MEMORY_EFFICIENCY,
+    DEFAULT_OVERHEAD_S,
+    Calibration,
+    CalibrationError,
+    EngineCalibration,
+    FitQuality,
+    read_calibration,
+)
+from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_times_s
+
+MOST_FITTED = 5
+MOST_CHOICES = 20_000
+# Where cells do not tell two constants apart, what they would be without a calibration decides: a factor of e away from
+# it weighs as much as missing a cell by this share.
+PRIOR_WEIGHT = 0.04
+# Rates of a CPU that no data sheet gives, to start from.
+CPU_BYTES_PER_S, CPU_FLOP_PER_S = 10e9, 50e9
+
+Works = Mapping[str, StepWork]
+
+
+class CalibrationInputError(ValueError):
+    """Cells or work that nothing can be fitted to; the message says why."""
+
+
+def predicted_s(work: StepWork, constants: StepConstants) -> float:
+    """Wall time of one repeat of a cell."""
+    return float(segment_times_s(work, constants).sum())
+
+
+def starting_point(gpu: Gpu, dtype: str) -> StepConstants:
+    """The constants that the device would have without a calibration."""
+    bandwidth = gpu.memory_bandwidth_bytes_per_s or CPU_BYTES_PER_S
+    return StepConstants(
+        memory_bytes_per_s=DEFAULT_MEMORY_EFFICIENCY * bandwidth,
+        flop_per_s=DEFAULT_FLOP_EFFICIENCY[gpu.kind] * (gpu.peak_flop_per_s(dtype) or CPU_FLOP_PER_S),
+        step_overhead_s=DEFAULT_OVERHEAD_S[gpu.kind],
+        overlap=gpu.kind != "cpu",
+    )
+
+
+def choose(works: Works, most: int, start: StepConstants) -> list[str]:
+    """The cells that tell the constants apart best, by what their steps read and compute; at most half of them.
+
+    A cell's share of reading, computing and overhead is how much its time changes with each constant; the cells are
+    those for which the product of these shares with themselves has the largest determinant (D-optimal).
+    """
+    names = list(works)
+    count = max(1, min(most, len(names) // 2))
+    shares = np.array([_shares(works[name], start) for name in names])
+
+    def determinant(chosen: tuple[int, ...]) -> float:
+        rows = shares[list(chosen)]
+        return float(np.linalg.det(rows.T @ rows + PRIOR_WEIGHT**2 * np.eye(rows.shape[1])))
+
+    choices = itertools.islice(itertools.combinations(range(len(names)), count), MOST_CHOICES)
+    return [names[i] for i in max(choices, key=determinant)]
+
+
+def _shares(work: StepWork, constants: StepConstants) -> FloatArray:
+    steps, read_bytes, flops = work.totals()
+    parts = [read_bytes / constants.memory_bytes_per_s, flops / constants.flop_per_s, steps * constants.step_overhead_s]
+    return np.array(parts) / sum(parts)
+
+
+def fit(works: Works, wall_s: Mapping[str, float], start: StepConstants) -> StepConstants:
+    """Constants with which the predicted times of these cells come nearest to the measured ones, as ratios."""
+    first = np.log([start.memory_bytes_per_s, start.flop_per_s, start.step_overhead_s])
+
+    def constants(x: FloatArray) -> StepConstants:
+        memory, flop, overhead = np.exp(x)
+        return StepConstants(
+            memory_bytes_per_s=memory, flop_per_s=flop, step_overhead_s=overhead, overlap=start.overlap
+        )
+
+    def residuals(x: FloatArray) -> FloatArray:
+        now = constants(x)
+        off = [np.log(predicted_s(work, now) / wall_s[name]) for name, work in works.items()]
+        return np.array([*off, *(PRIOR_WEIGHT * (x - first))])
+
+    # The slower of two times has a kink: from one start alone the fit may end beside it.
+    starts = [first + np.array(shift) for shift in itertools.product((-1.0, 0.0), (-1.5, 0.0), (-1.0, 0.0))]
+    return constants(min((least_squares(residuals, x) for x in starts), key=lambda found: found.cost).x)
+
+
+def errors_pct(works: Works, wall_s: Mapping[str, float], constants: StepConstants) -> dict[str, float]:
+    """How far predicted tokens/s are from measured ones, in per cent of those; positive where too fast."""
+    return {name: round(100 * (wall_s[name] / predicted_s(work, constants) - 1), 2) for name, work in works.items()}
+
+
+def calibrate(
+    works: Works, wall_s: Mapping[str, float], start: StepConstants, fitted: Sequence[str]
+) -> tuple[StepConstants, FitQuality]:
+    """Constants fitted to the cells `fitted`, and how well they meet those and all others."""
+    constants = fit({name: works[name] for name in fitted}, wall_s, start)
+    return constants, tested(works, wall_s, constants, fitted)
+
+
+def tested(works: Works, wall_s: Mapping[str, float], constants: StepConstants, fitted: Sequence[str]) -> FitQuality:
+    """How well constants meet the cells `fitted`, which they were fitted to, and all others."""
+    errors = errors_pct(works, wall_s, constants)
+    held_out = {name: error for name, error in errors.items() if name not in fitted}
+    size = np.abs(list(held_out.values()))
+    return FitQuality(
+        fitted={name: errors[name] for name in fitted},
+        held_out=held_out,
+        median_error_pct=round(float(np.median(size)), 2) if len(size) else None,
+        p90_error_pct=round(float(np.percentile(size, 90)), 2) if len(size) else None,
+    )
+
+
+def read_work(path: Path, gpu: str) -> pd.DataFrame:
+    """Rows of `predict.step_work` of one device.
+
+    Raises:
+        CalibrationInputError: no such file, or it holds nothing of the device.
+    """
+    try:
+        work = pd.read_parquet(path)
+    except (OSError, ValueError) as e:
+        raise CalibrationInputError(f"{path}: not the work of cells: {e}") from None
+    of_gpu = work[work["gpu"] == gpu]
+    if of_gpu.empty:
+        known = ", ".join(sorted(work["gpu"].unique()))
+        raise CalibrationInputError(f"{path}: holds no cell of {gpu}; it has {known}")
+    return of_gpu
+
+
+def works_of(rows: pd.DataFrame) -> dict[str, StepWork]:
+    """The work of each cell, by its id."""
+    names = tuple(StepWork.__dataclass_fields__)
+    return {
+        str(cell): StepWork(*(part[name].to_numpy(dtype=float) for name in names))
+        for cell, part in rows.groupby("cell_id", sort=False)
+    }
+
+
+def read_cells(path: Path) -> pd.DataFrame:
+    """The columns of a cells table that a calibration needs, also of one that an older version wrote.
+
+    Raises:
+        CalibrationInputError: no such file, or one of the columns is missing.
+    """
+    try:
+        return pd.read_parquet(path, columns=["cell_id", "gpu", "engine", "outcome", "wall_s", "device_name"])
+    except (OSError, ValueError) as e:
+        raise CalibrationInputError(f"{path}: not a table of cells: {' '.join(str(e).split())}") from None
+
+
+def measured(cells: pd.DataFrame) -> tuple[dict[str, float], float | None]:
+    """Median wall time of each cell that ended ok, and how much repeats differ: see `EngineCalibration`."""
+    ok = cells[cells["outcome"].eq("ok") & cells["wall_s"].gt(0)]
+    logs = ok["wall_s"].astype(float).map(np.log).groupby(ok["cell_id"])
+    sd = logs.std().median()
+    walls = {str(cell): float(np.exp(value)) for cell, value in logs.median().items()}
+    return walls, None if np.isnan(sd) else round(float(sd), 5)
+
+
+def published(path: Path, rows: pd.DataFrame) -> dict[str, float]:
+    """Wall time of each point of a published sweep, from its output tokens per s.
+
+    Raises:
+        CalibrationInputError: the file has no such column or row.
+    """
+    tokens = rows.groupby("cell_id")["output_tokens"].first()
+    try:
+        rates = pd.read_csv(path)["output_tokens_per_s"]
+        return {
+            str(cell): float(tokens[cell] / rates.iloc[int(str(cell).rsplit("/", 1)[1]) - 1]) for cell in tokens.index
+        }
+    except (OSError, ValueError, KeyError, IndexError) as e:
+        raise CalibrationInputError(f"{path}: not the sweep that the work was made from: {e}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calibrate one device."""
+    args = _parser().parse_args(argv)
+    try:
+        gpu = get_gpu(args.gpu)
+        calibration = _calibration(args, gpu)
+    except (CatalogError, CalibrationError, CalibrationInputError) as e:
+        print(f"analyse.fit_calibration: {e}", file=sys.stderr)
+        return 2
+    calibration.write(args.out)
+    quality = calibration.engines[args.engine].quality
+    print(
+        f"{gpu.name}, {args.engine}: fitted to {len(quality.fitted)} cells; on {len(quality.held_out)} others the "
+        f"error of tokens/s is {quality.median_error_pct} % (median) and {quality.p90_error_pct} % (p90)"
+    )
+    return 0
+
+
+def _calibration(args: argparse.Namespace, gpu: Gpu) -> Calibration:
+    rows = read_work(args.work, gpu.name)
+    rows = rows[rows["engine"] == args.engine]
+    models = sorted(rows["model"].unique())
+    if len(models) > 1:
+        raise CalibrationInputError(f"{args.work}: cells of {', '.join(models)}; constants belong to one model")
+    device_name, repeat_sd = None, None
+    if args.cells:
+        cells = read_cells(args.cells)
+        wall_s, repeat_sd = measured(cells[cells["gpu"].eq(gpu.name) & cells["engine"].eq(args.engine)])
+        names = cells.loc[cells["gpu"].eq(gpu.name), "device_name"].dropna().unique()
+        device_name = str(names[0]) if len(names) == 1 else None
+    else:
+        wall_s = published(args.published, rows)
+    works = {name: work for name, work in works_of(rows).items() if name in wall_s}
+    if len(works) < 2 or not models:
+        raise CalibrationInputError(f"{len(works)} cells of {args.engine} on {gpu.name} were measured; 2 are needed")
+    dtype = rows["dtype"].iloc[0]
+    start = starting_point(gpu, dtype)
+    if unknown := set(args.fit or ()) - set(works):
+        raise CalibrationInputError(f"--fit {min(unknown)}: no such measured cell; there are {', '.join(works)}")
+    engines = _others(args.out, gpu.name, device_name)
+    if args.constants_of is None:
+        constants, quality = calibrate(works, wall_s, start, args.fit or choose(works, args.most, start))
+        engines = {name: other for name, other in engines.items() if other.constants_of != args.engine}
+    elif (known := engines.get(args.constants_of)) and (known.model, known.dtype) == (models[0], dtype):
+        constants, quality = known.constants, tested(works, wall_s, known.constants, ())
+    else:
+        raise CalibrationInputError(
+            f"--constants-of {args.constants_of}: {args.out} has none of it for {models[0]} in {dtype} on this device"
+        )
+    engines[args.engine] = EngineCalibration(
+        model=models[0],
+        dtype=dtype,
+        constants=constants,
+        constants_of=args.constants_of,
+        quality=quality,
+        repeat_sd=repeat_sd,
+    )
+    return Calibration(gpu=gpu.name, device_name=device_name, source=args.source, engines=engines)
+
+
+def _others(path: Path, gpu: str, device_name: str | None) -> dict[str, EngineCalibration]:
+    """Other engines' calibrations in a file that is to be written anew, if they are of the same device."""
+    if not path.exists():
+        return {}
+    known = read_calibration(path)
+    return dict(known.engines) if (known.gpu, known.device_name) == (gpu, device_name) else {}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Fit a device's constants (reading, computing, overhead of a step) to some of its measured cells, "
+        "test them on the others, and write both.",
+        epilog="example: python -m workflow_scripts.analyse.fit_calibration --gpu cpu-all --work work.parquet "
+        "--cells results/demo/tables/cells.parquet --source 'the demo on a quiet host' "
+        "--out config/calibration/cpu-all.yaml",
+    )
+    add = parser.add_argument
+    add("--gpu", required=True, help="name in config/gpus.yaml")
+    add("--engine", default="vllm", help="whose cells (default: %(default)s)")
+    add("--work", type=Path, required=True, help="what predict.step_work wrote")
+    speeds = parser.add_mutually_exclusive_group(required=True)
+    speeds.add_argument("--cells", type=Path, help="cells.parquet with what was measured")
+    speeds.add_argument("--published", type=Path, help="the CSV file of sweeps that the work was made from")
+    add("--most", type=int, default=MOST_FITTED, help="most cells to fit to, and never more than half (%(default)s)")
+    fitted = parser.add_mutually_exclusive_group()
+    fitted.add_argument(
+        "--fit", nargs="+", metavar="CELL_ID", help="fit to these cells instead of those that are chosen"
+    )
+    fitted.add_argument(
+        "--constants-of", metavar="ENGINE", help="fit nothing: test this engine's constants of the file"
+    )
+    add("--source", required=True, help="a sentence on where and when the cells were measured")
+    add("--out", type=Path, required=True, help="the YAML file to write")
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,90 @@
+"""A measured vLLM configuration as what `vllm serve` takes: a command line, or a file for its `--config`."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workflow_scripts.engines.knobs import VllmKnobs, command_line
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What to serve and how: `arguments` by vLLM's names of them on the command line, and environment variables."""
+
+    model: str
+    arguments: dict[str, Any]
+    environment: dict[str, str]
+
+    def command(self) -> str:
+        """One line for a shell.
+
+        >>> ServeSettings("org/model", {"max-num-seqs": 16, "enable-prefix-caching": False}, {}).command()
+        'vllm serve org/model --max-num-seqs 16 --no-enable-prefix-caching'
+        """
+        words = [f"{name}={value}" for name, value in self.environment.items()] + ["vllm", "serve", self.model]
+        return shlex.join(words + command_line(self.arguments))
+
+    def config(self) -> str:
+        """A YAML file for `vllm serve --config`; what only the environment can say is a comment.
+
+        >>> settings = ServeSettings("org/model", {"enable-prefix-caching": False}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
+        >>> print(settings.config(), end="")
+        # environment: VLLM_CPU_KVCACHE_SPACE=1
+        model: org/model
+        no-enable-prefix-caching: true
+        """
+        comments = [f"# environment: {name}={value}\n" for name, value in self.environment.items()]
+        # vLLM 0.32 drops `enable-prefix-caching: false` from the file without a word: it looks for the negative flag
+        # among the options of `vllm`, where those of `vllm serve` are not.
+        written = dict(
+            (f"no-{name}", True) if value is False else (name, value) for name, value in self.arguments.items()
+        )
+        return "".join(comments) + yaml.safe_dump({"model": self.model} | written, sort_keys=False)
+
+
+Prepared = tuple[Mapping[str, Any], Path]
+
+
+def serve_settings(
+    model: Mapping[str, Any],
+    model_dir: Path,
+    knobs: VllmKnobs,
+    effective: Mapping[str, int],
+    draft: Prepared | None = None,
+) -> ServeSettings:
+    """Settings that serve a model as a cell was measured.
+
+    Args:
+        model: the model as the study resolves it (`hub_repo`, `revision`, `dtype`, `load_format`).
+        model_dir: its prepared folder, which stands in for a hub model where the weights are random.
+        knobs: what the study set.
+        effective: engine arguments that took effect and that `vllm serve` would choose otherwise than the offline
+            engine does; what the study set goes before.
+        draft: the model that drafts tokens and its prepared folder, where one does.
+    """
+    name, arguments = _loaded(model, model_dir)
+    if model["load_format"] != "hub":
+        arguments |= {"load-format": model["load_format"]}
+    if model.get("trust_remote_code"):
+        arguments |= {"trust-remote-code": True}
+    draft_name, draft_revision = _loaded(*draft) if draft else (None, {})
+    settings = {**effective, **knobs.engine_arguments(draft_name)}
+    if draft_revision:
+        settings["speculative_config"] |= draft_revision
+    ordered = [field for field in (*VllmKnobs.model_fields, "speculative_config") if field in settings]
+    return ServeSettings(
+        name,
+        arguments | {"dtype": model["dtype"]} | {field.replace("_", "-"): settings[field] for field in ordered},
+        knobs.environment(),
+    )
+
+
+def _loaded(model: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """What a model is loaded by, and the commit where that is a repository."""
+    if model["load_format"] == "hub":
+        return str(model["hub_repo"]), {"revision": model["revision"]} if model["revision"] else {}
+    return str(folder), {}

@@ -1,0 +1,107 @@
+"""The catalogue of OpenAI-compatible servers (`config/endpoints.yaml`) that the engine `openai` can measure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError
+
+ENDPOINTS = CONFIG / "endpoints.yaml"
+PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
+
+
+class Endpoint(BaseModel):
+    """One server: where it is, or how it is started, and how it is talked to.
+
+    With `command` the server is started on this machine on a free port of the loopback address and stopped at the end,
+    by `stop_command` first if there is one. With `base_url` it is somebody else's: nothing is started, the device is
+    taken on trust, and no trace is taken.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: Annotated[
+        tuple[str, ...] | None,
+        Field(min_length=1, description="words, with {port}, {model_dir}, {api_key} and {name}, one of this run's own"),
+    ] = None
+    stop_command: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
+    environment: Annotated[dict[str, str], Field(description="for the command; placeholders as there")] = {}
+    port: Annotated[int | None, Field(ge=1, le=65535, description="instead of a free one")] = None
+    base_url: Annotated[str | None, Field(pattern=r"^https?://[^/?#\s@]+(/[^?#\s]*)?$")] = None
+    api_key_env: Annotated[
+        str | None,
+        Field(pattern=r"^[A-Z_][A-Z0-9_]*$", description="variable with the key, of a base_url, when a cell is run"),
+    ] = None
+    served_model: Annotated[str, Field(min_length=1, description="the model's name in requests; may be {model_dir}")]
+    health_path: Annotated[str, Field(pattern=r"^/")] = "/health"
+    completions_path: Annotated[str, Field(pattern=r"^/.*completions$")] = "/v1/completions"
+    prompts: Annotated[Literal["token_ids", "text"], Field(description="what the server takes as a prompt")] = (
+        "token_ids"
+    )
+    ignores_eos: Annotated[
+        bool, Field(description="it generates as many tokens as it is asked for; false: what it generated counts")
+    ] = True
+    extra_body: Annotated[
+        dict[str, Any], Field(description="further fields of each request, such as the one that ignores end tokens")
+    ] = {}
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.command is None) == (self.base_url is None):
+            raise ValueError("an endpoint has either a command or a base_url")
+        if self.command is None and (self.stop_command or self.environment or self.port):
+            raise ValueError("stop_command, environment and port belong to a command")
+        if self.base_url is None and self.api_key_env:
+            raise ValueError("api_key_env belongs to a base_url; a command gets a key of this run as {api_key}")
+        if any("{api_key}" in word for word in (*(self.command or ()), *(self.stop_command or ()))):
+            raise ValueError("a key on a command line is seen by everybody on the machine; give it in environment")
+        for text in (*(self.command or ()), *(self.stop_command or ()), *self.environment.values()):
+            for name in re.findall(r"\{(\w*)\}", text):
+                if name not in PLACEHOLDERS:
+                    raise ValueError(f"{{{name}}} is unknown; placeholders: {', '.join(PLACEHOLDERS)}")
+        for name in re.findall(r"\{(\w*)\}", self.served_model):
+            if name != "model_dir":
+                raise ValueError(f"served_model: {{{name}}} is not filled in there; placeholder: model_dir")
+        return self
+
+
+@cache
+def load_endpoints(path: Path = ENDPOINTS) -> Mapping[str, Endpoint]:
+    """All servers of the catalogue by name.
+
+    Raises:
+        CatalogError: the file is missing or an entry is not valid.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise CatalogError(f"{path}: {e.strerror}") from None
+    except yaml.YAMLError as e:
+        raise CatalogError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
+    if not isinstance(content, dict):
+        raise CatalogError(f"{path}: must be a mapping of names to servers")
+    return {name: _validated(name, entry, path) for name, entry in content.items()}
+
+
+def _validated(name: str, entry: Any, path: Path) -> Endpoint:
+    try:
+        return Endpoint.model_validate(entry)
+    except ValidationError as e:
+        fault = e.errors()[0]
+        place = ".".join([str(name), *map(str, fault["loc"])])
+        allowed = f"; allowed: {', '.join(Endpoint.model_fields)}" if fault["type"] == "extra_forbidden" else ""
+        raise CatalogError(f"{path}: {place}: {fault['msg'].removeprefix('Value error, ')}{allowed}") from None
+
+
+def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Words with the placeholders' values in their places; other braces stay.
+
+    >>> filled(["--port={port}", '{"a": 1}'], {"port": "8000"})
+    ['--port=8000', '{"a": 1}']
+    """
+    return [re.sub(r"\{(\w+)\}", lambda found: values[found[1]], word) for word in words]

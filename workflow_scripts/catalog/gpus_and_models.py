@@ -1,0 +1,292 @@
+"""The catalogues: which devices (`config/gpus.yaml`) and models (`config/models/`) a study can name.
+
+Numbers of a GPU are those of its data sheet, for dense matrices (no 2:4 sparsity), each with its source. What a
+CPU can do depends on the machine, so its bandwidth and arithmetic rates are null until they are measured.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workflow_scripts.common.checkout import CHECKOUT
+
+CONFIG = CHECKOUT / "config"
+GPUS = CONFIG / "gpus.yaml"
+MODELS = CONFIG / "models"
+PRETENDED = "Pretended GPU"
+
+FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+ModelDtype = Dtype | Literal["native"]
+Positive = Annotated[float, Field(gt=0)]
+
+# Arithmetic that matrices of a dtype may run in: a float32 product may be rounded to TF32 on its way in.
+_ARITHMETIC: Mapping[str, tuple[FlopDtype, ...]] = {
+    "float32": ("fp32", "tf32"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16",),
+}
+_DATASHEET_FIELDS = (
+    "memory_bytes",
+    "usable_memory_bytes",
+    "memory_bandwidth_bytes_per_s",
+    "dense_flop_per_s",
+    "tdp_w",
+)
+
+
+class CatalogError(ValueError):
+    """A catalogue that cannot be read, or a name that it does not hold; the message names the allowed values."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_Entry = TypeVar("_Entry", bound=_Strict)
+
+
+class Gpu(_Strict):
+    """One device: a GPU, or the cores of a CPU.
+
+    `nvml_names` are regular expressions, matched against the whole product name that NVML reports.
+    `usable_memory_bytes` is what the driver gives to programs (`cudaMemGetInfo`), less than is soldered on.
+    `simulated`: a GPU pretended by a test's NVML, with the engine on a CPU; nothing measured on it is a GPU's.
+    """
+
+    name: str
+    title: str
+    kind: Literal["cuda", "rocm", "cpu"]
+    aliases: tuple[str, ...] = ()
+    nvml_names: tuple[str, ...] | None = None
+    memory_bytes: Positive | None = None
+    usable_memory_bytes: Positive | None = None
+    memory_bandwidth_bytes_per_s: Positive | None = None
+    dense_flop_per_s: dict[FlopDtype, Positive] | None = None
+    tdp_w: Positive | None = None
+    cpu_cores: Annotated[int, Field(gt=0)] | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
+    simulated: bool = False
+    sources: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _numbers_have_sources(self) -> Self:
+        given = {field for field in _DATASHEET_FIELDS if getattr(self, field) is not None}
+        if given != set(self.sources):
+            raise ValueError(f"{self.name}: sources must name exactly the fields with a value: {sorted(given)}")
+        if (self.kind == "cuda") != (self.nvml_names is not None):
+            raise ValueError(f"{self.name}: nvml_names belong to the kind cuda, and to it alone")
+        if (self.kind == "cuda") != (self.compute_capability is not None):
+            raise ValueError(f"{self.name}: compute_capability belongs to the kind cuda, and to it alone")
+        if self.cpu_cores is not None and self.kind != "cpu":
+            raise ValueError(f"{self.name}: cpu_cores belong to the kind cpu")
+        if {name.startswith(PRETENDED) for name in self.nvml_names or ("",)} != {self.simulated}:
+            raise ValueError(f"{self.name}: simulated belongs to nvml_names that begin with {PRETENDED!r}, and to them")
+        return self
+
+    @property
+    def engine_kind(self) -> str:
+        """The kind of device that engines run on."""
+        return "cpu" if self.simulated else self.kind
+
+    def peak_flop_per_s(self, dtype: str) -> float | None:
+        """Highest dense rate of matrix products on inputs of `dtype`; None where no data sheet gives one."""
+        rates = self.dense_flop_per_s or {}
+        return max((rates[a] for a in _ARITHMETIC.get(dtype, ()) if a in rates), default=None)
+
+
+class Model(_Strict):
+    """One model: where its weights come from and in which type they are computed.
+
+    `load_format` is `hub` (weights of `hub_repo` at `revision`) or `dummy` (random weights from the config alone).
+    The dtype `native` is decided by the device that measures, see `processor.dtype_on`.
+    """
+
+    name: str
+    hub_repo: str | None = None
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    dtype: ModelDtype
+    licence: str
+    load_format: Literal["hub", "dummy"]
+    config: Path
+
+    @model_validator(mode="after")
+    def _hub_has_a_repo(self) -> Self:
+        if self.load_format == "hub" and self.hub_repo is None:
+            raise ValueError(f"{self.name}: load_format hub needs hub_repo")
+        return self
+
+    @property
+    def fixed_dtype(self) -> Dtype | None:
+        """Its type where no device decides it; None stands for that of its config.json."""
+        return None if self.dtype == "native" else self.dtype
+
+    def pinned(self) -> tuple[str, str]:
+        """Hub repository and commit to fetch; without a commit two runs could load different weights.
+
+        Raises:
+            CatalogError: the entry names no repository or no commit.
+        """
+        if self.hub_repo is None or self.revision is None:
+            missing = "hub_repo" if self.hub_repo is None else "revision (a 40-digit commit)"
+            raise CatalogError(
+                f"model {self.name!r}: set {missing} in {self.config.parent / 'model.yaml'} to use the hub"
+            )
+        return self.hub_repo, self.revision
+
+
+def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
+    """All devices of the catalogue by name, in the file's order; of the catalogue $KVSWEEP_GPUS in tests.
+
+    Raises:
+        CatalogError: the file is missing or an entry is not valid.
+    """
+    path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
+    gpus: dict[str, Gpu] = {}
+    for name, entry in _read_mapping(path).items():
+        gpus[name] = _validated(Gpu, {"name": name, **_mapping(entry, f"{path}: {name}")}, path)
+    return MappingProxyType(gpus)
+
+
+def get_gpu(name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu:
+    """The device of exactly this name.
+
+    Raises:
+        CatalogError: there is none; the message lists the names there are.
+    """
+    gpus = load_gpus() if gpus is None else gpus
+    if name not in gpus:
+        raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(gpus)}")
+    return gpus[name]
+
+
+def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]:
+    """Every device that `name` may mean, as tables name them: `A100 PCIe` is a 40 GB or an 80 GB card.
+
+    >>> [gpu.name for gpu in resolve("A100 PCIe")]
+    ['a100-pcie-40gb', 'a100-pcie-80gb']
+    >>> [gpu.name for gpu in resolve("H200")]
+    ['h200']
+
+    Raises:
+        CatalogError: no device has this name or alias.
+    """
+    gpus = load_gpus() if gpus is None else gpus
+    wanted = _normalised(name)
+    found = tuple(g for g in gpus.values() if wanted in {_normalised(n) for n in (g.name, g.title, *g.aliases)})
+    if not found:
+        known = dict.fromkeys(n for g in gpus.values() for n in (g.name, *g.aliases))
+        raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(known)}")
+    return found
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[\s_-]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("amd-")
+
+
+def identify(nvml_name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu | None:
+    """The device with this product name in NVML, or None.
+
+    >>> identify("NVIDIA A100 80GB PCIe").name
+    'a100-pcie-80gb'
+    """
+    gpus = load_gpus() if gpus is None else gpus
+    for gpu in gpus.values():
+        if any(re.fullmatch(pattern, nvml_name) for pattern in gpu.nvml_names or ()):
+            return gpu
+    return None
+
+
+class _Models(Mapping[str, Model]):
+    """Models by name. Each is read when it is asked for, so that no study fails because of one that it does not use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
+        self._read: dict[str, Model] = {}
+
+    def __getitem__(self, name: str) -> Model:
+        if name not in self._read:
+            self._read[name] = _read_model(self._files[name])
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _read_model(path: Path) -> Model:
+    config = path.parent / "config.json"
+    if not config.is_file():
+        raise CatalogError(f"{config}: missing; a model needs model.yaml and config.json")
+    return _validated(Model, {"name": path.parent.name, "config": config, **_read_mapping(path)}, path)
+
+
+def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
+    """All models of the catalogue by name: each a folder with `model.yaml` and `config.json`.
+
+    An entry that is not valid raises CatalogError when it is asked for.
+
+    Raises:
+        CatalogError: the folder is missing.
+    """
+    if not folder.is_dir():
+        raise CatalogError(f"{folder}: no such folder of models")
+    return _Models(folder)
+
+
+def models_by_repo() -> Mapping[str, Model]:
+    """The models of the catalogue that can be read, by the name of their repository on the hub."""
+    models, found = load_models(), {}
+    for name in models:
+        with contextlib.suppress(CatalogError):
+            found[models[name].hub_repo] = models[name]
+    return {repo: model for repo, model in found.items() if repo is not None}
+
+
+def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:
+    """The model of exactly this name.
+
+    Raises:
+        CatalogError: there is none; the message lists the names there are.
+    """
+    models = load_models() if models is None else models
+    if name not in models:
+        raise CatalogError(f"unknown model {name!r}; allowed: {', '.join(models)}")
+    return models[name]
+
+
+def _read_mapping(path: Path) -> dict[str, object]:
+    try:
+        return _mapping(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+    except OSError as e:
+        raise CatalogError(f"{path}: {e.strerror}") from None
+    except yaml.YAMLError as e:
+        raise CatalogError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
+
+
+def _mapping(value: object, place: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise CatalogError(f"{place}: must be a mapping of names to values")
+    return value
+
+
+def _validated(kind: type[_Entry], entry: dict[str, object], path: Path) -> _Entry:
+    try:
+        return kind.model_validate(entry)
+    except ValidationError as e:
+        fault = e.errors()[0]
+        place = ".".join([str(entry["name"]), *map(str, fault["loc"])])
+        allowed = f"; allowed: {', '.join(kind.model_fields)}" if fault["type"] == "extra_forbidden" else ""
+        raise CatalogError(f"{path}: {place}: {fault['msg']}{allowed}") from None

@@ -1,0 +1,167 @@
+"""What others published: claims with their quantities, and the tables that they come from (`config/published/`)."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG
+
+PUBLISHED = CONFIG / "published"
+CLAIMS = "claims.yaml"
+
+Given = TypeVar("Given")
+
+_SYMBOLS = {"percent": " %", "ratio": ""}
+
+
+class PublishedError(ValueError):
+    """Published data that cannot be read; the message says which and what is allowed."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Quantity(_Strict):
+    """One number of a claim: a value, several, a range or a formula, and under which settings (`at`)."""
+
+    name: str
+    unit: str
+    value: float | None = None
+    values: tuple[float, ...] | None = None
+    min: float | None = None
+    max: float | None = None
+    formula: str | None = None
+    approximate: bool = False
+    at: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Quantity":
+        if all(part is None for part in (self.value, self.values, self.min, self.max, self.formula)):
+            raise ValueError(f"{self.name}: needs one of value, values, min, max, formula")
+        return self
+
+    def text(self) -> str:
+        """What was published, with its unit.
+
+        >>> Quantity(name="waste", unit="percent", min=60, max=80).text()
+        '60 to 80 %'
+        >>> Quantity(name="blocks", unit="blocks", value=9, approximate=True, at={"utilization": 0.5}).text()
+        'about 9 blocks at utilization 0.5'
+        """
+        unit = _SYMBOLS.get(self.unit, f" {self.unit}")
+        about = "about " if self.approximate else ""
+        at = ", ".join(f"{name} {plain(value)}" for name, value in self.at.items())
+        return about + (self.formula or f"{self._numbers()}{unit}") + (f" at {at}" if at else "")
+
+    def _numbers(self) -> str:
+        if self.value is not None:
+            return plain(self.value)
+        if self.values is not None:
+            return "; ".join(plain(value) for value in self.values)
+        if self.min is None or self.max is None:
+            return f"at least {plain(self.min)}" if self.max is None else f"at most {plain(self.max)}"
+        return f"{plain(self.min)} to {plain(self.max)}"
+
+
+def plain(number: float | None) -> str:
+    """A number as it was published, not rounded.
+
+    >>> plain(140608.0), plain(68.65), plain(0.5)
+    ('140,608', '68.65', '0.5')
+    """
+    assert number is not None
+    return f"{number:,.0f}" if number == int(number) else f"{number:,}"
+
+
+class Claim(_Strict):
+    """One claim: who says it (`source`), in our words, with its quantities and the table it was made with.
+
+    `model`, a name in config/models/, is the one that a table of rates over max-num-seqs was measured with.
+    """
+
+    id: str
+    source: str
+    label: Literal["published"]
+    text: str
+    table: str | None = None
+    model: str | None = None
+    quantities: Annotated[tuple[Quantity, ...], Field(min_length=1)]
+
+    def quantity(self, name: str, **at: float) -> Quantity:
+        """The quantity of this name and settings.
+
+        Raises:
+            PublishedError: there is none.
+        """
+        for quantity in self.quantities:
+            if quantity.name == name and (not at or quantity.at == at):
+                return quantity
+        names = ", ".join(quantity.name for quantity in self.quantities)
+        raise PublishedError(f"{CLAIMS}: {self.id}: no quantity {name!r}; there are: {names}")
+
+    def value(self, name: str, **at: float) -> float:
+        """The one number of a quantity."""
+        return self._given(name, "value", self.quantity(name, **at).value)
+
+    def values(self, name: str) -> tuple[float, ...]:
+        """The numbers of a quantity that has several."""
+        return self._given(name, "values", self.quantity(name).values)
+
+    def range(self, name: str) -> tuple[float, float]:
+        """Lowest and highest number of a quantity that is a range."""
+        quantity = self.quantity(name)
+        return self._given(name, "min", quantity.min), self._given(name, "max", quantity.max)
+
+    def _given(self, name: str, kind: str, number: Given | None) -> Given:
+        if number is None:
+            raise PublishedError(f"{CLAIMS}: {self.id}: {name} needs {kind}")
+        return number
+
+
+_CLAIMS = TypeAdapter(tuple[Claim, ...])
+
+
+@dataclass(frozen=True)
+class Published:
+    """The folder of published data."""
+
+    folder: Path
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """All claims, in the file's order.
+
+        Raises:
+            PublishedError: the file is missing or a claim in it is not valid.
+        """
+        path = self.folder / CLAIMS
+        try:
+            found = _CLAIMS.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except OSError as e:
+            raise PublishedError(f"{path}: {e.strerror}") from None
+        except yaml.YAMLError as e:
+            raise PublishedError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
+        except ValidationError as e:
+            fault = e.errors()[0]
+            raise PublishedError(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+        twice = {claim.id for claim in found if sum(other.id == claim.id for other in found) > 1}
+        if twice:
+            raise PublishedError(f"{path}: two claims have the id {min(twice)!r}")
+        return found
+
+    def claim(self, claim_id: str) -> Claim:
+        """The claim of this id.
+
+        Raises:
+            PublishedError: there is none.
+        """
+        for claim in self.claims:
+            if claim.id == claim_id:
+                return claim
+        known = ", ".join(claim.id for claim in self.claims)
+        raise PublishedError(f"{self.folder / CLAIMS}: no claim {claim_id!r}; allowed: {known}")

@@ -1,0 +1,92 @@
+"""Which cells are still to be measured, and which of them share one job of a cluster.
+
+A batch is a list of cells of one GPU type and one model. Its key follows from its cells and their definitions, and its
+file says to the job what to measure. The cells' own files are what counts: a cell is done when its `outcome.json` is
+that of its present definition, whichever batch, call or machine it comes from.
+
+    python -m workflow_scripts.cluster.batches --study config/studies/demo.yaml --gpu h200 --out ended.json
+
+lists the cells of a GPU that have ended, which is what parsing waits for.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, sha256_of, write_json
+from workflow_scripts.study.definition import definition_sha256
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import StudyError, load_study
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cells that one job measures one after another, by their ids."""
+
+    gpu: str
+    key: str
+    cells: tuple[str, ...]
+
+
+def batches(cells: Iterable[Cell], definitions: Mapping[str, str], size: int) -> Iterator[Batch]:
+    """Batches of at most `size` cells; `definitions` holds the hash of each cell's definition.
+
+    Cells of one model come after one another, so that its weights stay in the node's page cache.
+    """
+    alike: dict[tuple[str, str, int], list[str]] = {}
+    for cell in cells:
+        alike.setdefault((cell.gpu, cell.model, cell.knobs.ranks), []).append(cell.id)
+    for (gpu, _, _), ids in alike.items():
+        for first in range(0, len(ids), size):
+            some = tuple(ids[first : first + size])
+            yield Batch(gpu, definition_sha256({cell: definitions[cell] for cell in some})[:8], some)
+
+
+def write_batch(path: Path, batch: Batch) -> None:
+    """Write what a batch measures, for its job; the name says the content, so a file that is there is right."""
+    if not path.exists():
+        write_json(path, list(batch.cells))
+
+
+def read_batch(path: Path) -> tuple[str, ...]:
+    """The ids of the cells of a batch."""
+    return tuple(read_json(path))
+
+
+def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
+    """The cells that have an outcome, with the SHA-256 of its record."""
+    return {cell.id: sha256_of(paths.outcome(cell)) for cell in cells if paths.outcome(cell).exists()}
+
+
+def write_ended(path: Path, ended: dict[str, str]) -> None:
+    """Write the list, unless it is as it was: a newer file would have everything parsed and drawn again."""
+    if not path.exists() or read_json(path) != ended:
+        write_json(path, ended)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List the cells of a GPU that have ended."""
+    parser = argparse.ArgumentParser(
+        description="List the cells of a GPU that have ended, with a hash of each outcome."
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--gpu", required=True, help="the GPU's name in the study")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        cells = [cell for cell in expand(study) if cell.gpu == args.gpu]
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    write_ended(args.out, ended_cells(cells, StudyPaths(args.results, study.name)))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

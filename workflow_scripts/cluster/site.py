@@ -1,0 +1,295 @@
+"""What cells ask of a cluster: portable needs, and how one site is asked for them.
+
+    python -m workflow_scripts.cluster.site --study config/studies/paged_attention.yaml
+
+prints the sbatch options of each kind of job before anything is submitted. GPUs, cores, memory and run time follow
+from the GPU catalogue, the model and the cell. Account, partition, GRES names and the like are the site's and stand
+in one file, `config/site.yaml`. docs/cluster.md explains both.
+"""
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.common.command import run_command
+from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+SITE = Path("config/site.yaml")
+
+# Allowances, not measurements: libraries and engine processes, and weights that pass through the host's memory.
+_HOST_BASE_MB, _HOST_MB_PER_GPU, _HOST_MB_PER_WEIGHT_MB = 16_000, 4_000, 1.25
+_CORES_BASE, _CORES_PER_GPU = 4, 4
+_MB = 1e6
+
+Minutes = Annotated[int, Field(gt=0)]
+Resources = dict[str, int | str]
+
+
+class SiteError(ValueError):
+    """A site file that cannot be used; the message names the file, the place in it and the allowed values."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Queue(_Strict):
+    """How a job is queued; what a GPU's entry leaves out is taken from `defaults`."""
+
+    account: Annotated[str | None, Field(description="sbatch --account")] = None
+    partition: Annotated[str | None, Field(description="sbatch --partition")] = None
+    qos: Annotated[str | None, Field(description="sbatch --qos")] = None
+    constraint: Annotated[str | None, Field(description="sbatch --constraint, e.g. a100_80gb")] = None
+    extra: Annotated[str | None, Field(description="any other sbatch options, e.g. --exclusive")] = None
+
+
+class GpuQueue(Queue):
+    """How one device of the catalogue is asked for at this site."""
+
+    ask_by: Annotated[
+        Literal["gres", "gpus", "nothing"], Field(description="--gres=gpu:TYPE:N, --gpus=TYPE:N, or neither")
+    ] = "gres"
+    slurm_type: Annotated[
+        str | None, Field(pattern=r"^[A-Za-z0-9_.]+$", description="TYPE, as `sinfo -o %G` prints it; none: untyped")
+    ] = None
+    cores_per_gpu: Annotated[int | None, Field(gt=0, description="cores that the site bills with one GPU")] = None
+    machine_type: Annotated[str | None, Field(description="Kubernetes: instance type of the nodes with this GPU")] = (
+        None
+    )
+    memory_mb: Annotated[int | None, Field(gt=0, description="host memory of a job, instead of the estimate")] = None
+
+
+class Site(_Strict):
+    """The file `config/site.yaml`: everything that differs from one cluster to the next."""
+
+    name: Annotated[str, Field(min_length=1)]
+    defaults: Queue = Queue()
+    prepare: Annotated[
+        Queue | Literal["login"], Field(description="queue of jobs that prepare models and workloads, or `login`")
+    ] = Queue()
+    attempts: Annotated[int, Field(ge=1, le=10, description="how often a job is tried in one call")] = 3
+    startup_minutes: Annotated[Minutes, Field(description="added to each job's time limit")] = 15
+    setup: Annotated[tuple[str, ...], Field(description="shell lines before measuring, e.g. module load")] = ()
+    launcher: Annotated[str, Field(description="words before the measuring command, e.g. apptainer exec --nv X")] = ""
+    gpus: Annotated[dict[str, GpuQueue], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _known_gpus(self) -> "Site":
+        unknown = set(self.gpus) - set(catalogue := load_gpus())
+        if unknown:
+            raise ValueError(f"gpus: {', '.join(sorted(unknown))}: unknown; allowed: {', '.join(catalogue)}")
+        return self
+
+    def queue_of(self, gpu: str) -> GpuQueue:
+        """The entry of a GPU, with the site's defaults filled in."""
+        return GpuQueue.model_validate(self._with_defaults(self.gpus[gpu]))
+
+    def queue_to_prepare(self) -> Queue:
+        """The queue of preparing jobs, with the site's defaults filled in; plain defaults if none is named."""
+        return Queue.model_validate(self._with_defaults(self.prepare if isinstance(self.prepare, Queue) else Queue()))
+
+    def _with_defaults(self, queue: Queue) -> dict[str, object]:
+        return {**self.defaults.model_dump(exclude_none=True), **queue.model_dump(exclude_none=True)}
+
+
+def load_site(path: Path) -> Site:
+    """Read and check a site file.
+
+    Raises:
+        SiteError: the file is missing, is no YAML, or says something that is not allowed.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise SiteError(f"{path}: {e.strerror}") from None
+    except yaml.YAMLError as e:
+        raise SiteError(f"{path}: not readable as YAML: {' '.join(str(e).split())}") from None
+    try:
+        return Site.model_validate(content)
+    except ValidationError as e:
+        raise SiteError("\n".join(_explained(fault, path) for fault in e.errors())) from None
+
+
+def _explained(fault: Mapping[str, object], path: Path) -> str:
+    loc = fault["loc"]
+    assert isinstance(loc, tuple)
+    allowed = ""
+    if fault["type"] == "extra_forbidden":
+        kind = Site if len(loc) == 1 else GpuQueue if loc[0] == "gpus" else Queue
+        allowed = f"; allowed: {', '.join(kind.model_fields)}"
+    place = ".".join(str(part) for part in loc)
+    return f"{path}: {place + ': ' if place else ''}{str(fault['msg']).removeprefix('Value error, ')}{allowed}"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a cell needs on any cluster; memory is the host's, in MB."""
+
+    gpus: int
+    cores: int
+    memory_mb: int
+
+
+def needs_of(cell: Cell) -> Needs:
+    """Portable needs of a cell: one GPU for each rank of its parallelism, cores and host memory to feed them."""
+    return _needs(cell.gpu, cell.model, cell.knobs.ranks)
+
+
+@cache
+def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
+    gpu, model = load_gpus()[gpu_name], load_models()[model_name]
+    weights_mb = read_model_facts(model.config, dtype_on(model.dtype, gpu, {})).weight_bytes / _MB
+    memory_mb = math.ceil(_HOST_BASE_MB + _HOST_MB_PER_GPU * count + _HOST_MB_PER_WEIGHT_MB * weights_mb)
+    if gpu.kind == "cpu":
+        return Needs(0, gpu.cpu_cores or 1, memory_mb)
+    return Needs(count, _CORES_BASE + _CORES_PER_GPU * count, memory_mb)
+
+
+def predicted_limits_s(plan: Path) -> dict[str, float]:
+    """The time limit that a plan (`plan.csv`) gives each cell that it predicts; none without a plan."""
+    if not plan.exists():
+        return {}
+    with plan.open(encoding="utf-8", newline="") as lines:
+        return {row["cell_id"]: float(row["limit_s"]) for row in csv.DictReader(lines) if row.get("limit_s")}
+
+
+def _time_limit_s(cell: Cell, cap_s: float, attempt: Attempt, limits_s: Mapping[str, float]) -> float:
+    """A cell's share of a job's run time: what was predicted, doubled with each attempt; in the last one the cap."""
+    limit_s = attempt.time_limit_s(cap_s)
+    if attempt.last or cell.id not in limits_s:
+        return limit_s
+    return min(limit_s, limits_s[cell.id] * 2.0 ** (attempt.number - 1))
+
+
+def job_resources(
+    cells: Sequence[Cell],
+    site: Site,
+    cap_s: float,
+    attempt: Attempt,
+    avoid_nodes: Iterable[str] = (),
+    limits_s: Mapping[str, float] | None = None,
+) -> Resources:
+    """Resources, in the names of Snakemake's Slurm executor, of a job that measures `cells` one after another.
+
+    All cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware;
+    `limits_s` are predicted ones, by the cells' ids. The run time is in minutes, memory in MB.
+    """
+    queue = site.queue_of(cells[0].gpu)
+    needs = [needs_of(cell) for cell in cells]
+    gpus = max(max(n.gpus for n in needs), 1)
+    cores = queue.cores_per_gpu * gpus if queue.cores_per_gpu else max(n.cores for n in needs)
+    limit_s = sum(_time_limit_s(cell, cap_s, attempt, limits_s or {}) for cell in cells)
+    resources: Resources = {
+        "runtime": site.startup_minutes + math.ceil(limit_s / 60),
+        "mem_mb": queue.memory_mb or max(n.memory_mb for n in needs),
+        "cpus_per_task": cores,
+        # One task a job, whatever the number of its GPUs: engines start their own processes.
+        "tasks_per_gpu": 0,
+        **_asked_for(queue, gpus),
+        **queue_resources(queue),
+    }
+    avoided = ",".join(sorted(avoid_nodes))
+    if avoided:
+        resources["slurm_extra"] = f"{resources.get('slurm_extra', '')} --exclude={avoided}".strip()
+    return resources
+
+
+def _asked_for(queue: GpuQueue, gpus: int) -> Resources:
+    if queue.ask_by == "nothing":
+        return {}
+    if queue.ask_by == "gpus":
+        kind = {"gpu_model": queue.slurm_type, "machine_type": queue.machine_type}
+        return {"gpu": gpus, **{name: value for name, value in kind.items() if value is not None}}
+    return {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))}
+
+
+def queue_resources(queue: Queue) -> Resources:
+    """Account, partition, QOS, constraint and other options, in the executor's names; only what is set."""
+    named = {
+        "slurm_account": queue.account,
+        "slurm_partition": queue.partition,
+        "qos": queue.qos,
+        "constraint": queue.constraint,
+        "slurm_extra": queue.extra,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def sbatch_options(resources: Resources) -> str:
+    """The sbatch options of a job with these resources, as the executor itself writes them."""
+    from snakemake.iocontainers import ResourceList
+    from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+    from snakemake_executor_plugin_slurm.utils import set_gres_string
+
+    class Job:
+        def __init__(self) -> None:
+            self.resources = ResourceList(fromdict=resources)
+            self.threads = 1
+
+    # What the executor looks up on the cluster, or counts itself, is left out.
+    told = {"run_uuid": "-", "slurm_logfile": "-", "comment_str": "-", "workdir": None}
+    account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
+    told["account"] = f"-A {account}" if account else ""
+    told["partition"] = f"-p {partition}" if partition else ""
+    command: str = get_submit_command(Job(), told) + set_gres_string(Job())
+    return " ".join(command.partition("--comment -")[2].split())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the sbatch options of a study's cells."""
+    parser = argparse.ArgumentParser(
+        description="Print the sbatch options of a study's cells; nothing is submitted.",
+        epilog="example: python -m workflow_scripts.cluster.site --study config/studies/quantization.yaml --attempt 2",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--site", type=Path, default=SITE, help="the site file (default: %(default)s)")
+    parser.add_argument("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job")
+    parser.add_argument("--cells-per-job", type=int, default=1, help="cells that share an allocation (%(default)s)")
+    parser.add_argument("--plan", type=Path, help="plan.csv of the study, for shorter time limits")
+    parser.add_argument("--attempt", type=int, default=1, help="the try of the job, counted from 1 (%(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        study, site = load_study(args.study), load_site(args.site)
+        cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
+        if not cells:
+            raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
+        limits_s = predicted_limits_s(args.plan) if args.plan else {}
+        print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))
+    except (StudyError, SiteError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _lines(
+    study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int, limits_s: Mapping[str, float]
+) -> Iterable[str]:
+    """Options, with the cells that they are for; cells with the same options are counted in one line."""
+    kinds: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.gpu in site.gpus:
+            tries = Attempt(attempt, site.attempts)
+            resources = job_resources([cell] * cells_per_job, site, study.cell_time_limit_s, tries, limits_s=limits_s)
+            kinds.setdefault(f"sbatch {sbatch_options(resources)}", []).append(cell.id)
+        else:
+            kinds.setdefault(f"not at {site.name}: {cell.gpu}", []).append(cell.id)
+    for options, ids in kinds.items():
+        yield f"{options}    # {ids[0]}" + (f" and {len(ids) - 1} more cells" if len(ids) > 1 else "")
+
+
+if __name__ == "__main__":
+    run_command(main)

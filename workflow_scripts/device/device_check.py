@@ -1,0 +1,271 @@
+"""The device that work runs on: is it the right one, is it ours alone, and which cores of a CPU belong to it."""
+
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from filelock import FileLock, Timeout
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.device.processor import processor_facts
+
+MEMORY_TOLERANCE = 0.1  # cards of one name differ by drivers and by ECC, not by more
+# Why a GPU runs below the clocks that it is set to. A power cap is no fault, and neither are the clocks of an idle GPU.
+FAULTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
+COOLING_S = 60.0  # a GPU that the last cell made hot is cool again in less
+LEAVING_S = 10.0  # the driver lists a killed process until it has freed its memory
+
+Value = TypeVar("Value")
+
+
+class WrongDeviceError(RuntimeError):
+    """The device found is not the one that the cell is for."""
+
+
+def found_device(gpu: Gpu, count: int = 1) -> dict[str, Any]:
+    """Describe the device that this process got, and check that it is `gpu`.
+
+    Of a cell on several GPUs all are checked, and the first is described.
+
+    Raises:
+        WrongDeviceError: too few cores or GPUs, a GPU of another type, in MIG mode, in use by others, slowed down
+            by heat or its power supply, or not seen by torch.
+    """
+    return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpus(gpu, count)
+
+
+def _found_cpu(gpu: Gpu) -> dict[str, Any]:
+    allowed = sorted(os.sched_getaffinity(0))
+    wanted = gpu.cpu_cores or len(allowed)
+    if len(allowed) < wanted:
+        raise WrongDeviceError(f"{gpu.name} needs {wanted} cores, this process may use {len(allowed)}")
+    # The first core serves most interrupts, so the last ones are taken.
+    cores = allowed[-wanted:]
+    return {"cores": cores, "memory_total_bytes": psutil.virtual_memory().total, **processor_facts(cores)}
+
+
+def cpu_here(gpu: Gpu) -> dict[str, Any]:
+    """What a CPU device would be on this host, for what is said before it is measured; empty where it has none."""
+    try:
+        return _found_cpu(gpu) if gpu.kind == "cpu" else {}
+    except WrongDeviceError:
+        return {}
+
+
+def use_cores(cores: list[int]) -> None:
+    """Pin this process and its libraries' thread pools to `cores`."""
+    os.sched_setaffinity(0, cores)
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    import torch
+
+    torch.set_num_threads(len(cores))
+
+
+def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
+    import pynvml
+
+    # By itself CUDA counts the fastest GPU first, NVML along the bus: the GPUs checked must be those that are used.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as e:
+        raise WrongDeviceError(f"{gpu.name} was asked for, and there is no NVIDIA GPU here: {e}") from None
+    try:
+        found = [_described(handle) for handle in _handles(count)]
+    except pynvml.NVMLError as e:
+        raise WrongDeviceError(f"{gpu.name} was asked for, and NVML cannot read a GPU here: {e}") from None
+    finally:
+        pynvml.nvmlShutdown()
+    for one in found:
+        _check(gpu, one)
+    if gpu.simulated:
+        return {**found[0], "simulated": True}
+    _check_torch(gpu, count)
+    return found[0]
+
+
+def lost_gpu(count: int = 1) -> str | None:
+    """Why NVML cannot read a GPU of this process, in its own words; None if it can read all."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        for place in range(count):
+            pynvml.nvmlDeviceGetMemoryInfo(nvml_handle(place))
+    except pynvml.NVMLError as e:
+        return str(e)
+    return None
+
+
+def _handles(count: int) -> list[Any]:
+    import pynvml
+
+    try:
+        return [nvml_handle(place) for place in range(count)]
+    except (pynvml.NVMLError, IndexError, ValueError):
+        raise WrongDeviceError(f"{count} GPUs were asked for, and this process sees fewer") from None
+
+
+def _described(handle: Any) -> dict[str, Any]:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return {
+        "name": pynvml.nvmlDeviceGetName(handle),
+        "uuid": pynvml.nvmlDeviceGetUUID(handle),
+        "memory_total_bytes": int(memory.total),
+        "memory_used_before_bytes": int(memory.used),
+        "driver_version": pynvml.nvmlSystemGetDriverVersion(),
+        "power_limit_w": _or_none(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        "mig_mode": _or_none(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0])),
+        "other_processes": _or_none(
+            lambda: _settled(lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)), bool, LEAVING_S)
+        ),
+        "throttle_reasons_before": _or_none(
+            lambda: _settled(
+                lambda: throttle_reasons(handle), lambda reasons: bool(set(reasons) & set(FAULTS)), COOLING_S
+            )
+        ),
+        "temperature_before_c": _or_none(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+        "sm_clock_max_mhz": _or_none(lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+    }
+
+
+def _check(gpu: Gpu, found: dict[str, Any]) -> None:
+    name = found["name"]
+    if not any(re.fullmatch(pattern, name) for pattern in gpu.nvml_names or ()):
+        raise WrongDeviceError(f"{gpu.name} was asked for, and the GPU here is {name!r}")
+    expected = gpu.usable_memory_bytes or gpu.memory_bytes
+    if expected is not None and abs(found["memory_total_bytes"] / expected - 1) > MEMORY_TOLERANCE:
+        raise WrongDeviceError(f"{gpu.name} has {expected:.0f} bytes of memory, this one {found['memory_total_bytes']}")
+    if found["mig_mode"]:
+        raise WrongDeviceError(f"the GPU here is in MIG mode, so it is only a part of a {gpu.name}")
+    if found["other_processes"]:
+        raise WrongDeviceError(f"{found['other_processes']} other processes use the {gpu.name} here")
+    slowed_by = [reason for reason in found["throttle_reasons_before"] or () if reason in FAULTS]
+    if slowed_by:
+        raise WrongDeviceError(
+            f"the {gpu.name} here is slowed down before any work, by {', '.join(slowed_by)},"
+            f" at {found['temperature_before_c']} degrees Celsius"
+        )
+
+
+def _settled(read: Callable[[], Value], is_bad: Callable[[Value], bool], limit_s: float) -> Value:
+    """What `read` gives when it is no longer bad, or when `limit_s` are over."""
+    deadline = time.monotonic() + limit_s
+    while is_bad(value := read()) and time.monotonic() < deadline:
+        time.sleep(1)
+    return value
+
+
+def throttle_reasons(handle: Any) -> list[str]:
+    """Why the clocks of a GPU are below their highest, in NVML's words, e.g. `GpuIdle` or `SwPowerCap`."""
+    import pynvml
+
+    bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return sorted(name for name, bit in _throttle_bits().items() if bits & bit)
+
+
+@cache
+def _throttle_bits() -> dict[str, int]:
+    import pynvml
+
+    prefix = "nvmlClocksThrottleReason"
+    named = {name.removeprefix(prefix): bit for name, bit in vars(pynvml).items() if name.startswith(prefix)}
+    return {name: bit for name, bit in named.items() if name != "All"}
+
+
+def _check_torch(gpu: Gpu, count: int) -> None:
+    import torch
+
+    # torch counts through NVML: asking whether CUDA is available would start it here, before the engine forks.
+    if (seen := torch.cuda.device_count()) < count:
+        raise WrongDeviceError(f"of {count} {gpu.name} here torch {torch.__version__} sees {seen} as CUDA devices")
+
+
+def nvml_handle(place: int = 0) -> Any:
+    """NVML's handle of one of the GPUs that this process may see; NVML must be initialised.
+
+    NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs, and of a
+    UUID perhaps only its beginning.
+
+    Raises:
+        IndexError, ValueError, pynvml.NVMLError: there is no such GPU.
+    """
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    device = visible.split(",")[place] if visible else str(place)
+    if device.startswith(("GPU-", "MIG-")):
+        try:
+            return pynvml.nvmlDeviceGetHandleByUUID(device)
+        except pynvml.NVMLError:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            (handle,) = [one for one in handles if pynvml.nvmlDeviceGetUUID(one).startswith(device)]
+            return handle
+    return pynvml.nvmlDeviceGetHandleByIndex(int(device))
+
+
+def _or_none(read: Callable[[], Any]) -> Any:
+    import pynvml
+
+    try:
+        return read()
+    except pynvml.NVMLError:
+        return None
+
+
+@contextlib.contextmanager
+def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
+    """Hold `count` devices for one job, against any other on this host, of this snakemake or another.
+
+    All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
+    """
+    place = Path(tempfile.gettempdir()) / "kvsweep-locks"
+    place.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):
+        place.chmod(0o1777)  # for every user of the host
+    with contextlib.ExitStack() as held:
+        for name in _lock_names(gpu, count):
+            held.enter_context(_held(FileLock(place / f"{name}.lock", mode=0o666)))
+        yield
+
+
+def _lock_names(gpu: Gpu, count: int) -> list[str]:
+    """In one order for all jobs, so that no two of them each wait for what the other holds.
+
+    A GPU goes by its UUID: a cluster may give each job of a host another GPU as its number 0.
+    """
+    if gpu.kind == "cpu":
+        return ["cpu"]
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError, IndexError, ValueError):
+        pynvml.nvmlInit()
+        try:
+            return sorted(f"gpu-{pynvml.nvmlDeviceGetUUID(nvml_handle(place))}" for place in range(count))
+        finally:
+            pynvml.nvmlShutdown()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    places = visible.split(",") if visible else list(map(str, range(count)))
+    return sorted(f"gpu-{place}" for place in places[:count])
+
+
+@contextlib.contextmanager
+def _held(lock: FileLock) -> Iterator[None]:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"waiting for the device: another job holds {lock.lock_file}", flush=True)
+        lock.acquire(poll_interval=0.2)
+    try:
+        yield
+    finally:
+        lock.release()

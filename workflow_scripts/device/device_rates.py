@@ -1,0 +1,104 @@
+"""What a device was measured to do: the record `prepared/devices/NAME.json`."""
+
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from workflow_scripts.catalog.gpus_and_models import FlopDtype
+from workflow_scripts.common.files import read_json, write_text
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Samples(_Record):
+    """Timed runs of one operation.
+
+    `amount` is what a call moves (bytes, read and written ones alike) or computes (operations), `shape` what it works
+    on, `call_s` the mean time of a call in each run.
+    """
+
+    amount: float
+    shape: list[int]
+    calls_per_run: int
+    call_s: list[float]
+
+    @property
+    def best_per_s(self) -> float:
+        """Rate of the fastest run."""
+        return self.amount / min(self.call_s)
+
+    @property
+    def median_per_s(self) -> float:
+        """Rate of the run in the middle."""
+        return self.amount / median(self.call_s)
+
+
+# Load by others, in per cent of all cores, above which a CPU's rates are too low to call anything impossible.
+DISTURBED_PCT = 5.0
+
+
+class DeviceRates(_Record):
+    """Rates of one device, in bytes/s and operations/s. A rate is that of the fastest run, for it is to be a ceiling.
+
+    `matmul_flop_per_s` has an entry for each arithmetic that was measured, under its name in `config/gpus.yaml`.
+    `last_level_cache_bytes` is null where the system does not tell it. `read_bytes_per_s_by_size` has the rates at
+    which a CPU reads as many bytes over and over, few of them from its caches.
+    """
+
+    schema_version: Literal[1] = 1
+    gpu: str
+    copy_bytes_per_s: float
+    copy_bytes_per_s_median: float
+    read_bytes_per_s: float
+    read_bytes_per_s_median: float
+    read_bytes_per_s_by_size: dict[int, float] = {}
+    matmul_flop_per_s: dict[FlopDtype, float]
+    matmul_flop_per_s_median: dict[FlopDtype, float]
+    last_level_cache_bytes: int | None
+    device: dict[str, Any]
+    threads: int | None
+    host: str
+    torch_version: str
+    host_load: dict[str, Any]
+    measured_at: str
+    samples: dict[str, Samples]
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """The highest rate at which its memory was seen to move bytes."""
+        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+    def rereading_bytes_per_s(self, set_bytes: float) -> float | None:
+        """The highest rate at which so many bytes, read over and over, can come from caches and memory.
+
+        Larger sets come no faster, so it is the highest rate of the next smaller set that was measured and of all
+        larger ones; None where no smaller one was.
+        """
+        smaller = [size for size in self.read_bytes_per_s_by_size if size <= set_bytes]
+        if not smaller:
+            return None
+        rates = [rate for size, rate in self.read_bytes_per_s_by_size.items() if size >= max(smaller)]
+        return max(self.memory_bytes_per_s, *rates)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others loaded a CPU while it was measured, so that it can do more than was seen."""
+        load = self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0)
+        return self.threads is not None and load > DISTURBED_PCT
+
+    def write(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+
+def read_device_rates(path: Path) -> DeviceRates:
+    """Read a device's record.
+
+    Raises:
+        pydantic.ValidationError: the file is of another schema.
+    """
+    return DeviceRates.model_validate(read_json(path))

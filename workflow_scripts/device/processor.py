@@ -1,0 +1,136 @@
+"""What the processor of this host can do: instruction sets, native types, caches, cores that are one.
+
+`native` is a type that a model may have in config/models/: the smallest that its device computes without emulation.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, ModelDtype
+
+CPUINFO = Path("/proc/cpuinfo")
+CPUS = Path("/sys/devices/system/cpu")
+
+# Those that decide how fast a model runs, in Linux's spelling.
+INSTRUCTION_SETS = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+)
+_NEEDED: Mapping[Dtype, tuple[str, ...]] = {
+    "bfloat16": ("avx512_bf16", "amx_bf16"),
+    "float16": ("avx512_fp16", "amx_fp16"),
+}
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS) -> dict[str, Any]:
+    """Facts of the processor, as plain JSON values; what the system does not tell is left out of the lists.
+
+    Args:
+        cores: the cores of the device; caches and shared cores are theirs.
+        cpuinfo: what Linux tells of each core.
+        cpus: Linux's folder of cores, with their caches and siblings.
+
+    Returns:
+        `name`; `processor`: name, vendor, family, model and instruction sets in one line, alike for processors of the
+        same abilities; `instruction_sets`; `native_dtypes`; `caches`: `level`, `size_bytes` and `cpus` that share one,
+        and `instances` that the cores use together; `shared_cores`: those of `cores` that are threads of one core.
+    """
+    told = _first_core(cpuinfo)
+    flags = told.get("flags", "").split()
+    found = [name for name in INSTRUCTION_SETS if name in flags]
+    name = told.get("model name") or _machine()
+    family = f"{told.get('vendor_id', 'unknown vendor')} {told.get('cpu family', '?')}-{told.get('model', '?')}"
+    return {
+        "name": name,
+        "processor": f"{name} ({family}): {' '.join(found) or 'none of the instruction sets asked about'}",
+        "instruction_sets": found,
+        "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(found))],
+        "caches": _caches(cores, cpus),
+        "shared_cores": _shared_cores(cores, cpus),
+    }
+
+
+def _first_core(cpuinfo: Path) -> dict[str, str]:
+    block = cpuinfo.read_text(encoding="utf-8").strip().split("\n\n")[0]
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in block.splitlines())}
+
+
+def _machine() -> str:
+    import os
+
+    return os.uname().machine
+
+
+def _caches(cores: Sequence[int], cpus: Path) -> list[dict[str, int]]:
+    """Caches for data by level; each is counted once, whoever shares it."""
+    sizes: dict[int, dict[str, int]] = {}
+    for index in (index for core in cores for index in (cpus / f"cpu{core}" / "cache").glob("index*")):
+        if _text(index / "type") != "Instruction":
+            sizes.setdefault(int(_text(index / "level")), {})[_text(index / "shared_cpu_list")] = _bytes(index / "size")
+    return [
+        {
+            "level": level,
+            "size_bytes": max(caches.values()),
+            "cpus": max(len(cpu_list(shared)) for shared in caches),
+            "instances": len(caches),
+        }
+        for level, caches in sorted(sizes.items())
+    ]
+
+
+def _shared_cores(cores: Sequence[int], cpus: Path) -> list[list[int]]:
+    siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
+    groups = {tuple(sorted(set(cpu_list(_text(path))) & set(cores))) for path in siblings if path.exists()}
+    return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip()
+
+
+def _bytes(path: Path) -> int:
+    size = _text(path)
+    return int(size[:-1]) * _UNITS[size[-1]] if size[-1] in _UNITS else int(size)
+
+
+def cpu_list(text: str) -> list[int]:
+    """Cores of a list as Linux writes it.
+
+    >>> cpu_list("0-2,8")
+    [0, 1, 2, 8]
+    """
+    ends = [part.partition("-") for part in text.split(",") if part]
+    return [core for first, _, last in ends for core in range(int(first), int(last or first) + 1)]
+
+
+def last_level_cache_bytes(device: Mapping[str, Any]) -> int | None:
+    """Bytes of all last-level caches that a CPU device uses; None where the system does not tell.
+
+    >>> last_level_cache_bytes({"caches": [{"level": 3, "size_bytes": 32, "cpus": 16, "instances": 2}]})
+    64
+    """
+    caches = device.get("caches") or []
+    return caches[-1]["size_bytes"] * caches[-1]["instances"] if caches else None
+
+
+def dtype_on(dtype: ModelDtype, gpu: Gpu, device: Mapping[str, Any]) -> Dtype:
+    """The type that a model is computed in on a device: its own, or for `native` the smallest without emulation.
+
+    Of types of equal size bfloat16 goes first, as models are trained in it. A GPU is known by its data sheet, a CPU by
+    its record; one from before these facts were recorded computed everything in float32.
+
+    >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
+    >>> dtype_on("native", get_gpu("h200"), {}), dtype_on("float16", get_gpu("h200"), {})
+    ('bfloat16', 'float16')
+    >>> [dtype_on("native", get_gpu("cpu-all"), {"native_dtypes": types}) for types in (["float32", "bfloat16"], [])]
+    ['bfloat16', 'float32']
+    """
+    if dtype != "native":
+        return dtype
+    half: tuple[tuple[Dtype, str], ...] = (("bfloat16", "bf16"), ("float16", "fp16"))
+    if gpu.kind == "cpu":
+        native = device.get("native_dtypes", ())
+        return next((name for name, _ in half if name in native), "float32")
+    return next((name for name, rate in half if rate in (gpu.dense_flop_per_s or {})), "float32")

@@ -1,0 +1,1 @@
+"""Engines: their knobs, and what they take."""

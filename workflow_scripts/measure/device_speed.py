@@ -1,0 +1,260 @@
+"""The rates at which a device copies, reads and multiplies, measured in a few seconds.
+
+    python -m workflow_scripts.measure.device_speed --gpu cpu-all --out results/demo/prepared/devices/cpu-all.json
+
+A CPU is measured on exactly the cores that its cells use; every device under the lock that its cells take. Reading is
+a matrix-vector product of a float32 matrix larger than the last-level cache: what decoding does with weights.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError, FlopDtype, Gpu, get_gpu, load_models
+from workflow_scripts.common.command import run_command
+from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
+from workflow_scripts.device.device_rates import DeviceRates, Samples
+from workflow_scripts.device.host_load import HostLoad
+from workflow_scripts.device.processor import dtype_on, last_level_cache_bytes
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.study.definition import resolved_models
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+RUNS = 20
+RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
+COLUMNS = 4096
+ROW_BYTES = 4 * COLUMNS
+CACHES = 4  # a working set of so many last-level caches finds next to nothing there
+MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
+WORKING_SET_MIN_BYTES = {"cpu": 2**28, "cuda": 2**30}
+ARITHMETIC: tuple[FlopDtype, ...] = ("fp32", "tf32", "bf16", "fp16")
+ON_CPU: Mapping[str, FlopDtype] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+READ_AGAIN = "read-"
+SMALLEST_SET_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of `run` moves `amount` bytes or computes `amount` floating-point operations."""
+
+    amount: float
+    shape: list[int]
+    run: Callable[[], object]
+
+
+def working_set_bytes(device: str, cache_bytes: int | None, memory_bytes: float) -> int:
+    """Bytes of the matrix that is copied and read: larger than the caches, an eighth of the memory at most.
+
+    >>> working_set_bytes("cpu", 32 * 2**20, 16 * 2**30) // 2**20
+    256
+    >>> working_set_bytes("cpu", 384 * 2**20, 64 * 2**30) // 2**20
+    1536
+    >>> working_set_bytes("cuda", 50 * 2**20, 4 * 2**30) // 2**20
+    512
+    """
+    wanted = max(WORKING_SET_MIN_BYTES[device], CACHES * (cache_bytes or 0))
+    return int(min(wanted, memory_bytes / 8)) // ROW_BYTES * ROW_BYTES
+
+
+def operations(
+    device: str, set_bytes: int, side: int, arithmetic: Sequence[FlopDtype], reread: Sequence[int] = ()
+) -> dict[str, Operation]:
+    """What is timed, by name: `copy`, `read`, `read-BYTES` of smaller sets, and a matrix product for each arithmetic.
+
+    Args:
+        device: `cpu` or `cuda`.
+        set_bytes: size of the matrix to copy and read, a multiple of `ROW_BYTES`.
+        side: rows and columns of the matrices to multiply.
+        arithmetic: names of the products; `tf32` is a product of float32 matrices that may be rounded to TF32.
+        reread: bytes of the smaller sets to read over and over, so that they may stay in caches.
+    """
+    import torch
+
+    source = torch.ones(set_bytes // ROW_BYTES, COLUMNS, device=device)
+    target = torch.zeros_like(source)
+    vector = torch.ones(COLUMNS, device=device)
+    shape = list(source.shape)
+    timed = {
+        "copy": Operation(2 * set_bytes, shape, lambda: target.copy_(source)),
+        "read": Operation(set_bytes, shape, lambda: torch.mv(source, vector)),
+    }
+    for size in reread:
+        part = source[: size // ROW_BYTES]
+        timed[f"{READ_AGAIN}{size}"] = Operation(part.nbytes, list(part.shape), partial(torch.mv, part, vector))
+    for name in arithmetic:
+        timed[name] = _matrix_product(name, device, side)
+    return timed
+
+
+def _matrix_product(name: FlopDtype, device: str, side: int) -> Operation:
+    import torch
+
+    dtypes = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    a, b = (torch.randn(side, side, device=device, dtype=dtypes[name]) for _ in range(2))
+    precision = "high" if name == "tf32" else "highest"
+
+    def multiply() -> None:
+        torch.set_float32_matmul_precision(precision)
+        torch.mm(a, b)
+
+    return Operation(2 * side**3, [side, side, side], multiply)
+
+
+def time_runs(
+    timed: Mapping[str, Operation],
+    synchronize: Callable[[], object],
+    runs: int = RUNS,
+    run_min_s: float = RUN_MIN_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Samples]:
+    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one.
+
+    A first call of each is not counted; a second one tells how many calls make a run of `run_min_s`.
+    """
+
+    def call_s(operation: Operation, calls: int) -> float:
+        synchronize()
+        began = clock()
+        for _ in range(calls):
+            operation.run()
+        synchronize()
+        return (clock() - began) / calls
+
+    calls = {}
+    for name, operation in timed.items():
+        operation.run()
+        calls[name] = max(1, math.ceil(run_min_s / call_s(operation, 1)))
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(runs):
+        for name, operation in timed.items():
+            times[name].append(call_s(operation, calls[name]))
+    return {
+        name: Samples(amount=o.amount, shape=o.shape, calls_per_run=calls[name], call_s=times[name])
+        for name, o in timed.items()
+    }
+
+
+def step_bytes(study: Study, gpu: Gpu, device: Mapping[str, Any]) -> list[int]:
+    """Bytes of weights that a decode step reads, of each model of the study on the device; unknown models left out."""
+    models, sizes = load_models(), set()
+    for name in resolved_models(study):
+        with contextlib.suppress(ModelFactsError):
+            facts = read_model_facts(models[name].config, dtype_on(models[name].dtype, gpu, device))
+            sizes.add(facts.decode_weight_bytes)
+    return sorted(sizes)
+
+
+def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
+    """Sizes in bytes of the sets that a CPU reads over and over: each twice the last, and those of the models.
+
+    >>> [size // 2**20 for size in sets_to_read(2**26, [20 * 2**20, 2**30])]
+    [4, 8, 16, 20, 32]
+    """
+    doubled = [SMALLEST_SET_BYTES * 2**i for i in range((largest // SMALLEST_SET_BYTES).bit_length())]
+    whole_rows = [size // ROW_BYTES * ROW_BYTES for size in (*doubled, *of_models)]
+    return sorted({size for size in whole_rows if SMALLEST_SET_BYTES <= size < largest})
+
+
+def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
+    """Measure the device that this process got; nothing else may use it meanwhile.
+
+    A CPU also reads as many bytes as a decode step of each of the study's models.
+
+    Raises:
+        WrongDeviceError: it is not `gpu`.
+    """
+    found = found_device(gpu)
+    if gpu.kind == "cpu":
+        use_cores(found["cores"])
+    import torch
+
+    device: str
+    synchronize: Callable[[], object]
+    if gpu.kind == "cpu":
+        device, threads, synchronize = "cpu", torch.get_num_threads(), lambda: None
+        cache_bytes = last_level_cache_bytes(found)
+        arithmetic = tuple(ON_CPU[dtype] for dtype in found["native_dtypes"])
+    else:
+        device, threads, synchronize = "cuda", None, torch.cuda.synchronize
+        cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        # What a GPU has no units for, it emulates, slowly.
+        arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
+    set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
+    of_models = step_bytes(study, gpu, found) if study else []
+    reread = sets_to_read(set_bytes, of_models) if device == "cpu" else []
+    with HostLoad() as load:
+        samples = time_runs(operations(device, set_bytes, MATRIX_SIDE[device], arithmetic, reread), synchronize)
+    return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__, load.record)
+
+
+def _record(
+    gpu: Gpu,
+    found: dict[str, Any],
+    samples: dict[str, Samples],
+    arithmetic: Sequence[FlopDtype],
+    cache_bytes: int | None,
+    threads: int | None,
+    torch_version: str,
+    host_load: dict[str, Any],
+) -> DeviceRates:
+    return DeviceRates(
+        gpu=gpu.name,
+        copy_bytes_per_s=samples["copy"].best_per_s,
+        copy_bytes_per_s_median=samples["copy"].median_per_s,
+        read_bytes_per_s=samples["read"].best_per_s,
+        read_bytes_per_s_median=samples["read"].median_per_s,
+        read_bytes_per_s_by_size={
+            int(name.removeprefix(READ_AGAIN)): of_size.best_per_s
+            for name, of_size in samples.items()
+            if name.startswith(READ_AGAIN)
+        },
+        matmul_flop_per_s={name: samples[name].best_per_s for name in arithmetic},
+        matmul_flop_per_s_median={name: samples[name].median_per_s for name in arithmetic},
+        last_level_cache_bytes=cache_bytes,
+        device=found,
+        threads=threads,
+        host=os.uname().nodename,
+        torch_version=str(torch_version),
+        host_load=host_load,
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        samples=samples,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one device and write its record."""
+    parser = argparse.ArgumentParser(
+        description="Measure how fast a device copies, reads and multiplies; write the rates, and all timed runs.",
+        epilog="example: python -m workflow_scripts.measure.device_speed --gpu cpu-all "
+        "--out results/demo/prepared/devices/cpu-all.json. Exit 1: the device here is another one, or in use; "
+        "2: bad input",
+    )
+    parser.add_argument("--gpu", required=True, help="name in config/gpus.yaml")
+    parser.add_argument("--study", type=Path, help="a study, to read as many bytes as a step of each of its models")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args(argv)
+    try:
+        gpu = get_gpu(args.gpu)
+        with device_lock(gpu):
+            rates = measure_device(gpu, load_study(args.study) if args.study else None)
+    except (CatalogError, StudyError) as e:
+        print(f"measure.device_speed: {e}", file=sys.stderr)
+        return 2
+    except WrongDeviceError as e:
+        print(f"measure.device_speed: {e}", file=sys.stderr)
+        return 1
+    rates.write(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

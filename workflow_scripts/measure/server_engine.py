@@ -1,0 +1,152 @@
+"""What every engine behind a server has in common: start it, load it, watch its queues, stop it."""
+
+import contextlib
+import os
+import resource
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.processes import ServerProcess
+from workflow_scripts.measure.scrape import Scraper, read_metrics
+from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
+from workflow_scripts.workloads.arrivals import Load
+
+LOOPBACK = "127.0.0.1"
+CLIENT_LOG = "client.log"
+# A connection that breaks is seen before the end of the process that broke it.
+END_IS_SEEN_S = 0.5
+
+
+class Serving:
+    """A server under load; subclasses say how it is launched and what it is asked.
+
+    The client is this process. On a CPU it runs on the cores that the device leaves over, if there are any.
+    """
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._load = Load.model_validate({k: setup.knobs[k] for k in Load.load_codes if k in setup.knobs})
+        self._steps: list[dict[str, Any]] = []
+        self._server: ServerProcess | None = None
+        self._target: Target
+
+    def _launch(self) -> tuple[ServerProcess | None, Target, str]:
+        """Start the server, if it is this process's to start; give what to ask it and its path of health."""
+        raise NotImplementedError
+
+    def _effective(self) -> dict[str, Any]:
+        """Settings of the healthy server that took effect."""
+        raise NotImplementedError
+
+    def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
+        return [request.prompt_token_ids for request in requests]
+
+    def start(self) -> dict[str, Any]:
+        """Start the server and wait until it is healthy; return the settings that took effect."""
+        try:
+            self._server, self._target, health_path = self._launch()
+            wait_until_healthy(self._target.address, health_path, self._ended, self._setup.start_limit_s)
+            return {**self._effective(), **self._client_cores()}
+        except BaseException:
+            self.stop()
+            raise
+
+    def _ended(self) -> str | None:
+        return self._server.ended() if self._server else None
+
+    def _client_cores(self) -> dict[str, Any]:
+        """Move this process off the device's cores, where the machine has others."""
+        if self._setup.device_kind != "cpu" or self._server is None:
+            return {}
+        others = sorted(set(self._setup.host_cores) - set(self._setup.cores))
+        if others:
+            os.sched_setaffinity(0, others)
+        return {"client_cores": others or list(self._setup.cores), "client_shares_cores": not others}
+
+    def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        """Send the requests as the load says, and watch the server's queues meanwhile.
+
+        A request that failed has its `error`, which says so if the server is gone.
+        """
+        records = self._send(requests, self._load.arrivals_s([r.arrival_s for r in requests], self._setup.seed))
+        if any(record.error for record in records):
+            time.sleep(END_IS_SEEN_S)
+            if (how := self._ended()) is not None:
+                return [replace(r, error=f"{how} ({r.error})") if r.error else r for r in records]
+        return records
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Send the requests all at once.
+
+        Raises:
+            ServerError: one of them failed.
+        """
+        failed = [record for record in self._send(requests, [0.0] * len(requests)) if record.error]
+        if failed:
+            raise ServerError(f"{len(failed)} of {len(requests)} requests to warm up with failed: {failed[0].error}")
+        self._steps.clear()
+
+    def _send(self, requests: Sequence[Request], arrivals_s: Sequence[float]) -> list[RequestRecord]:
+        log = self._setup.evidence / CLIENT_LOG
+        guard = self._server.guarded() if self._server else contextlib.nullcontext()
+        with guard, Scraper(self._target.address) as scraper:
+            records = send(self._target, requests, self._prompts(requests), arrivals_s, self._load.users, log)
+        self._steps += scraper.steps
+        return records
+
+    def reset(self) -> None:
+        """Nothing is known of how to empty this server's cache."""
+
+    def metrics(self) -> dict[str, Any]:
+        """The server's own metrics, and the CPU time of the client so far."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return {**read_metrics(self._target.address), "client_cpu_s": used.ru_utime + used.ru_stime}
+
+    def take_steps(self) -> list[dict[str, Any]]:
+        """The server's queues, about once a second; these are no steps of its scheduler and count no tokens."""
+        taken, self._steps = self._steps, []
+        return taken
+
+    def stop(self) -> None:
+        """End the server and all that it started."""
+        if self._server is not None:
+            self._server.stop()
+
+
+def free_port() -> int:
+    """A port of the loopback address that nothing listens on now."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def check_port_is_free(port: int) -> None:
+    """Make sure that no other server is measured in place of the one to be started.
+
+    Raises:
+        ServerError: something listens there.
+    """
+    with contextlib.closing(socket.socket()) as probe:
+        # As servers do: what an earlier one left in TIME_WAIT does not take the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as e:
+            raise ServerError(f"port {port} of {LOOPBACK} cannot be had: {e.strerror}") from None
+
+
+def address_on(port: int, api_key: str | None) -> Address:
+    """A server of this machine, reachable from this machine alone."""
+    return Address(f"http://{LOOPBACK}:{port}", api_key)
+
+
+def new_api_key() -> str:
+    """A key that nobody else has."""
+    return secrets.token_urlsafe(24)

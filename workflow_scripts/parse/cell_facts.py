@@ -1,0 +1,221 @@
+"""One cell's raw evidence as rows of typed facts, each with where it was read."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import ValidationError
+
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.parse.device_trace import read_trace
+from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.study.outcome import Outcome, read_outcome
+
+FACT_COLUMNS = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "name": "string",
+    "value": "Float64",
+    "text": "string",
+    "read_from": "string",
+}
+REQUEST_COLUMNS = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "request_id": "string",
+    "prompt_tokens": "Int64",
+    "output_tokens": "Int64",
+    "queued_s": "Float64",
+    "scheduled_s": "Float64",
+    "first_token_s": "Float64",
+    "last_token_s": "Float64",
+    "preemptions": "Int64",
+    "cached_prompt_tokens": "Int64",
+    "sent_s": "Float64",
+    # A list of numbers a request, null where the engine does not tell them.
+    "itl_s": "object",
+    "error": "string",
+}
+STEP_COLUMNS = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "time_s": "Float64",
+    "running": "Int64",
+    "waiting": "Int64",
+    "kv_cache_usage": "Float64",
+    "prompt_tokens": "Int64",
+    "generation_tokens": "Int64",
+    "preempted": "Int64",
+    "prefix_queries": "Int64",
+    "prefix_hits": "Int64",
+    "kv_tokens_live": "Int64",
+    "kv_slots_reserved": "Int64",
+    "kv_bytes_reserved": "Int64",
+}
+TRACE_COLUMNS = {
+    "cell_id": "string",
+    "repeat": "Int64",
+    "time_s": "Float64",
+    "memory_used_bytes": "Float64",
+    "process_memory_bytes": "Float64",
+    "utilization_pct": "Float64",
+    "process_cpu_pct": "Float64",
+    "power_w": "Float64",
+    "energy_j": "Float64",
+    "sm_clock_mhz": "Float64",
+    "memory_clock_mhz": "Float64",
+    "temperature_c": "Float64",
+    "throttle_reasons": "string",
+}
+TABLES = {"facts": FACT_COLUMNS, "requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
+
+# Facts of the log that outcome.json and the metrics do not hold.
+_LOG_FACTS = (
+    "engine_version",
+    "num_gpu_blocks",
+    "num_cpu_blocks",
+    "block_size",
+    "kv_cache_tokens",
+    "max_concurrency",
+    "max_concurrency_tokens_per_request",
+    "available_kv_cache_gib",
+    "model_weights_gib",
+    "peak_activation_gib",
+    "cuda_graph_gib",
+    "attention_backend",
+)
+
+# Metrics that start anew each time that they are asked for.
+_PEAKS = ("torch_max_memory_allocated_bytes",)
+
+
+@dataclass
+class CellFacts:
+    """Rows of one cell for each table; times in seconds since the start of the row's repeat."""
+
+    cell_id: str
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
+        """Add one fact, as a number or as text; a value that is not known leaves no row."""
+        if value is None:
+            return
+        number = float(value) if isinstance(value, bool | int | float) else None
+        text = None if number is not None else value if isinstance(value, str) else json.dumps(value)
+        self.facts.append({"repeat": repeat, "name": name, "value": number, "text": text, "read_from": read_from})
+
+
+def parse_cell(folder: Path, cell_id: str) -> CellFacts:
+    """Read everything in a cell's folder; what is damaged is left out, and a fact `damaged` says so."""
+    rows = CellFacts(cell_id)
+    try:
+        outcome = read_outcome(folder / "outcome.json")
+    except (ValidationError, ValueError, OSError) as e:
+        rows.add("damaged", f"outcome.json: {type(e).__name__}", "outcome.json")
+        return rows
+    _outcome_facts(outcome, rows)
+    _log_facts(folder / "raw" / "engine.log", rows)
+    starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
+    for record in _lines(folder / "raw" / "metrics.jsonl", rows):
+        _metric_facts(record, rows)
+    for name, table in (("requests", rows.requests), ("steps", rows.steps)):
+        for record in _lines(folder / "raw" / f"{name}.jsonl", rows):
+            if record.get("repeat") in starts_s:
+                table.append(_since(record, starts_s[record["repeat"]]))
+    _trace_rows(folder / "raw" / "device_trace.jsonl", outcome, rows)
+    return rows
+
+
+def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
+    source = "outcome.json"
+    rows.add("outcome", outcome.outcome, source)
+    rows.add("reason", outcome.reason, source)
+    rows.add("definition_sha256", outcome.definition_sha256, source)
+    rows.add("protocol", outcome.definition.get("protocol"), source)
+    groups = {
+        "effective": outcome.effective,
+        "phase_s": outcome.phases_s,
+        "device": outcome.device,
+        "host_load": outcome.host_load,
+        "provenance": outcome.provenance,
+    }
+    for group, values in groups.items():
+        for name, value in values.items():
+            rows.add(f"{group}.{name}", value, source)
+    if outcome.warmup is not None:
+        rows.add("warmup.requests", outcome.warmup.requests, source)
+        rows.add("warmup.passes", len(outcome.warmup.passes_s), source)
+        rows.add("warmup.steady", outcome.warmup.steady, source)
+    for repeat in outcome.repeats:
+        rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, source, repeat.repeat)
+        rows.add("start_unix_s", repeat.start_unix_s, source, repeat.repeat)
+
+
+def _log_facts(log: Path, rows: CellFacts) -> None:
+    if not log.exists():
+        return
+    facts = read_engine_log(log)
+    for name in _LOG_FACTS:
+        line = facts.read_from.get(name)
+        rows.add(f"log.{name}", getattr(facts, name), f"raw/engine.log:{line}" if line else "raw/engine.log")
+
+
+def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
+    """Counters as their growth in the repeat, peaks as their value at its end."""
+    before, after = record.get("before", {}), record.get("after", {})
+    for name, value in after.items():
+        if isinstance(value, bool | int | float):
+            earlier = None if name in _PEAKS else before.get(name)
+            growth = value - earlier if isinstance(earlier, int | float) else value
+            rows.add(f"metric.{name}", growth, "raw/metrics.jsonl", record["repeat"])
+        elif isinstance(value, dict) and isinstance(before.get(name), dict):
+            for part in ("sum", "count"):
+                rows.add(
+                    f"metric.{name}.{part}", value[part] - before[name][part], "raw/metrics.jsonl", record["repeat"]
+                )
+
+
+def _since(record: dict[str, Any], start_s: float) -> dict[str, Any]:
+    times = ("time_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s", "sent_s")
+    return {k: v - start_s if k in times and v is not None else v for k, v in record.items()}
+
+
+def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
+    if not trace.exists():
+        return
+    samples = read_trace(trace)
+    if samples.empty or "time_monotonic_s" not in samples:
+        return
+    memory = samples.get("process_memory_bytes")
+    if memory is not None:
+        before = memory.dropna().head(1)
+        # The first sample is taken before the engine is started.
+        rows.add("trace.process_memory_bytes_before", None if before.empty else float(before.iloc[0]), trace.name)
+    for repeat in outcome.repeats:
+        inside = samples[samples["time_monotonic_s"].between(repeat.start_monotonic_s, repeat.end_monotonic_s)]
+        for sample in inside.to_dict("records"):
+            row = {str(name): value for name, value in sample.items()}
+            if isinstance(row.get("throttle_reasons"), list):
+                row["throttle_reasons"] = ",".join(row["throttle_reasons"])
+            time_s = row["time_monotonic_s"] - repeat.start_monotonic_s
+            rows.trace.append({**row, "repeat": repeat.repeat, "time_s": time_s})
+
+
+def _lines(path: Path, rows: CellFacts) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    try:
+        yield from read_jsonl(path)
+    except ValueError:
+        rows.add("damaged", f"{path.name} ends in the middle of a record", f"raw/{path.name}")
+
+
+def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    """Rows as a table with exactly these columns and types; a column that no row has is all null."""
+    return pd.DataFrame(rows, columns=list(columns)).astype(columns)

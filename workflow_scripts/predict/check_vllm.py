@@ -1,0 +1,217 @@
+"""What vLLM itself says of settings, on a machine without their GPU: its argument parser and its config classes.
+
+Only configurations are built, as a start builds them; no weights, no kernels, no device. For a CUDA device vLLM is told
+to be on one: a platform with the memory and the compute capability of the catalogue stands in, and empty modules
+for the compiled extensions that a CPU build of vLLM lacks. What kernels take (block sizes, attention backends on this
+very GPU) is decided later in a start, so it is not checked here: a cell that asks for more ends as `infeasible`.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import ValidationError
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.engines.knobs import SPECULATION, VllmKnobs, command_line
+
+_EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
+# What modules of quantization methods ask the extensions while they are imported.
+_QUESTIONS = (
+    "cutlass_scaled_mm_supports_fp4",
+    "cutlass_scaled_mm_supports_fp8",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_group_gemm_supported",
+)
+# Operators that modules of compilation passes name while they are imported. vLLM's CPU build has them; its CUDA build
+# has them in an extension that cannot be loaded without NVIDIA's driver.
+_OPERATORS = (
+    "dynamic_per_token_scaled_fp8_quant",
+    "dynamic_scaled_fp8_quant",
+    "fused_add_rms_norm",
+    "fused_add_rms_norm_static_fp8_quant",
+    "fused_qk_norm_rope",
+    "rms_norm",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_static_fp8_quant",
+    "rotary_embedding",
+    "silu_and_mul",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_quant",
+    "static_scaled_fp8_quant",
+)
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True)
+class VllmSetting:
+    """One way to start vLLM; of a model's folder only `config.json` is needed. `serves`: by the API server."""
+
+    gpu: Gpu
+    model_dir: Path
+    dtype: str
+    knobs: VllmKnobs
+    draft_dir: Path | None = None
+    serves: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an engine refuses, in its words; `knobs`: those without any one of which it would not."""
+
+    knobs: tuple[str, ...]
+    words: str
+
+
+def vllm_faults(settings: Sequence[VllmSetting]) -> list[Fault | None]:
+    """A fault for each setting that vLLM refuses, in the order of `settings`.
+
+    vLLM is on one platform for the life of a process, so each kind of device has a process of its own.
+    """
+    faults: dict[int, Fault | None] = {}
+    by_kind: dict[bool, list[int]] = {}
+    for index, setting in enumerate(settings):
+        by_kind.setdefault(setting.gpu.kind == "cuda", []).append(index)
+    for indices in by_kind.values():
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            found = process.submit(_faults_of_one_platform, [settings[i] for i in indices]).result()
+        faults |= zip(indices, found, strict=True)
+    return [faults[index] for index in range(len(settings))]
+
+
+def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | None]:
+    os.environ |= _ENVIRONMENT
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # whatever libraries print while they are imported
+        os.dup2(quiet, stream)
+    choose_gpu = _stand_on(settings[0].gpu)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not typed for us
+        def error(self, message: str) -> Any:
+            raise ValueError(message)
+
+    parser = EngineArgs.add_cli_args(Parser())
+
+    def refusal(setting: VllmSetting) -> str | None:
+        """Why vLLM refuses the setting; None if it does not."""
+        choose_gpu(setting.gpu)
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+        os.environ |= setting.knobs.environment()
+        model = {"model": str(setting.model_dir), "load_format": "dummy", "dtype": setting.dtype}
+        arguments = setting.knobs.engine_arguments(str(setting.draft_dir) if setting.draft_dir else None)
+        usage = UsageContext.OPENAI_API_SERVER if setting.serves else UsageContext.LLM_CLASS
+        try:
+            args = EngineArgs.from_cli_args(parser.parse_args(command_line(model | arguments)))
+            args.create_engine_config(usage)
+        except (Exception, SystemExit) as e:
+            return _words(e)
+        return None
+
+    def fault(setting: VllmSetting) -> Fault | None:
+        words = refusal(setting)
+        if words is None:
+            return None
+        # What is refused as it is and without the knob is not that knob's fault.
+        culprits = [
+            name for name, knobs in _without_one(setting.knobs) if refusal(replace(setting, knobs=knobs)) is None
+        ]
+        return Fault(tuple(culprits), words)
+
+    return [fault(setting) for setting in settings]
+
+
+def _without_one(knobs: VllmKnobs) -> Iterator[tuple[str, VllmKnobs]]:
+    """The knobs that are set, each with the settings without it; those of speculative decoding go together."""
+    values = knobs.set_values()
+    for name in values:
+        dropped = SPECULATION if name in SPECULATION else {name}
+        yield name, VllmKnobs.model_validate({other: value for other, value in values.items() if other not in dropped})
+
+
+def _words(error: BaseException) -> str:
+    """An error's own words on one line."""
+    if isinstance(error, ValidationError):
+        faults = [
+            ": ".join([*map(str, fault["loc"]), fault["msg"].removeprefix("Value error, ")])
+            for fault in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        return " ".join("; ".join(faults).split())
+    name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{name}{' '.join(str(error).split())}"
+
+
+def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
+    """Put vLLM, which is not imported yet, on a platform of the device's kind; what is returned changes the device."""
+    if gpu.kind != "cuda":
+        os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # a build for GPUs would look for one
+        return lambda gpu: None
+    for extension in _EXTENSIONS:
+        sys.modules[extension] = _Absent(extension)
+    import torch
+    import vllm.platforms
+    from vllm.platforms.cuda import CudaPlatformBase
+    from vllm.platforms.interface import DeviceCapability
+
+    class CatalogueGpu(CudaPlatformBase):  # type: ignore[misc]  # vLLM is not typed for us
+        gpu: Gpu
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Any:
+            major, _, minor = str(cls.gpu.compute_capability).partition(".")
+            return DeviceCapability(int(major), int(minor))
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return cls.gpu.title
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return int(cls.gpu.usable_memory_bytes or cls.gpu.memory_bytes or 0)
+
+        @classmethod
+        def device_count(cls) -> int:
+            return 1024  # how many a node has is the site's to say
+
+        @classmethod
+        def is_fully_connected(cls, device_ids: list[int]) -> bool:
+            return True
+
+        @classmethod
+        def is_integrated_gpu(cls, device_id: int = 0) -> bool:
+            return False
+
+    CatalogueGpu.gpu = gpu
+    for question in _QUESTIONS:
+        setattr(torch.ops._C, question, lambda capability: capability >= 90)
+    for operator in _OPERATORS:
+        if not hasattr(torch.ops._C, operator):
+            setattr(torch.ops._C, operator, _Absent(operator))
+    vllm.platforms._current_platform = CatalogueGpu()
+
+    def choose(gpu: Gpu) -> None:
+        CatalogueGpu.gpu = gpu
+
+    return choose
+
+
+class _Absent(ModuleType):
+    """Stands in for a compiled module, so that what imports it can be imported; nothing of it is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None

@@ -1,0 +1,301 @@
+"""Memory terms of one device as vLLM profiles them at start-up: budget, weights, activation, graphs, the rest.
+
+vLLM loads the weights, runs a dummy batch of `max_num_batched_tokens` tokens, samples for `max_num_seqs` sequences and
+gives what is left of `gpu_memory_utilization` times the device's memory to the KV cache
+(vllm/v1/worker/gpu_worker.py, `determine_available_memory`). What can be counted is counted: weights, layer outputs,
+copies of the logits. What the driver and libraries take is not visible in a config; these numbers are named below,
+with where they were seen.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
+
+GIB = 2**30
+MIB = 2**20
+
+# vLLM versions from which the profiled memory differs, as release notes, source and published logs say.
+_FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
+_MORE_LIBRARIES = (0, 18)
+_COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is taken off the budget
+_IN_PLACE_SAMPLER = (0, 25, 1)  # model runner V2 for dense models: no float32 copies of the logits
+
+# Copies of [max_num_seqs, vocab] in float32 beside the logits themselves. Fused: the logits, the masked logits and the
+# probabilities. Sort: the logits, sorted values (1), their int64 indices (2) and the sort's own buffers (5).
+_FLOAT32_COPIES = {"in-place": 0, "fused": 3, "sort": 9}
+
+# Device memory that PyTorch does not allocate: CUDA modules and libraries. vLLM reports it as non-torch memory, on an
+# H100 0.13 GiB until 0.17 and 0.25 GiB from 0.18 on.
+_NON_TORCH_BYTES, _NON_TORCH_BYTES_BEFORE = 0.25 * GIB, 0.13 * GIB
+
+# Driver memory of captured graphs, seen with 28 layers: 0.50 GiB for 67 sizes in 29 pieces each (vLLM 0.10.1.1), and
+# 0.31 GiB for 35 sizes in pieces and 19 of them as a whole (0.22.0).
+_GRAPH_BYTES_PER_PIECE, _WHOLE_GRAPH_BYTES_PER_LAYER = 0.26 * MIB, 0.1 * MIB
+
+# PyTorch hands out large blocks in steps of 2 MiB, and vLLM loads weights with blocks above 20 MiB never split.
+_ALLOCATOR_STEP, _NEVER_SPLIT = 2 * MIB, 20 * MIB
+
+_VOCABULARY_STEP = 64  # vLLM pads the vocabulary to a multiple of this
+
+
+class CapacityError(ValueError):
+    """Settings for which there is no prediction; the message says which and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A number with its unit and how it was found."""
+
+    value: float
+    unit: str
+    how: str
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the engine is started with, by vLLM's argument names; None is the engine's default on this GPU.
+
+    `usage` tells the API server from the offline `LLM` class, whose default batch sizes differ. `sampler` matters
+    before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` goes by the version alone.
+    """
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enforce_eager: bool = False
+    kv_cache_memory_bytes: int | None = None
+    vllm_version: str = "0.32.0"
+    usage: Literal["server", "offline"] = "server"
+    sampler: Literal["auto", "fused", "sort"] = "auto"
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version's numbers, to compare by.
+
+        >>> EngineSettings(vllm_version="0.6.4.dev9+g5d264f4a").version
+        (0, 6, 4)
+
+        Raises:
+            CapacityError: the text is no version.
+        """
+        found = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
+        if found is None:
+            raise CapacityError(f"vllm_version {self.vllm_version!r} is not a version such as 0.32.0")
+        return tuple(int(part) for part in found[1].split("."))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sizes of the largest batch that the engine prepares for."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True)
+class PipelineRank:
+    """Part of a model: how many layers, and whether it holds the input table and the output matrix."""
+
+    index: int
+    layers: int
+    first: bool
+    last: bool
+
+
+def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
+    """Sizes that were asked for, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which go by the GPU."""
+    memory_gib = (gpu.usable_memory_bytes or gpu.memory_bytes or 0) / GIB
+    offline = settings.usage == "offline"
+    if gpu.kind == "cpu":
+        ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        seqs, tokens = (256 * ranks, 4096 * ranks) if offline else (128 * ranks, 2048 * ranks)
+    elif memory_gib >= 160:
+        seqs, tokens = 1024, 16384
+    elif memory_gib >= 70 and "a100" not in gpu.name:
+        seqs, tokens = 1024, 16384 if offline else 8192
+    else:
+        seqs, tokens = 256, 8192 if offline else 2048
+    max_model_len = settings.max_model_len or facts.max_positions
+    max_num_seqs = settings.max_num_seqs or seqs
+    budget = settings.max_num_batched_tokens or min(tokens, max_num_seqs * max_model_len)
+    return Batch(max_model_len, settings.max_num_seqs or min(seqs, budget), budget)
+
+
+def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]:
+    """Layers of each pipeline rank; a remainder goes to the ranks before the last, from behind.
+
+    >>> [rank.layers for rank in split_layers(14, 4)]
+    [3, 4, 4, 3]
+    """
+    size = pipeline_parallel_size
+    per_rank = [layers // size] * size
+    for i in range(2, layers % size + 2):
+        per_rank[-i] += 1
+    return [PipelineRank(i, n, first=i == 0, last=i == size - 1) for i, n in enumerate(per_rank)]
+
+
+def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
+    """Bytes that a token holds on one device; where there are more ranks than KV heads, each rank keeps a whole one."""
+    kv_heads = max(1, facts.kv_heads // settings.tensor_parallel_size)
+    element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    value = formulas.bytes_per_token(rank.layers, kv_heads, facts.head_dim, element)
+    how = f"2 x {rank.layers} layers x {kv_heads} KV heads x {facts.head_dim} elements x {element} bytes, on one device"
+    return Term(value, "bytes", how)
+
+
+def memory_terms(
+    facts: ModelFacts,
+    gpu: Gpu,
+    settings: EngineSettings,
+    rank: PipelineRank,
+    log_gib: Mapping[str, float],
+) -> dict[str, Term]:
+    """Bytes of one device from its memory down to what is left for the KV cache.
+
+    `log_gib` holds what an engine's log said in GiB; such a term is taken over instead of predicted.
+
+    Raises:
+        CapacityError: the device has no memory of its own and no size of the KV cache was given.
+    """
+    if settings.kv_cache_memory_bytes is not None:
+        return {
+            "available_kv_cache": Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
+        }
+    batch = batch_of(settings, facts, gpu)
+    memory = device_memory(gpu)
+    budget = math.ceil(memory.value * settings.gpu_memory_utilization)
+    taken = {
+        "weights": _logged(log_gib, "model_weights_gib") or weights(facts, settings, rank),
+        "activation": _logged(log_gib, "peak_activation_gib") or activation(facts, settings, rank, batch),
+        "cuda_graphs": cuda_graphs(gpu, settings, rank, batch, log_gib),
+        "other": other(settings),
+    }
+    left = budget - sum(term.value for term in taken.values())
+    kv_cache = Term(round(left), "bytes", "budget - weights - activation - cuda_graphs - other")
+    return {
+        "device_memory": memory,
+        "budget": Term(budget, "bytes", f"device_memory x {settings.gpu_memory_utilization:g}"),
+        **taken,
+        "available_kv_cache": _logged(log_gib, "available_kv_cache_gib") or kv_cache,
+    }
+
+
+def _logged(log_gib: Mapping[str, float], name: str) -> Term | None:
+    return Term(round(log_gib[name] * GIB), "bytes", f"log: {name} {log_gib[name]:g}") if name in log_gib else None
+
+
+def device_memory(gpu: Gpu) -> Term:
+    """Memory that the driver gives to programs on this GPU, of which the engine takes its share."""
+    for name in ("usable_memory_bytes", "memory_bytes"):
+        if (value := getattr(gpu, name)) is not None:
+            return Term(round(value), "bytes", f"{gpu.name}: {name}, {gpu.sources[name]}")
+    raise CapacityError(f"{gpu.name} has no memory of its own: give the size of its KV cache (--kv-cache-memory-bytes)")
+
+
+def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
+    """Weights of one rank: matrices and vocabulary tables are cut over tensor ranks, norms and biases copied."""
+    tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
+    query = facts.attention_width // tensor
+    key = max(1, facts.kv_heads // tensor) * facts.head_dim
+    intermediate = math.ceil(facts.intermediate / tensor)
+    # In the engine query, key and value are one matrix, and so are the two that go into a gated MLP.
+    matrices = [
+        hidden * (query + 2 * key),
+        query * hidden,
+        hidden * intermediate * (2 if facts.gated_mlp else 1),
+        intermediate * hidden,
+    ]
+    vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
+    tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
+    # Rotary positions are a table of cosines and sines, as long as the model's longest text.
+    positions = facts.position_embedding_parameters or facts.max_positions * facts.head_dim
+    value = (
+        rank.layers * sum(_allocated(m * facts.bytes_per_matrix_parameter) for m in matrices)
+        + tables * _allocated(vocabulary * hidden / tensor * element)
+        + (rank.layers * facts.layer_vector_parameters + positions) * element
+    )
+    stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
+    how = (
+        f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}; in the allocator's steps"
+    )
+    return Term(round(value), "bytes", how)
+
+
+def _allocated(size: float) -> float:
+    """Bytes that the allocator takes for a tensor of `size` bytes."""
+    return size if size < _NEVER_SPLIT else math.ceil(size / _ALLOCATOR_STEP) * _ALLOCATOR_STEP
+
+
+def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, batch: Batch) -> Term:
+    """Peak of the dummy batch: in a layer's MLP, or in the sampler, which the last pipeline rank alone runs."""
+    element, tokens, seqs = DTYPE_BYTES[facts.dtype], batch.max_num_batched_tokens, batch.max_num_seqs
+    mlp = (3 if facts.gated_mlp else 2) * facts.intermediate / settings.tensor_parallel_size
+    forward = tokens * (mlp + 4 * facts.hidden) * element
+    in_mlp = Term(round(forward), "bytes", f"{tokens} tokens in a layer's MLP, with four hidden states each")
+    if not rank.last:
+        return in_mlp
+    sampler = _sampler(settings)
+    copies = _FLOAT32_COPIES[sampler]
+    sampling = seqs * facts.vocab * (element + 4 * copies) + 2 * tokens * facts.hidden * element
+    how = f"logits of {seqs} sequences over {facts.vocab} tokens, {copies} float32 copies of them ({sampler} sampler)"
+    return max(in_mlp, Term(round(sampling), "bytes", how), key=lambda term: term.value)
+
+
+def _sampler(settings: EngineSettings) -> str:
+    if settings.version >= _IN_PLACE_SAMPLER:
+        return "in-place"
+    if settings.version >= _FUSED_SAMPLER:
+        return "fused"
+    return "sort" if settings.sampler == "auto" else settings.sampler
+
+
+def cuda_graphs(
+    gpu: Gpu, settings: EngineSettings, rank: PipelineRank, batch: Batch, log_gib: Mapping[str, float]
+) -> Term:
+    """What the engine takes off the budget for the graphs that it is to capture."""
+    if settings.enforce_eager:
+        return Term(0, "bytes", "none are captured (enforce_eager)")
+    if settings.version < _COUNTS_GRAPHS:
+        return Term(0, "bytes", f"vLLM {settings.vllm_version} takes none off the budget; 0.21 and later do")
+    if "peak_activation_gib" in log_gib:
+        return Term(0, "bytes", "counted in the log's peak activation")
+    if logged := _logged(log_gib, "cuda_graph_gib"):
+        return logged
+    sizes = capture_sizes(batch, limit=1024 if gpu.name == "b200" else 512)
+    whole = sum(size <= batch.max_num_seqs for size in sizes)
+    pieces = rank.layers + 1
+    value = len(sizes) * pieces * _GRAPH_BYTES_PER_PIECE + whole * rank.layers * _WHOLE_GRAPH_BYTES_PER_LAYER
+    return Term(round(value), "bytes", f"{len(sizes)} batch sizes in {pieces} pieces each, {whole} of them also whole")
+
+
+def capture_sizes(batch: Batch, limit: int = 512) -> list[int]:
+    """Batch sizes for which vLLM captures graphs by default (`VllmConfig._set_cudagraph_sizes`).
+
+    >>> sizes = capture_sizes(Batch(max_model_len=4096, max_num_seqs=128, max_num_batched_tokens=2048))
+    >>> len(sizes), sizes[:5], sizes[-2:]
+    (35, [1, 2, 4, 8, 16], [248, 256])
+    """
+    largest = min(2 * batch.max_num_seqs, limit, batch.max_num_batched_tokens)
+    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), batch.max_num_seqs}
+    return sorted(size for size in sizes if size <= largest)
+
+
+def other(settings: EngineSettings) -> Term:
+    """CUDA modules and libraries. Buffers of collectives come on top and are not predicted: 0.1 to 2 GiB were seen."""
+    several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
+    without = "; without buffers of collectives" if several else ""
+    if settings.version >= _MORE_LIBRARIES:
+        return Term(round(_NON_TORCH_BYTES), "bytes", f"CUDA modules and libraries, seen from vLLM 0.18 on{without}")
+    return Term(round(_NON_TORCH_BYTES_BEFORE), "bytes", f"CUDA modules and libraries, seen before vLLM 0.18{without}")

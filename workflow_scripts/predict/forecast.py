@@ -1,0 +1,243 @@
+"""Forecast of a study: a record for each cell of what it should do, before it is measured.
+
+Cells whose engines decide alike share one schedule, on whatever device. docs/plan.md says how a prediction is made and
+what a record holds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load_models
+from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.knobs import HfStaticKnobs, VllmKnobs
+from workflow_scripts.physics.calibration import CALIBRATIONS, Calibration, Speed, read_calibration, speed_of
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.step_time import StepConstants
+from workflow_scripts.predict.capacity_of_cells import engine_settings, predict_vllm
+from workflow_scripts.predict.engine_memory import batch_of
+from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.speed import FIELDS, CellTask, Record, Task, predict_task
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.request import WorkloadError
+
+
+class UnpredictableError(Exception):
+    """A cell for which there is no prediction; the message says why."""
+
+
+def predict_cells(
+    study: Study,
+    cells: Iterable[Cell],
+    devices: Path | None = None,
+    calibrations: Path = CALIBRATIONS,
+    run: Callable[..., Iterable[list[Record]]] = map,
+) -> Iterator[Record]:
+    """A record for each cell, in no particular order.
+
+    Args:
+        study: the study that the cells are of.
+        cells: which of its cells.
+        devices: folder with records of devices that were measured.
+        calibrations: folder with calibrations by the names of devices.
+        run: `map`, or one that works in parallel.
+
+    Raises:
+        WorkloadError: a workload's requests cannot be told.
+        CalibrationError: a calibration cannot be read.
+    """
+    tasks, unpredictable = tasks_of(study, cells, devices, calibrations)
+    yield from unpredictable
+    for records in run(predict_task, tasks):
+        yield from records
+
+
+def tasks_of(
+    study: Study, cells: Iterable[Cell], devices: Path | None = None, calibrations: Path = CALIBRATIONS
+) -> tuple[list[Task], list[Record]]:
+    """Cells grouped by the schedule that they share, and records of those that have none."""
+    known = _Known(study, devices, calibrations)
+    groups: dict[Any, list[CellTask]] = {}
+    unpredictable = []
+    for cell in cells:
+        record = _empty(cell)
+        try:
+            key, task = known.task(cell, record)
+        except UnpredictableError as e:
+            reason = record["unknown"] or (None if record["infeasible"] else str(e))
+            unpredictable.append(record | {"unknown": reason})
+        else:
+            groups.setdefault(key, []).append(task)
+    tasks = [
+        Task(known.lengths(workload, count)[0], settings, batch_size, tuple(of_group))
+        for (workload, count, settings, batch_size, _), of_group in groups.items()
+    ]
+    return tasks, unpredictable
+
+
+def _empty(cell: Cell) -> Record:
+    names = {"gpu": cell.gpu, "engine": cell.engine, "model": cell.model, "workload": cell.workload}
+    record: Record = dict.fromkeys(FIELDS)
+    return record | {"cell_id": cell.id, **names, "knobs": cell.knobs.slug(), "source": "predicted"}
+
+
+class _Known:
+    """What is known of a study's devices, models and workloads, each read once."""
+
+    def __init__(self, study: Study, devices: Path | None, calibrations: Path) -> None:
+        self.study = study
+        gpus, models = load_gpus(), load_models()
+
+        @cache
+        def rates(gpu: str) -> DeviceRates | None:
+            path = devices / f"{gpu}.json" if devices else None
+            return read_device_rates(path) if path and path.exists() else None
+
+        @cache
+        def facts(gpu: str, model: str, quantization: str | None) -> ModelFacts:
+            measured = rates(gpu)
+            device = measured.device if measured else cpu_here(gpus[gpu])
+            return read_model_facts(
+                models[model].config, dtype_on(models[model].dtype, gpus[gpu], device), quantization
+            )
+
+        @cache
+        def speed(gpu: str, engine: str, model: str, dtype: Dtype, eager_layers: int) -> Speed | None:
+            path = calibrations / f"{gpu}.yaml"
+            calibration = read_calibration(path) if path.exists() else None
+            measured = rates(gpu)
+            if calibration and not _is_of(calibration, gpus[gpu], measured):
+                calibration = None
+            speed = speed_of(
+                gpus[gpu], engine, model, dtype, eager_layers=eager_layers, rates=measured, calibration=calibration
+            )
+            if speed is None or models[model].dtype != "native":
+                return speed
+            known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if measured else "host that predicts"
+            return speed.model_copy(update={"how": f"{speed.how}; {dtype} is what is native by the {known_by}"})
+
+        @cache
+        def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
+            return lengths_of(study.workloads[workload], count)
+
+        self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
+
+    def task(self, cell: Cell, record: Record) -> tuple[Any, CellTask]:
+        """The cell's task with the key of those that share its schedule; fills what is known in `record`.
+
+        Raises:
+            UnpredictableError: its speed is not predicted.
+        """
+        gpu, knobs = self.gpus[cell.gpu], cell.knobs
+        count = record["num_requests"] = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
+        facts = self._facts_of(cell)
+        if isinstance(knobs, Load):
+            raise UnpredictableError(f"{cell.engine}: the load on a server is not modelled")
+        if isinstance(knobs, VllmKnobs):
+            settings, num_blocks = _scheduler(knobs, gpu, facts, record)
+            batch_size, limit = None, settings.max_model_len
+            ranks, kv_cache_dtype = knobs.tensor_parallel_size or 1, knobs.kv_cache_dtype or "auto"
+            eager = bool(knobs.enforce_eager)
+        elif isinstance(knobs, HfStaticKnobs):
+            settings, num_blocks, limit = None, None, facts.max_positions
+            batch_size = record["max_num_seqs"] = knobs.batch_size
+            ranks, kv_cache_dtype, eager = 1, "auto", True
+        else:
+            raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
+        requests = self._requests_of(cell, count, limit, record)
+        task = CellTask(
+            record=record,
+            num_blocks=num_blocks,
+            facts=facts,
+            kv_cache_dtype=kv_cache_dtype,
+            ranks=ranks,
+            speed=self._speed_of(cell, facts, eager),
+            ceiling=_ceiling(gpu, facts),
+            kind=gpu.kind,
+            eager=eager,
+            repeats=self.study.repeats,
+            margin_pct=self.study.equivalence_margin_pct,
+            cache=knobs.cache_implementation if isinstance(knobs, HfStaticKnobs) else None,
+        )
+        # Where requests arrive over time, a faster engine decides otherwise: the cell has a schedule of its own.
+        own = cell.id if requests.arrival_s is not None else None
+        return (cell.workload, count, settings, batch_size, own), task
+
+    def _facts_of(self, cell: Cell) -> ModelFacts:
+        try:
+            quantization = cell.knobs.quantization if isinstance(cell.knobs, VllmKnobs) else None
+            return self.facts(cell.gpu, cell.model, quantization)
+        except ModelFactsError as e:
+            raise UnpredictableError(str(e)) from None
+
+    def _speed_of(self, cell: Cell, facts: ModelFacts, eager: bool) -> Speed | None:
+        dtype = cast(Dtype, facts.dtype)
+        return self.speed(cell.gpu, cell.engine, cell.model, dtype, facts.layers if eager else 0)
+
+    def _requests_of(self, cell: Cell, count: int, limit: int, record: Record) -> RequestLengths:
+        try:
+            requests, kind = self.lengths(cell.workload, count)
+        except WorkloadError as e:
+            raise UnpredictableError(f"workload {cell.workload!r}: {e}") from None
+        longest = int((requests.prompt_tokens + requests.output_tokens).max())
+        if longest > limit:
+            raise UnpredictableError(f"a request of {longest} tokens does not fit a context of {limit}")
+        record |= {
+            "lengths": kind,
+            "prompt_tokens": int(requests.prompt_tokens.sum()),
+            "output_tokens": int(requests.output_tokens.sum()),
+        }
+        return requests
+
+
+def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) -> tuple[SchedulerSettings, int]:
+    """What vLLM's scheduler goes by, and its KV blocks; fills what is known in `record`."""
+    capacity = predict_vllm(knobs, gpu, facts)
+    record |= {name: capacity[name] for name in ("num_blocks", "kv_cache_tokens", "max_concurrency")}
+    record |= {"infeasible": capacity["infeasible"], "unknown": capacity["unknown"]}
+    if capacity["infeasible"] or capacity["unknown"]:
+        raise UnpredictableError("its KV cache is not known")
+    if knobs.num_speculative_tokens:
+        raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
+    if (knobs.pipeline_parallel_size or 1) > 1:
+        raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
+    if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
+        raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
+    engine = engine_settings(knobs, gpu)
+    batch = batch_of(engine, facts, gpu)
+    record |= {"max_num_seqs": batch.max_num_seqs, "max_num_batched_tokens": batch.max_num_batched_tokens}
+    settings = SchedulerSettings(
+        max_num_seqs=batch.max_num_seqs,
+        max_num_batched_tokens=batch.max_num_batched_tokens,
+        block_size=engine.block_size,
+        max_model_len=batch.max_model_len,
+        enable_prefix_caching=knobs.enable_prefix_caching is not False,
+        enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
+        async_scheduling=gpu.kind != "cpu",  # where vLLM turns it off
+    )
+    return settings, int(capacity["num_blocks"])
+
+
+def _is_of(calibration: Calibration, gpu: Gpu, measured: DeviceRates | None) -> bool:
+    """Whether a calibration is of this very device: the CPUs of two hosts have one name in the catalogue."""
+    if calibration.device_name is None:
+        return True
+    if measured is not None:
+        return bool(measured.device.get("name") == calibration.device_name)
+    return gpu.kind != "cpu" or cpu_here(gpu).get("name") == calibration.device_name
+
+
+def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepConstants | None:
+    """Constants that no engine on the device beats; None where they are not known."""
+    flop_per_s = gpu.peak_flop_per_s(facts.dtype)
+    if gpu.memory_bandwidth_bytes_per_s is None or flop_per_s is None:
+        return None
+    return StepConstants(
+        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s, flop_per_s=flop_per_s, step_overhead_s=0.0
+    )

@@ -1,0 +1,108 @@
+"""Which knobs of a study can matter at all, by its forecast: alike cells are compared in which one knob differs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.predict.speed import KV_BLOCKS, PROMPTS, TOKEN_BUDGET
+from workflow_scripts.study.grid import Cell
+
+# Predicted rates that differ by less are the same.
+NOTICEABLE_PCT = 0.5
+COLUMNS = ("gpu", "engine", "model", "workload", "knob", "values", "spread_pct", "verdict", "why")
+SIZES_OF_THE_CACHE = ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib", "knob_max_model_len")
+# A limit that is reached for a smaller share of the time than this is hardly tried.
+HARDLY_TRIED = 0.5
+MOST_VALUES = 8
+# A knob that changes no step may still choose other kernels, which no schedule knows.
+MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
+
+
+def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
+    """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `COLUMNS`.
+
+    `spread_pct`: how much faster the fastest value is than the slowest, in the predicted output tokens/s; the largest
+    such difference between cells that are alike in all other knobs.
+    """
+    knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
+    settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
+    table = forecast.set_index("cell_id").join(settings)
+    knobs = [name for name in table if str(name).startswith("knob_")]
+    rows = []
+    for names, part in table.groupby(["gpu", "engine", "model", "workload"], sort=False):
+        for knob in knobs:
+            values = list(dict.fromkeys(part[knob].dropna()))
+            if len(values) > 1:
+                effect = _effect(part, str(knob), [str(other) for other in knobs if other != knob])
+                rows.append([*names, str(knob).removeprefix("knob_"), _shown(values), *effect])
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _shown(values: list[Any]) -> str:
+    """Values of a knob in order, many of them by their ends.
+
+    >>> _shown([16, 8, 32]), _shown([i / 100 for i in range(50, 96)])
+    ('8, 16, 32', '0.5, 0.51, ... 0.95 (46 values)')
+    """
+    ordered = sorted(values, key=lambda value: (isinstance(value, str), value))
+    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in ordered]
+    if len(texts) > MOST_VALUES:
+        return f"{texts[0]}, {texts[1]}, ... {texts[-1]} ({len(texts)} values)"
+    return ", ".join(texts)
+
+
+def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float | None, str, str]:
+    known = part[part["output_tokens_per_s"].notna()]
+    if known.empty:
+        return None, OPEN, "no cell of these is predicted"
+    key = known[list(others)].astype(str).agg("|".join, axis=1) if len(others) else pd.Series("", index=known.index)
+    rates = known["output_tokens_per_s"].astype(float).groupby(key)
+    several = known[knob].groupby(key).nunique() > 1
+    if not several.any():
+        return None, OPEN, "no two feasible cells differ in it alone"
+    spread = float(100 * (rates.max() / rates.min() - 1)[several].max())
+    if spread < NOTICEABLE_PCT:
+        why = _why_not(known, knob)
+        return spread, CANNOT if why else NO_STEP, why or "only kernels, which are not modelled, can differ"
+    return spread, MATTERS, _up_to(known, knob)
+
+
+def _why_not(known: pd.DataFrame, knob: str) -> str:
+    """What never comes into play, so that the knob cannot either; nothing if the steps only happen to be alike."""
+    bound = set(known["bound_by"].dropna())
+    if knob == "knob_max_num_seqs":
+        return _up_to(known, knob)
+    if knob in SIZES_OF_THE_CACHE and KV_BLOCKS not in bound:
+        return "KV blocks never run short"
+    if knob == "knob_enable_prefix_caching" and not known["cached_tokens"].astype(float).any():
+        return "prompts share no whole block"
+    return ""
+
+
+def _up_to(known: pd.DataFrame, knob: str) -> str:
+    """For max-num-seqs: from which value on something else binds, and what it would take for more."""
+    if knob != "knob_max_num_seqs":
+        return ""
+    numbers = known.astype(dict.fromkeys(["running_peak", "max_num_seqs", "full_share", "prompts_to_fill"], float))
+    idle = numbers[numbers["running_peak"] < numbers["max_num_seqs"]]
+    if idle.empty:
+        highest = numbers["max_num_seqs"].max()
+        share = numbers.loc[numbers["max_num_seqs"] == highest, "full_share"].max()
+        hardly = f"; {highest:.0f} for less than half of the time, more prompts would show more of it"
+        return "every value is reached" + (hardly if share < HARDLY_TRIED else "")
+    peak, lowest, highest_idle = (
+        int(value) for value in (idle["running_peak"].max(), idle["max_num_seqs"].min(), idle["max_num_seqs"].max())
+    )
+    needed = idle["prompts_to_fill"].max()
+    more = f"; {needed:.0f} prompts would fill {highest_idle}" if needed == needed else ""
+    return f"from {lowest} on {_what(idle)}: at most {peak} run at once{more}"
+
+
+def _what(idle: pd.DataFrame) -> str:
+    words: Mapping[str, str] = {
+        PROMPTS: "prompts run out",
+        KV_BLOCKS: "KV blocks bind",
+        TOKEN_BUDGET: "the token budget binds",
+    }
+    return " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)

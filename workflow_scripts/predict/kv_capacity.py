@@ -1,0 +1,283 @@
+"""How many KV blocks, tokens and requests fit on a GPU, before there is a GPU.
+
+    python -m workflow_scripts.predict.kv_capacity --model llama-3.1-8b-instruct --gpu h200 \\
+        --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
+
+prints JSON. Each term has a value, a unit and how it was found: predicted by the way in which vLLM profiles memory,
+read from an engine's log (`--from-log`), or given. Sizes are those of the device that binds, the one with the fewest
+blocks.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, resolve
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json
+from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.predict.engine_memory import (
+    GIB,
+    CapacityError,
+    EngineSettings,
+    PipelineRank,
+    Term,
+    batch_of,
+    bytes_per_token,
+    memory_terms,
+    split_layers,
+)
+
+# What an engine's log may say of its memory, as `workflow_scripts.parse.engine_log` names it.
+LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
+
+
+def predict_capacity(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
+) -> dict[str, Term]:
+    """Memory terms, blocks, tokens and concurrency of the pipeline rank that binds: the one with the fewest blocks.
+
+    Qwen2-7B where a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
+
+    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve("a100-pcie-80gb")[0]
+    >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
+    >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
+    [917504, 5863, 93808]
+
+    Args:
+        facts: the model.
+        gpu: the devices, all of one kind.
+        settings: what the engine is started with.
+        log_facts: what an engine's log said, by the names of `LOG_FACTS`; used in place of predictions.
+
+    Raises:
+        CapacityError: no prediction for these settings.
+    """
+    tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    if facts.heads % tensor:
+        raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {facts.heads} attention heads")
+    if facts.kv_heads % tensor and tensor % facts.kv_heads:
+        raise CapacityError(
+            f"tensor_parallel_size {tensor} must divide the model's {facts.kv_heads} KV heads, or they it"
+        )
+    if pipeline > facts.layers:
+        raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")
+    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
+    ranks = [_of_rank(facts, gpu, settings, rank, log_gib) for rank in split_layers(facts.layers, pipeline)]
+    binding = min(ranks, key=lambda terms: terms["num_blocks"].value)
+    return binding | _requests(settings.block_size, batch_of(settings, facts, gpu).max_model_len, binding)
+
+
+def _of_rank(
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: Mapping[str, float]
+) -> dict[str, Term]:
+    per_token = bytes_per_token(facts, settings, rank)
+    per_block = formulas.bytes_per_block(settings.block_size, int(per_token.value))
+    memory = memory_terms(facts, gpu, settings, rank, log_gib)
+    blocks = formulas.num_blocks(memory["available_kv_cache"].value, per_block)
+    return {
+        "pipeline_rank": Term(rank.index, "rank", f"fewest blocks of {settings.pipeline_parallel_size}"),
+        **memory,
+        "bytes_per_token": per_token,
+        "bytes_per_block": Term(per_block, "bytes", f"bytes_per_token x {settings.block_size} tokens"),
+        "num_blocks": Term(blocks, "blocks", "available_kv_cache / bytes_per_block, rounded down"),
+    }
+
+
+def _requests(block_size: int, max_model_len: int, terms: Mapping[str, Term]) -> dict[str, Term]:
+    blocks = int(terms["num_blocks"].value)
+    needed = math.ceil(max_model_len / block_size)
+    concurrency = formulas.max_concurrency(blocks, block_size, max_model_len)
+    how = f"num_blocks / {needed} blocks of a request of {max_model_len} tokens"
+    return {
+        "kv_cache_tokens": Term(blocks * block_size, "tokens", "num_blocks x block_size"),
+        "max_concurrency": Term(round(concurrency, 4), "requests", how),
+        # The engine keeps one block back that stands for none in its tables.
+        "feasible": Term(
+            blocks > needed, "bool", f"a request of {max_model_len} tokens fits beside the engine's own block"
+        ),
+    }
+
+
+def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """What blocks that were seen at several utilizations say of the device's memory and of the overhead.
+
+    A prediction that misses can be told from a device that was another one: see `formulas.memory_and_overhead`.
+
+    Blocks of 1 MB on a device of 10 GB, of which 1 GB is predicted to be taken and 2 GB are:
+
+    >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
+    >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
+    >>> found = explain_observed(terms, [(0.5, 3000), (0.9, 7000)])
+    >>> [round(found[name].value / 1e9, 3) for name in ("implied_memory", "implied_overhead", "predicted_overhead")]
+    [10.0, 2.0, 1.0]
+
+    Args:
+        terms: the prediction for this model and GPU.
+        observed: pairs of gpu_memory_utilization and number of blocks.
+
+    Raises:
+        CapacityError: fewer than two utilizations, or a prediction without a device's memory.
+    """
+    if len({utilization for utilization, _ in observed}) < 2:
+        raise CapacityError("--observed is needed for two utilizations or more, to tell memory from overhead")
+    if "device_memory" not in terms:
+        raise CapacityError("--observed cannot be explained with a given size of the KV cache")
+    per_block, device = terms["bytes_per_block"].value, terms["device_memory"].value
+    memory, overhead = formulas.memory_and_overhead(observed, per_block)
+    expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
+    return {
+        "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
+        "implied_overhead": Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
+        "predicted_overhead": Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
+        "explanation": (
+            f"Blocks of {per_block:,.0f} bytes fit a device of {memory / GIB:.2f} GiB with {overhead / GIB:.2f} GiB of "
+            f"weights and overhead (predicted: {expected / GIB:.2f} GiB); this GPU has {device / GIB:.2f} GiB. "
+            + _factor(device / memory)
+        ),
+    }
+
+
+def _factor(factor: float) -> str:
+    """What it would take for the blocks to fill the whole GPU, if they were `factor` times as large as predicted."""
+    whole = round(factor)
+    if abs(factor - 1) < 0.03:
+        return "The blocks are those of this GPU."
+    if whole > 1 and abs(factor / whole - 1) < 0.03:
+        return f"Blocks {whole} times as large would fill it, as an element of {whole} times the width makes them."
+    return f"Only blocks {factor:.2f} times as large would fill it, and no width of an element makes them so."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the capacity of one model on one kind of GPU as JSON."""
+    args = _parser().parse_args(argv)
+    try:
+        print(json.dumps(_report(args), indent=2, default=asdict))
+    except (CapacityError, CatalogError, ModelFactsError) as e:
+        print(f"capacity: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _report(args: argparse.Namespace) -> dict[str, Any]:
+    gpu = _gpu_of(args.gpu)
+    facts = _facts_of(args.model, args.quantization, gpu)
+    log = _read_log(args.from_log) if args.from_log else {}
+    given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
+    given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
+    settings = EngineSettings(**given)
+    terms = predict_capacity(facts, gpu, settings, log)
+    batch = batch_of(settings, facts, gpu)
+    report: dict[str, Any] = {
+        "source": "predicted",
+        "model": args.model,
+        "quantization": facts.quantization,
+        "gpu": gpu.name,
+        "settings": asdict(settings) | asdict(batch),
+        **terms,
+    }
+    if args.observed:
+        report["observed"] = explain_observed(terms, args.observed)
+    return report
+
+
+def _facts_of(model: str, quantization: str | None, gpu: Gpu) -> ModelFacts:
+    folder = Path(model)
+    if folder.exists():
+        return read_model_facts(folder, quantization=quantization)
+    entry = get_model(model)
+    return read_model_facts(entry.config, dtype_on(entry.dtype, gpu, cpu_here(gpu)), quantization)
+
+
+def _gpu_of(name: str) -> Gpu:
+    candidates = resolve(name)
+    if len(candidates) > 1:
+        raise CatalogError(f"GPU {name!r} may be any of {', '.join(gpu.name for gpu in candidates)}: name one")
+    return candidates[0]
+
+
+def _read_log(path: Path) -> dict[str, Any]:
+    try:
+        log = read_json(path)
+    except OSError as e:
+        raise CapacityError(f"{path}: {e.strerror}") from None
+    except ValueError:
+        raise CapacityError(f"{path}: not the JSON that `python -m workflow_scripts.parse.engine_log` prints") from None
+    if not isinstance(log, dict) or all(log.get(name) is None for name in LOG_FACTS):
+        raise CapacityError(f"{path}: has none of {', '.join(LOG_FACTS)}")
+    return log
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return value
+
+
+def _observation(text: str) -> tuple[float, int]:
+    utilization, _, blocks = text.partition("=")
+    return _share(utilization), _positive(blocks)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workflow_scripts.predict.kv_capacity",
+        description="Predict KV blocks, tokens and concurrent requests; print JSON with how each term was found.",
+        epilog=(
+            "example: --model opt-125m --gpu l4 --block-size 16 --gpu-memory-utilization 0.5 --max-model-len 2048 "
+            "--vllm-version 0.22.1 --observed 0.5=8788 --observed 0.9=17234"
+        ),
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="name in config/models, or a folder with config.json")
+    add("--gpu", required=True, help="name in config/gpus.yaml")
+    add("--block-size", type=_positive, required=True, help="tokens a block")
+    add("--gpu-memory-utilization", type=_share, required=True, help="share of the device's memory for the engine")
+    add("--max-model-len", type=_positive, required=True, help="tokens of the longest request")
+    add("--tensor-parallel-size", type=_positive, default=1)
+    add("--pipeline-parallel-size", type=_positive, default=1)
+    add("--kv-cache-dtype", default="auto", help=f"auto (the model's), {', '.join(DTYPE_BYTES)}")
+    add("--quantization", help="of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8; default: the config's")
+    add("--max-num-seqs", type=_positive, help="default: vLLM's on this GPU")
+    add("--max-num-batched-tokens", type=_positive, help="default: vLLM's on this GPU")
+    add("--enforce-eager", action="store_true", help="no CUDA graphs")
+    add("--kv-cache-memory-bytes", type=_positive, help="size of the KV cache, given instead of profiled; for CPUs")
+    add("--vllm-version", help=f"default: the log's, else {EngineSettings.vllm_version}")
+    add("--usage", choices=["server", "offline"], default="server", help="whose default batch sizes (default: server)")
+    add("--sampler", choices=["auto", "fused", "sort"], default="auto", help="before vLLM 0.17: fused has FlashInfer")
+    add(
+        "--from-log",
+        type=Path,
+        metavar="FILE",
+        help="facts as `python -m workflow_scripts.parse.engine_log` prints them",
+    )
+    add(
+        "--observed",
+        type=_observation,
+        action="append",
+        metavar="UTILIZATION=BLOCKS",
+        help="blocks that were seen; from two utilizations on, say what memory and overhead they imply",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

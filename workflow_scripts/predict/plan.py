@@ -1,0 +1,198 @@
+"""A plan of a study before anything is queued: what is feasible, how fast it should be, what can matter, what it costs.
+
+    python -m workflow_scripts.predict.plan --study config/studies/paged_attention.yaml
+
+prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), a row a cell, and `knobs.csv`. It needs
+no GPU, no engine and no prepared file. docs/plan.md says how the numbers are made.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import write_bytes, write_text
+from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError
+from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.knobs_that_matter import knob_effects
+from workflow_scripts.predict.speed import FIELDS
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+# Fewer cells than this are planned before a second process has started.
+CELLS_WORTH_A_PROCESS = 1000
+TEXTS = (
+    *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
+    *("speed_source", "how", "source"),
+)
+MOST_GROUPS = 40
+
+
+def plan(
+    study: Study, cells: Sequence[Cell], devices: Path | None, calibrations: Path = CALIBRATIONS, processes: int = 1
+) -> pd.DataFrame:
+    """One row a cell, in the order of the grid, with the columns `predict.speed.FIELDS`."""
+    if processes > 1 and len(cells) >= CELLS_WORTH_A_PROCESS:
+        with ProcessPoolExecutor(processes) as pool:
+            records = list(predict_cells(study, cells, devices, calibrations, partial(pool.map, chunksize=4)))
+    else:
+        records = list(predict_cells(study, cells, devices, calibrations))
+    table = pd.DataFrame(records, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
+    table = table.reset_index()
+    return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
+
+
+def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, folder: Path) -> None:
+    """Write `plan.parquet`, `plan.csv` and `knobs.csv`, each whole or not at all."""
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    write_text(folder / "plan.csv", table.to_csv(index=False))
+    write_text(folder / "knobs.csv", knobs.to_csv(index=False))
+    write_bytes(folder / "plan.parquet", buffer.getvalue())
+
+
+def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
+    """A summary that stays readable for hundreds of cells; the files hold each of them."""
+    console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, every number predicted")
+    _print_reasons(console, table, "infeasible", "Infeasible")
+    _print_reasons(console, table, "unknown", "Not predicted")
+    _print_groups(console, table)
+    _print_knobs(console, knobs)
+    _print_costs(console, study, table)
+
+
+def _print_reasons(console: Console, table: pd.DataFrame, column: str, title: str) -> None:
+    reasons = table.dropna(subset=[column]).groupby(column, sort=False)["cell_id"].agg(["size", "first"])
+    if reasons.empty:
+        return
+    shown = Table(title=f"{title}: {int(reasons['size'].sum())} cells", title_justify="left")
+    shown.add_column("cells", justify="right")
+    shown.add_column("why")
+    shown.add_column("for example", overflow="fold")
+    for reason, row in reasons.sort_values("size", ascending=False, kind="stable").head(MOST_GROUPS).iterrows():
+        shown.add_row(str(row["size"]), str(reason), str(row["first"]))
+    console.print(shown)
+
+
+def _print_groups(console: Console, table: pd.DataFrame) -> None:
+    known = table[table["running_peak"].notna()]
+    keys = [key for key in ("gpu", "engine", "model", "workload") if known[key].nunique() > 1] or ["gpu"]
+    shown = Table(title="Speed and memory, from the slowest to the fastest cell", title_justify="left")
+    for heading in keys:
+        shown.add_column(heading, overflow="fold")
+    for heading in ("cells", "KV blocks", "requests of full length", "run at once", "output tok/s", "TTFT p50 (s)"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("within", justify="right")
+    shown.add_column("what binds")
+    groups = list(known.groupby(keys, sort=False))
+    for names, part in groups[:MOST_GROUPS]:
+        bound = part["bound_by"].value_counts()
+        shown.add_row(
+            *map(str, names),
+            str(len(part)),
+            *(_range(part[name]) for name in ("num_blocks", "max_concurrency", "running_peak", "output_tokens_per_s")),
+            _range(part["ttft_s_p50"]),
+            _range(part["error_pct"], "±", " %"),
+            ", ".join(f"{str(what).replace('_', ' ')} {count}" for what, count in bound.items()),
+        )
+    console.print(shown)
+    if len(groups) > MOST_GROUPS:
+        console.print(f"{MOST_GROUPS} of {len(groups)} groups; the file holds all cells.")
+
+
+def _range(values: pd.Series, before: str = "", after: str = "") -> str:
+    """The lowest and highest value, or the one that there is.
+
+    >>> _range(pd.Series([3.0, 12000.0])), _range(pd.Series([0.5, 0.5])), _range(pd.Series([float("nan")]))
+    ('3 to 12,000', '0.5', '')
+    """
+    known = values.dropna()
+    ends = list(dict.fromkeys(f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (known.min(), known.max()) if v == v))
+    return f"{before}{' to '.join(ends)}{after}" if ends else ""
+
+
+def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
+    if knobs.empty:
+        return
+    same = ["engine", "model", "workload", "knob", "values", "verdict", "why"]
+    shown = Table(title="Knobs: what they can change", title_justify="left")
+    for heading in ("engine", "model", "workload", "knob", "values", "verdict", "difference", "why", "GPUs"):
+        shown.add_column(heading, justify="right" if heading == "difference" else "left", overflow="fold")
+    groups = list(knobs.groupby(same, sort=False, dropna=False))
+    for (*names, verdict, why), part in groups[:MOST_GROUPS]:
+        spread, gpus = _range(part["spread_pct"], after=" %"), ", ".join(part["gpu"])
+        shown.add_row(*map(str, names), str(verdict), spread, str(why), gpus)
+    console.print(shown)
+
+
+def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
+    shown = Table(title="Time, with the pipeline's own", title_justify="left")
+    for heading in ("gpu", "cells", "timed", "not timed", "a cell takes (s)", "repeats", "for the margin", "GPU hours"):
+        shown.add_column(heading, justify="left" if heading == "gpu" else "right")
+    for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
+        timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats) / 3600
+        whole = float((part["cell_s"] * part["gpus"]).sum()) / 3600
+        shown.add_row(
+            str(gpu),
+            str(len(part)),
+            f"{timed:.2f} h",
+            f"{whole - timed:.2f} h",
+            _range(part["cell_s"]),
+            str(study.repeats),
+            _range(part["repeats_needed"]),
+            f"{whole:.2f}",
+        )
+    console.print(shown)
+    late = table[table["cell_s"] > study.cell_time_limit_s]
+    if len(late):
+        console.print(
+            f"{len(late)} cells would take longer than the study's cell_time_limit_s of {study.cell_time_limit_s:g} s, "
+            f"such as {late['cell_id'].iloc[0]}."
+        )
+    margin = study.equivalence_margin_pct
+    console.print(f"`for the margin`: repeats after which a cell's mean is known within {margin:g} % (95 %).")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan a study."""
+    parser = argparse.ArgumentParser(
+        description="Predict every cell of a study without a GPU: print a summary, and write plan.parquet, plan.csv (a "
+        "row a cell) and knobs.csv (what each knob can change).",
+        epilog="example: python -m workflow_scripts.predict.plan --study config/studies/paged_attention.yaml",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    parser.add_argument("--quiet", action="store_true", help="write the files and print nothing")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        cells = expand(study)
+        paths = StudyPaths(args.results, study.name)
+        table = plan(study, cells, paths.device("any").parent, args.calibrations, args.processes)
+    except (StudyError, CatalogError, CalibrationError) as e:
+        print(f"predict.plan: {e}", file=sys.stderr)
+        return 2
+    knobs = knob_effects(cells, table)
+    write_plan(table, knobs, paths.plan)
+    if not args.quiet:
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        print_plan(console, study, table, knobs)
+        console.print(f"{paths.plan / 'plan.csv'} has every cell.")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

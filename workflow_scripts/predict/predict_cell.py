@@ -1,0 +1,162 @@
+"""What one cell should do, as JSON: KV blocks, what binds, tokens/s, latencies and time, with their bands.
+
+    python -m workflow_scripts.predict.predict_cell --model llama-3.1-8b-instruct --gpu h200 --block-size 16 \\
+        --max-num-seqs 256 --workload sharegpt-300 --study config/studies/paged_attention.yaml
+
+The workload is one of the study; without one, every request has `--prompt-tokens` and `--output-tokens`. Every number
+is predicted; docs/plan.md says how.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
+from workflow_scripts.common.command import run_command
+from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError
+from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.speed import COSTS, COUNTS, SHARES, TIMES, Record
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, explain, load_study
+
+# Options of the command line that are knobs of vLLM.
+KNOBS = {
+    "block_size": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "max_model_len": int,
+    "gpu_memory_utilization": float,
+    "tensor_parallel_size": int,
+    "kv_cache_dtype": str,
+    "quantization": str,
+    "cpu_kv_cache_gib": int,
+}
+
+
+def one_cell(args: argparse.Namespace) -> Study:
+    """A study of the one cell that was asked for.
+
+    Raises:
+        StudyError, CatalogError: a name or value that is not allowed.
+    """
+    gpus = resolve(args.gpu)
+    if len(gpus) > 1:
+        raise CatalogError(f"GPU {args.gpu!r} may be any of {', '.join(gpu.name for gpu in gpus)}: name one")
+    knobs = {name: getattr(args, name) for name in KNOBS if getattr(args, name) is not None}
+    knobs |= {name: True for name in ("enforce_eager",) if getattr(args, name)}
+    if args.enable_prefix_caching is not None:
+        knobs["enable_prefix_caching"] = args.enable_prefix_caching
+    defaults: dict[str, Any] = {}
+    if args.study:
+        study = load_study(args.study)
+        if args.workload not in study.workloads:
+            known = ", ".join(study.workloads)
+            raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {known}")
+        workload: Any = study.workloads[args.workload].model_dump(exclude_unset=True)
+        defaults = study.engine_defaults.get("vllm", {})
+    else:
+        workload = {
+            "kind": "fixed",
+            "num_prompts": args.num_prompts or 300,
+            "prompt_tokens": args.prompt_tokens,
+            "output_tokens": args.output_tokens,
+        }
+    if args.num_prompts:
+        workload["num_prompts"] = args.num_prompts
+    sweep = {
+        "name": "one",
+        "gpu": gpus[0].name,
+        "engine": "vllm",
+        "model": args.model,
+        "workload": args.workload or "fixed",
+        "knobs": {**defaults, **knobs},
+    }
+    content = {
+        "schema_version": 1,
+        "name": "one-cell",
+        "question": "What should this cell do?",
+        "repeats": args.repeats,
+        "workloads": {args.workload or "fixed": workload},
+        "sweeps": [sweep],
+    }
+    try:
+        return Study.model_validate(content)
+    except ValidationError as e:
+        raise StudyError(explain(e, "predict")) from None
+
+
+def answer(record: Record) -> dict[str, Any]:
+    """A record for people: what is known, each time and rate with its band."""
+    names = ("cell_id", "infeasible", "unknown", "lengths", "bound_by")
+    told: dict[str, Any] = {name: record[name] for name in names if record[name] is not None}
+    told |= {name: _rounded(record[name]) for name in (*COUNTS, *SHARES, *COSTS) if record[name] is not None}
+    for name in TIMES:
+        if record[name] is not None:
+            ends = (record[name], record[f"{name}_low"], record[f"{name}_high"])
+            told[name] = dict(zip(("predicted", "low", "high"), map(_rounded, ends), strict=True))
+    return told | {name: record[name] for name in ("speed_source", "error_pct", "how", "source")}
+
+
+def _rounded(value: float) -> float:
+    """To five digits, more of which no prediction has.
+
+    >>> _rounded(123456.7), _rounded(0.00123456789), _rounded(256)
+    (123457, 0.0012346, 256)
+    """
+    if isinstance(value, int) or value == 0 or not math.isfinite(value):
+        return value
+    rounded = round(value, max(0, 4 - math.floor(math.log10(abs(value)))))
+    return int(rounded) if abs(value) >= 1e5 else rounded
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the prediction of one cell."""
+    args = _parser().parse_args(argv)
+    if not args.study and not (args.prompt_tokens and args.output_tokens):
+        print("predict: give --study with --workload, or --prompt-tokens and --output-tokens", file=sys.stderr)
+        return 2
+    try:
+        study = one_cell(args)
+        devices = StudyPaths(args.results, load_study(args.study).name).device("any").parent if args.study else None
+        (record,) = predict_cells(study, expand(study), devices, args.calibrations)
+    except (StudyError, CatalogError, CalibrationError) as e:
+        print(f"predict: {e}", file=sys.stderr)
+        return 2
+    print(json.dumps(answer(record), indent=2))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m workflow_scripts.predict.predict_cell",
+        description="Predict one vLLM cell and print JSON: KV blocks, what binds, tokens/s, latencies, wall time.",
+        epilog="example: --model llama-3.1-8b-instruct --gpu h200 --block-size 16 --max-num-seqs 256 "
+        "--workload sharegpt-300 --study config/studies/paged_attention.yaml",
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="name in config/models")
+    add("--gpu", required=True, help="name in config/gpus.yaml")
+    for name, kind in KNOBS.items():
+        add(f"--{name.replace('_', '-')}", type=kind)
+    add("--enforce-eager", action="store_true", help="no CUDA graphs")
+    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="default: the engine's, on")
+    add("--study", type=Path, help="a study with the workload; its engine defaults count too")
+    add("--workload", help="a workload of the study")
+    add("--prompt-tokens", type=int, help="without a study: of each request")
+    add("--output-tokens", type=int, help="without a study: of each request")
+    add("--num-prompts", type=int, help="requests in a repeat (default: the workload's, or 300)")
+    add("--repeats", type=int, default=3, help="default: %(default)s")
+    add("--results", type=Path, default=Path("results"), help="folder of studies, for measured devices (%(default)s)")
+    add("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,447 @@
+"""The schedule of an engine, made without the engine: what vLLM's scheduler and its KV-cache manager decide.
+
+Between two events (a request is admitted, ends, arrives or loses its blocks) every step is alike: each running request
+computes one token. So the work grows with the requests and not with their tokens: sequences that decode are kept as a
+group (`decode_group`), and blocks are counted (`kv_blocks`).
+
+The rules are those of vLLM 0.32 (vllm/v1/core/sched/scheduler.py, `schedule`): requests that run come first, in the
+order of their admission; then waiting ones first come, first served, as long as tokens, places and blocks last, and
+only if all blocks of the prompt are free; who finds no block takes those of the last that runs, which then waits in
+front of all others and computes everything again. docs/schedule.md says what is not there.
+"""
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from workflow_scripts.predict.decode_group import DecodeGroup
+from workflow_scripts.predict.kv_blocks import UNLIMITED, BlockPool
+from workflow_scripts.predict.schedule import (
+    RequestLengths,
+    Schedule,
+    ScheduleError,
+    SchedulerSettings,
+    Segments,
+    StepTime,
+)
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """A run of alike steps with its requests by index, for those who look closely.
+
+    `running`: in the engine's order, after the step was put together. `scheduled_tokens`: of each request that
+    computes something, in one step. `blocks_held`: in each step of the run.
+    """
+
+    steps: int
+    running: list[int]
+    waiting: list[int]
+    scheduled_tokens: dict[int, int]
+    preempted: list[int]
+    blocks_held: list[int]
+
+
+def make_schedule(
+    requests: RequestLengths,
+    settings: SchedulerSettings,
+    step_time: StepTime | None = None,
+    observe: Callable[[StepRun], None] | None = None,
+) -> Schedule:
+    """What runs when, for all requests to their end.
+
+    Args:
+        requests: in the order in which they arrive.
+        settings: what the engine goes by.
+        step_time: needed where requests arrive over time, for what waits at a step depends on how long steps take.
+        observe: is called with each run of steps, in order.
+
+    Raises:
+        ScheduleError: a request that can never run with these settings, or arrivals without step times.
+    """
+    _check(requests, settings, step_time)
+    return _Scheduler(requests, settings, step_time, observe).run()
+
+
+def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None) -> None:
+    if requests.arrival_s is not None and step_time is None:
+        raise ScheduleError("requests that arrive over time need step_time: it decides what has arrived at a step")
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if getattr(settings, name) < 1:
+            raise ScheduleError(f"{name} must be at least 1")
+    if not len(requests):
+        return
+    longest = int((requests.prompt_tokens + requests.output_tokens).max())
+    if longest > settings.max_model_len:
+        raise ScheduleError(f"a request of {longest} tokens does not fit max_model_len {settings.max_model_len}")
+    if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < settings.max_model_len:
+        raise ScheduleError(
+            f"without chunked prefill max_num_batched_tokens {settings.max_num_batched_tokens} must be at least "
+            f"max_model_len {settings.max_model_len}"
+        )
+    # The last token that is generated is never computed.
+    needed = -(-(longest - 1) // settings.block_size) + 1
+    if settings.num_blocks is not None and settings.num_blocks < needed:
+        raise ScheduleError(
+            f"a request of {longest} tokens takes {needed} blocks of {settings.block_size} tokens, the engine's own "
+            f"included; there are {settings.num_blocks}"
+        )
+
+
+class _Chunk(NamedTuple):
+    """A prompt, or what a request computes again, from token `start` up to token `end`."""
+
+    request: int
+    start: int
+    end: int
+
+
+class _Row(NamedTuple):
+    """A step as `Segments` has it."""
+
+    decode_seqs: int
+    decode_kv_tokens: int
+    prefill_seqs: int
+    prefill_tokens: int
+    prefill_kv_tokens: int
+    prefill_attended_tokens: int
+    sampled_tokens: int
+    running_seqs: int
+    waiting_seqs: int
+    blocks_held: int
+
+
+class _Scheduler:
+    """The engine's state before step `self.step`."""
+
+    def __init__(
+        self,
+        requests: RequestLengths,
+        settings: SchedulerSettings,
+        step_time: StepTime | None,
+        observe: Callable[[StepRun], None] | None,
+    ) -> None:
+        count = len(requests)
+        self.settings = settings
+        self.block_size = settings.block_size
+        self.prompt_tokens: list[int] = requests.prompt_tokens.tolist()
+        self.output_tokens: list[int] = requests.output_tokens.tolist()
+        caching = settings.enable_prefix_caching
+        self.shares = caching and requests.prefix_id is not None
+        self.pool = BlockPool(
+            UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1,
+            settings.block_size,
+            caching,
+            _shared_contents(requests, settings.block_size) if self.shares else [()] * count,
+        )
+        self.observe = observe
+        self.step = 0
+
+        self.waiting: deque[int] = deque()
+        # In the order of admission; a dict, for its members leave from anywhere.
+        self.running: dict[int, None] = {}
+        # Runs, and only a part of its prompt is computed. It is always the last: it got the rest of a step's tokens.
+        self.partial: int | None = None
+        self.partial_tokens = 0
+        # Generated their last token in the step before, and keep their places for one step more.
+        self.ending: list[int] = []
+
+        self.decoding = DecodeGroup(settings.block_size)
+        self.birth = [0] * count  # in that group
+        self.prefilled = [0] * count  # tokens after its latest prefill
+        self.generated = [0] * count  # tokens before its latest prefill
+        self.ends_at: dict[int, list[int]] = {}
+        self.next_ends: list[int] = []  # heap of the keys of `ends_at`
+
+        self.first_step = [-1] * count
+        self.first_token_step = [-1] * count
+        self.last_token_step = [-1] * count
+        self.preemptions = [0] * count
+        self.cached_tokens = [0] * count
+        self.peak_blocks_held = 0
+        self.peak_blocks_asked = 0
+        self.short_of_blocks = False
+        self.columns = {name: array("q") for name in ("steps", *_Row._fields)}
+        self.idle_s = array("d")
+
+        self.step_time = step_time
+        self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
+        self.arrived = 0
+        self.now_s = 0.0  # when the step is put together
+        self.free_s = 0.0  # when the device has done the step before
+
+    def run(self) -> Schedule:
+        """Schedule steps until all requests have ended."""
+        while True:
+            self._arrive()
+            if not self.waiting and not self.running:
+                if self.arrived == len(self.arrivals):
+                    return self._schedule()
+                self.now_s = self.arrivals[self.arrived]
+                continue
+            chunks, preempted = self._schedule_running()
+            if not preempted:
+                self._admit(chunks)
+            if self.decoding.size or chunks:
+                self._pass(chunks, preempted)
+            else:
+                # Nothing to compute until those that end have left.
+                self._release(self.ending)
+                self.ending = []
+                self.now_s = self.free_s
+
+    def _arrive(self) -> None:
+        while self.arrived < len(self.arrivals) and self.arrivals[self.arrived] <= self.now_s:
+            self.waiting.append(self.arrived)
+            self.arrived += 1
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _schedule_running(self) -> tuple[list[_Chunk], list[int]]:
+        """Give every running request its tokens and blocks; returns the chunk in this step and who lost its blocks."""
+        blocks = self.decoding.blocks(self.step, 1)
+        if self.partial is None:
+            if blocks <= self.pool.free:
+                self.pool.take(blocks)
+                return [], []
+            return [], self._schedule_one_by_one(0)
+        request, start = self.partial, self.partial_tokens
+        budget = self.settings.max_num_batched_tokens - self.decoding.size
+        chunk = _Chunk(request, start, min(self.prompt_tokens[request] + self.generated[request], start + budget))
+        chunk_blocks = self._blocks(chunk.end) - self._blocks(start)
+        preempted = []
+        if blocks + chunk_blocks <= self.pool.free:
+            self.pool.take(blocks + chunk_blocks)
+        else:
+            preempted = self._schedule_one_by_one(chunk_blocks)
+        if preempted:  # the last that runs goes first
+            return [], preempted
+        self.pool.fill(request, chunk.end)
+        return [chunk], []
+
+    def _schedule_one_by_one(self, chunk_blocks: int) -> list[int]:
+        """Give every running request its blocks in turn, while the last ones lose theirs; returns those."""
+        order = list(self.running)
+        preempted = []
+        turn = 0
+        while turn < len(order):
+            request = order[turn]
+            if request == self.partial:
+                blocks = chunk_blocks
+            else:
+                blocks = int((self.step - self.birth[request]) % self.block_size == 0 and request not in self.ending)
+            while blocks > self.pool.free:
+                victim = order.pop()
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim == request:
+                    return preempted
+            self.pool.take(blocks)
+            turn += 1
+        return preempted
+
+    def _preempt(self, request: int) -> None:
+        if request == self.partial:
+            self.partial = None
+            computed = known = self.partial_tokens
+        else:
+            computed = self.step - self.birth[request]
+            # The token of the step that still runs is not known yet.
+            known = max(self.prefilled[request], computed - 1) if self.settings.async_scheduling else computed
+            if request not in self.ending:
+                last = self.last_token_step[request]
+                self.ends_at[last].remove(request)
+                self.generated[request] = self.output_tokens[request] - (last - self.step + 1)
+                self.decoding.leave(self.birth[request])
+        del self.running[request]
+        self.waiting.appendleft(request)
+        self.preemptions[request] += 1
+        self.pool.release(request, self._blocks(computed), known // self.block_size)
+
+    def _admit(self, chunks: list[_Chunk]) -> None:
+        """Let waiting requests in, first come, first served; what they compute is added to `chunks`."""
+        budget = self.settings.max_num_batched_tokens - self.decoding.size
+        budget -= sum(chunk.end - chunk.start for chunk in chunks)
+        while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
+            request = self.waiting[0]
+            tokens = self.prompt_tokens[request] + self.generated[request]
+            shared, own = self.pool.lookup(request, (tokens - 1) // self.block_size)
+            cached = len(shared) + own
+            start = cached * self.block_size
+            if tokens - start > budget and not self.settings.enable_chunked_prefill:
+                return
+            # Cached blocks that nobody uses are free ones too.
+            asked = self._blocks(tokens) - cached + own + sum(not block.users for block in shared)
+            if asked > self.pool.free:
+                self.short_of_blocks = True
+                return
+            self.peak_blocks_asked = max(self.peak_blocks_asked, self.pool.held + asked)
+
+            end = min(tokens, start + budget)
+            self.running[self.waiting.popleft()] = None
+            self.pool.adopt(request, shared, own)
+            self.pool.take(self._blocks(end) - cached)
+            self.pool.fill(request, end)
+            if self.first_step[request] < 0:
+                self.first_step[request] = self.step
+                self.cached_tokens[request] = start
+            chunks.append(_Chunk(request, start, end))
+            budget -= end - start
+
+    def _pass(self, chunks: list[_Chunk], preempted: list[int]) -> None:
+        """Let the step pass, and those after it that are alike."""
+        complete = sum(
+            chunk.end == self.prompt_tokens[chunk.request] + self.generated[chunk.request] for chunk in chunks
+        )
+        row = _Row(
+            self.decoding.size,
+            self.decoding.kv_tokens(self.step),
+            len(chunks),
+            sum(chunk.end - chunk.start for chunk in chunks),
+            sum(chunk.end for chunk in chunks),
+            sum(chunk.end * (chunk.end + 1) - chunk.start * (chunk.start + 1) for chunk in chunks) // 2,
+            self.decoding.size + complete,
+            len(self.running),
+            len(self.waiting),
+            self.pool.held,
+        )
+        steps = 1 if chunks or preempted or self.ending else self._alike_steps()
+        idle_s = 0.0
+        if self.arrived < len(self.arrivals):
+            steps, idle_s = self._pass_time(row, steps)
+        elif self.now_s > self.free_s:  # for the last request; from here on nothing depends on time
+            idle_s, self.free_s = self.now_s - self.free_s, self.now_s
+        if self.observe is not None:
+            self.observe(self._look(row, steps, chunks, preempted))
+        for column, value in zip(self.columns.values(), (steps, *row), strict=True):
+            column.append(value)
+        self.idle_s.append(idle_s)
+        self.pool.take(self.decoding.blocks(self.step + 1, steps - 1))
+        self.peak_blocks_held = max(self.peak_blocks_held, self.pool.held)
+
+        self.step += steps
+        for chunk in chunks:
+            self._computed(chunk)
+        self._release(self.ending)
+        self.ending = self._end()
+        if not self.settings.async_scheduling:
+            self._release(self.ending)
+            self.ending = []
+
+    def _alike_steps(self) -> int:
+        """Steps from this one on in which all that decode go on and find blocks; this one has them already."""
+        steps = self.next_ends[0] - self.step + 1
+        if self.decoding.blocks(self.step + 1, steps - 1) > self.pool.free:
+            steps = 1 + self.decoding.steps_with(self.pool.free, self.step + 1)
+        return steps
+
+    def _pass_time(self, row: _Row, steps: int) -> tuple[int, float]:
+        """Let the clock go on; returns the steps before the next request arrives, and how long the device was idle."""
+        assert self.step_time is not None
+        start_s = max(self.free_s, self.now_s)
+        idle_s = start_s - self.free_s
+        ends_s = start_s + np.cumsum(self.step_time(_one_by_one(row, steps)))
+        # The step after each one is put together when that one starts; without `async_scheduling`, when it ends.
+        put_together_s = np.concatenate(([start_s], ends_s[:-1])) if self.settings.async_scheduling else ends_s
+        steps = 1 + int(np.searchsorted(put_together_s[: steps - 1], self.arrivals[self.arrived]))
+        self.now_s, self.free_s = float(put_together_s[steps - 1]), float(ends_s[steps - 1])
+        return steps, idle_s
+
+    def _look(self, row: _Row, steps: int, chunks: list[_Chunk], preempted: list[int]) -> StepRun:
+        in_chunks = {chunk.request: chunk.end - chunk.start for chunk in chunks}
+        decoding = [r for r in self.running if r not in in_chunks and r not in self.ending]
+        return StepRun(
+            steps,
+            list(self.running),
+            list(self.waiting),
+            dict.fromkeys(decoding, 1) | in_chunks,
+            preempted,
+            [row.blocks_held + self.decoding.blocks(self.step + 1, further) for further in range(steps)],
+        )
+
+    def _computed(self, chunk: _Chunk) -> None:
+        """A chunk was computed in the step that has just passed; if its request is complete, it decodes from now on."""
+        request = chunk.request
+        tokens = self.prompt_tokens[request] + self.generated[request]
+        if chunk.end < tokens:
+            self.partial, self.partial_tokens = request, chunk.end
+            return
+        if request == self.partial:
+            self.partial = None
+        if not self.generated[request]:
+            self.first_token_step[request] = self.step - 1
+        last = self.step - 2 + self.output_tokens[request] - self.generated[request]
+        self.last_token_step[request] = last
+        if last not in self.ends_at:
+            self.ends_at[last] = []
+            heapq.heappush(self.next_ends, last)
+        self.ends_at[last].append(request)
+        self.prefilled[request] = tokens
+        self.birth[request] = self.step - tokens
+        self.decoding.join(self.birth[request])
+
+    def _end(self) -> list[int]:
+        """Those that generated their last token in the step that has just passed, in the order of admission."""
+        if not self.next_ends or self.next_ends[0] >= self.step:
+            return []
+        ended = self.ends_at.pop(heapq.heappop(self.next_ends))
+        for request in ended:
+            self.decoding.leave(self.birth[request])
+        return ended
+
+    def _release(self, ended: list[int]) -> None:
+        for request in ended:
+            if request in self.running:
+                del self.running[request]
+                computed = self.prompt_tokens[request] + self.output_tokens[request] - 1
+                self.pool.release(request, self._blocks(computed), computed // self.block_size)
+            else:  # preempted in the step in which it would have left
+                self.waiting.remove(request)
+
+    def _schedule(self) -> Schedule:
+        return Schedule(
+            self.settings,
+            Segments(
+                **{name: np.frombuffer(column, np.int64) for name, column in self.columns.items()},
+                idle_s=np.frombuffer(self.idle_s),
+            ),
+            first_step=np.array(self.first_step, dtype=np.int64),
+            first_token_step=np.array(self.first_token_step, dtype=np.int64),
+            last_token_step=np.array(self.last_token_step, dtype=np.int64),
+            preemptions=np.array(self.preemptions, dtype=np.int64),
+            cached_tokens=np.array(self.cached_tokens, dtype=np.int64),
+            peak_blocks_held=self.peak_blocks_held,
+            needs_blocks=self._needs_blocks(),
+        )
+
+    def _needs_blocks(self) -> int | None:
+        if self.short_of_blocks or any(self.preemptions) or self.pool.evicted_shared:
+            return None
+        # With fewer blocks, others would be evicted than were, and they may be shared ones.
+        filled = self.pool.most_filled if self.shares else 0
+        return max(self.peak_blocks_held, self.peak_blocks_asked, filled) + 1
+
+
+def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence[int]]:
+    """For each request the numbers of the shared blocks that its prompt begins with."""
+    assert requests.prefix_id is not None
+    assert requests.prefix_tokens is not None
+    blocks = requests.prefix_tokens // block_size
+    texts, text = np.unique(requests.prefix_id, return_inverse=True)
+    most = np.zeros(len(texts), dtype=np.int64)
+    np.maximum.at(most, text, blocks)
+    first = (np.cumsum(most) - most)[text]
+    return [range(start, end) for start, end in zip(first.tolist(), (first + blocks).tolist(), strict=True)]
+
+
+def _one_by_one(row: _Row, steps: int) -> Segments:
+    """The steps of a run as segments of one step each."""
+    columns = {name: np.full(steps, value, dtype=np.int64) for name, value in row._asdict().items()}
+    columns["decode_kv_tokens"] += row.decode_seqs * np.arange(steps)
+    return Segments(steps=np.ones(steps, dtype=np.int64), **columns, idle_s=np.zeros(steps))

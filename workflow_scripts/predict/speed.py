@@ -1,0 +1,293 @@
+"""How fast a cell should be: its schedule laid over its device, with what that means for its knobs and its cost."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from workflow_scripts.physics.calibration import Speed
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_times_s
+from workflow_scripts.predict.schedule import (
+    FloatArray,
+    RequestLengths,
+    Schedule,
+    ScheduleError,
+    SchedulerSettings,
+    Segments,
+    StepTime,
+)
+from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.predict.static_batches import CacheKind, static_schedule, static_work
+from workflow_scripts.predict.timing import Timed, lay, step_work
+from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
+
+Record = dict[str, Any]
+
+# What the pipeline itself takes for a cell besides the engine's work, in seconds: `start` until the engine is ready,
+# `stop` until its memory is free. On a CPU as `make bench-harness` measures it, where a cell is forked from a process
+# that has the engine loaded; on a GPU an allowance for graphs and profiling, to which loading the weights is added.
+START_S = {"cpu": 6.0, "cuda": 60.0, "rocm": 90.0}
+EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
+STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
+WEIGHTS_BYTES_PER_S = 1.5e9
+
+# Standard deviation of the logarithm of repeated wall times where no calibration knows it.
+DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.01, "rocm": 0.01}
+MOST_REPEATS = 100
+
+# A time limit is so many times what a cell takes at the slow end of its band.
+LIMIT_MARGIN = 2.0
+
+# What keeps more sequences from running at once, in the words of the measured cells' analysis.
+PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
+
+# Fields of a record that are null where nothing is predicted.
+TIMES = ("output_tokens_per_s", "total_tokens_per_s", "wall_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "tpot_s_p99")
+COUNTS = (
+    "num_blocks",
+    "kv_cache_tokens",
+    "max_concurrency",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_requests",
+    "prompt_tokens",
+    "output_tokens",
+    "steps",
+    "running_peak",
+    "running_mean",
+    "waiting_peak",
+    "full_share",
+    "blocks_peak",
+    "preemptions",
+    "cached_tokens",
+    "prompts_to_fill",
+)
+SHARES = ("memory_share", "arithmetic_share", "overhead_share")
+COSTS = ("start_s", "warmup_s", "stop_s", "cell_s", "limit_s", "gpus", "repeats_needed")
+FIELDS = (
+    *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
+    *COUNTS,
+    *(name for time in TIMES for name in (time, f"{time}_low", f"{time}_high")),
+    *SHARES,
+    *COSTS,
+    *("speed_source", "error_pct", "how", "source"),
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Cells that one schedule may serve: same requests, same settings of the scheduler but for its KV blocks.
+
+    `batch_size` is that of static batches, None for a scheduler with `settings`.
+    """
+
+    requests: RequestLengths
+    settings: SchedulerSettings | None
+    batch_size: int | None
+    cells: tuple["CellTask", ...]
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """One cell of a `Task`: what is known of it, and what its device makes of a step's work.
+
+    `cache` is that of static batches, None for vLLM.
+    """
+
+    record: Record
+    num_blocks: int | None
+    facts: ModelFacts
+    kv_cache_dtype: str
+    ranks: int
+    speed: Speed | None
+    ceiling: StepConstants | None
+    kind: str
+    eager: bool
+    repeats: int
+    margin_pct: float
+    cache: CacheKind | None = None
+
+
+def predict_task(task: Task) -> list[Record]:
+    """The records of cells that share a schedule, or as many schedules as their KV blocks need."""
+    made: list[Schedule] = []
+    records = []
+    # A schedule for many blocks serves all who have enough of them.
+    for cell in sorted(task.cells, key=lambda cell: -(cell.num_blocks or 0)):
+        try:
+            records.append(_predict(cell, task, made))
+        except ScheduleError as e:
+            records.append(cell.record | {"unknown": str(e)})
+    return records
+
+
+def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
+    found = schedule_for(cell, task, made)
+    work = work_of(found, cell, task)
+    if cell.speed is None:
+        counts = _counts(found, work.steps, task.requests)
+        unknown = "the rates of this device are not known: measure them, or calibrate it"
+        return cell.record | counts | {"prompts_to_fill": _prompts_to_fill(counts, task), "unknown": unknown}
+    timed = lay(found, work, cell.speed.constants, task.requests)
+    fastest_s = lay(found, work, cell.ceiling, task.requests).wall_s if cell.ceiling else 0.0
+    counts = _counts(found, timed.segment_s, task.requests)
+    return (
+        cell.record
+        | counts
+        | {"prompts_to_fill": _prompts_to_fill(counts, task)}
+        | _times(cell.speed, timed, fastest_s, task.requests)
+        | _shares(work, cell.speed.constants)
+        | _costs(cell, cell.speed, task, timed)
+        | {"how": cell.speed.how, "speed_source": cell.speed.source, "error_pct": cell.speed.error_pct}
+    )
+
+
+def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
+    """A schedule that holds for the cell's blocks, one of those made already if there is one."""
+    for known in made:
+        if cell.num_blocks is None or known.holds_for(cell.num_blocks):
+            return known
+    if task.settings is None:
+        assert task.batch_size is not None
+        found = static_schedule(task.requests, task.batch_size)
+    else:
+        settings = replace(task.settings, num_blocks=cell.num_blocks)
+        # Without arrivals no decision depends on time.
+        arrives = task.requests.arrival_s is not None
+        found = make_schedule(task.requests, settings, _step_time(cell, cell.speed) if arrives and cell.speed else None)
+    made.append(found)
+    return found
+
+
+def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
+    """What the steps of the task's schedule read and compute for a cell."""
+    if cell.cache is None or task.batch_size is None:
+        return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+    on_cpu = cell.kind == "cpu"
+    return static_work(task.requests, task.batch_size, cell.facts, cell.cache, copies_matrices=on_cpu)
+
+
+def _step_time(cell: CellTask, speed: Speed) -> StepTime:
+    def seconds(segments: Segments) -> FloatArray:
+        work = step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+        return segment_times_s(work, speed.constants)
+
+    return seconds
+
+
+def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) -> Record:
+    """What runs at once and why not more; shares are of the time that segments take."""
+    segments, settings = found.segments, found.settings
+    # A request that has ended keeps its place for a step, but does nothing in it.
+    active = segments.decode_seqs + segments.prefill_seqs
+    peak = int(active.max())
+    short_of_blocks = found.needs_blocks is None
+    if found.preemptions.any():
+        bound_by = KV_BLOCKS
+    elif peak >= settings.max_num_seqs:
+        bound_by = SEQUENCES
+    elif peak >= len(requests):
+        bound_by = PROMPTS
+    else:
+        bound_by = KV_BLOCKS if short_of_blocks else TOKEN_BUDGET
+    return {
+        "bound_by": bound_by,
+        "steps": int(segments.steps.sum()),
+        "running_peak": peak,
+        "running_mean": float(active @ segment_s / segment_s.sum()),
+        "waiting_peak": int(segments.waiting_seqs.max()),
+        "full_share": float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
+        "blocks_peak": found.peak_blocks_held,
+        "preemptions": int(found.preemptions.sum()),
+        "cached_tokens": int(found.cached_tokens.sum()),
+    }
+
+
+def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLengths) -> Record:
+    """Rates and latencies with their bands; nothing in a band is beyond what the device's data sheet allows."""
+    error = speed.error_pct / 100
+    output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
+    slower, faster = 1 + error, max(1 / (1 + error), fastest_s / timed.wall_s)
+    values = {"wall_s": timed.wall_s}
+    for name, per_request in (("ttft_s", timed.ttft_s), ("tpot_s", timed.tpot_s)):
+        known = per_request[~np.isnan(per_request)]
+        for percent in (50, 99):
+            values[f"{name}_p{percent}"] = float(np.percentile(known, percent)) if len(known) else np.nan
+    record: Record = {}
+    for name, value in values.items():
+        known_value = None if np.isnan(value) else value
+        for suffix, factor in (("", 1.0), ("_low", faster), ("_high", slower)):
+            record[name + suffix] = None if known_value is None else known_value * factor
+    for name, tokens in (("output_tokens_per_s", output), ("total_tokens_per_s", total)):
+        rate = float(tokens) / timed.wall_s
+        record |= {name: rate, f"{name}_low": rate / slower, f"{name}_high": rate / faster}
+    return record
+
+
+def _shares(work: StepWork, constants: StepConstants) -> Record:
+    """Shares of reading, computing and overhead in the time that they take one after the other."""
+    steps, read_bytes, flops = work.totals()
+    memory_s, arithmetic_s = read_bytes / constants.memory_bytes_per_s, flops / constants.flop_per_s
+    overhead_s = steps * constants.step_overhead_s
+    whole_s = memory_s + arithmetic_s + overhead_s
+    return dict(zip(SHARES, (memory_s / whole_s, arithmetic_s / whole_s, overhead_s / whole_s), strict=True))
+
+
+def _prompts_to_fill(counts: Record, task: Task) -> int | None:
+    """Fewest prompts with which as many sequences run as the settings allow; null where it is not for want of them.
+
+    More prompts are of the same lengths, over and over.
+    """
+    if task.settings is None or counts["bound_by"] != PROMPTS or task.requests.arrival_s is not None:
+        return None
+    wanted = task.settings.max_num_seqs
+    count = wanted
+    for _ in range(4):
+        order = np.arange(count) % len(task.requests)
+        more = RequestLengths(task.requests.prompt_tokens[order], task.requests.output_tokens[order])
+        segments = make_schedule(more, task.settings).segments
+        peak = int((segments.decode_seqs + segments.prefill_seqs).max())
+        if peak >= wanted:
+            return count
+        count = -(-count * 5 // 4)
+    return None
+
+
+def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
+    """Seconds of the whole cell, and how many repeats the study's margin needs."""
+    requests = len(task.requests)
+    at_once = task.batch_size or (task.settings.max_num_seqs if task.settings else requests)
+    warmup_s = USUAL_PASSES * pass_size(requests, at_once) / requests * timed.wall_s
+    start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
+    if cell.kind != "cpu":
+        start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
+    stop_s = STOP_S[cell.kind]
+    cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
+    return {
+        "start_s": start_s,
+        "warmup_s": warmup_s,
+        "stop_s": stop_s,
+        "gpus": cell.ranks,
+        "cell_s": cell_s,
+        "limit_s": LIMIT_MARGIN * (1 + speed.error_pct / 100) * cell_s,
+        "repeats_needed": repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
+    }
+
+
+@cache
+def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
+    """Fewest repeats whose mean has a 95 % interval within a margin; null if `MOST_REPEATS` are not enough.
+
+    Repeats that differ by 1 % (standard deviation of their logarithm), to be known within 2 %:
+
+    >>> repeats_needed(0.01, 2.0)
+    4
+    """
+    for repeats in range(2, MOST_REPEATS + 1):
+        half_width = stats.t.ppf(0.975, repeats - 1) * repeat_sd / np.sqrt(repeats)
+        if half_width <= np.log1p(margin_pct / 100):
+            return repeats
+    return None

@@ -1,0 +1,149 @@
+"""HuggingFace's `generate()` on static batches: its schedule, which needs no scheduler to be known, and its work.
+
+What its steps read and compute is as in `transformers` 5.19 (`cache_utils`, `masking_utils`, `sdpa_attention`) and
+torch 2.13. docs/plan.md lists it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.step_time import StepWork
+from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, SchedulerSettings, Segments
+
+CacheKind = Literal["dynamic", "static"]
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Batches in the order of the requests, one element each.
+
+    `prompt` is the length that its `rows` prompts are padded to, `further` its steps after the first, and `padded`
+    whether any row has padding.
+    """
+
+    rows: IntArray
+    prompt: IntArray
+    further: IntArray
+    padded: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, requests: RequestLengths, batch_size: int) -> "_Batches":
+        starts = np.arange(0, len(requests), batch_size)
+        longest = np.maximum.reduceat(requests.prompt_tokens, starts)
+        return cls(
+            rows=np.minimum(batch_size, len(requests) - starts),
+            prompt=longest,
+            further=np.maximum.reduceat(requests.output_tokens, starts) - 1,
+            padded=np.minimum.reduceat(requests.prompt_tokens, starts) < longest,
+        )
+
+
+def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
+    """Batches in the order of the requests, one after the other, each padded to its longest prompt and answer.
+
+    A step reads the prompts of a batch, padding included, and each further one makes a token for all its rows, those
+    included that have all theirs already.
+    """
+    batches = _Batches.of(requests, batch_size)
+    rows, prompt, further = batches.rows, batches.prompt, batches.further
+    batch = np.arange(len(requests)) // batch_size
+    waiting = len(requests) - np.cumsum(rows)
+
+    def both(prefill: IntArray, decode: IntArray) -> IntArray:
+        """A segment for each batch's prompts and one for its further steps, in turn."""
+        values: IntArray = np.stack([prefill, decode], axis=1).ravel()[kept]
+        return values
+
+    none = np.zeros_like(rows)
+    kept = np.stack([np.ones_like(further, dtype=bool), further > 0], axis=1).ravel()
+    segments = Segments(
+        steps=both(np.ones_like(rows), further),
+        decode_seqs=both(none, rows),
+        decode_kv_tokens=both(none, rows * (prompt + 1)),
+        prefill_seqs=both(rows, none),
+        prefill_tokens=both(rows * prompt, none),
+        prefill_kv_tokens=both(rows * prompt, none),
+        prefill_attended_tokens=both(rows * prompt * (prompt + 1) // 2, none),
+        sampled_tokens=both(rows, rows),
+        running_seqs=both(rows, rows),
+        waiting_seqs=both(waiting, waiting),
+        blocks_held=both(none, none),
+        idle_s=both(none, none).astype(float),
+    )
+    first = (np.cumsum(further + 1) - further - 1)[batch]
+    nothing = np.zeros(len(requests), dtype=np.int64)
+    longest = int((prompt + further + 1).max())
+    return Schedule(
+        settings=SchedulerSettings(batch_size, batch_size * longest, 1, longest, enable_prefix_caching=False),
+        segments=segments,
+        first_step=first,
+        first_token_step=first,
+        last_token_step=first + requests.output_tokens - 1,
+        preemptions=nothing,
+        cached_tokens=nothing,
+        peak_blocks_held=0,
+        needs_blocks=0,
+    )
+
+
+def static_work(
+    requests: RequestLengths, batch_size: int, facts: ModelFacts, cache: CacheKind, *, copies_matrices: bool
+) -> StepWork:
+    """Bytes and operations of the segments of `static_schedule`; every row is computed, padding included.
+
+    Besides the weights, a step moves the KV of all slots that its attention looks over, some of it several times:
+
+    - A dynamic cache is a new tensor in each step: all of it is read and written. A static one is written whole when it
+      is made, and then where tokens are new; but attention looks over all its slots, empty ones too.
+    - Attention reads that KV once. Under a mask, for padding or for empty slots, KV heads that several query heads
+      share are spread out before: read, written for each query head, and read from there.
+
+    Masks take a few bytes a slot and are left out. Logits are made for the last token of each row alone.
+
+    Args:
+        requests: the requests.
+        batch_size: rows of a batch.
+        facts: of the model.
+        cache: which of the two.
+        copies_matrices: whether a product of several rows copies its matrix into another layout first, and so reads
+            its bytes twice. torch on a CPU does; vLLM packs matrices when it loads them.
+    """
+    batches = _Batches.of(requests, batch_size)
+    static = cache == "static"
+    rows, prompt, padded = batches.rows[:, None], batches.prompt, batches.padded
+    slots = prompt + batches.further + 1
+    # A column for a batch's prompts and one for the first of its further steps.
+    masked = np.stack([padded, padded | static], axis=1)
+    held = np.stack([prompt, prompt + 1], axis=1)
+    looked_over = np.where(masked & static, slots[:, None], held)
+    kept = np.stack([slots + 2 * prompt, np.full_like(prompt, 2)], axis=1) if static else 2 * held
+    shared_by = facts.heads // facts.kv_heads
+    reads = np.where(masked & (shared_by > 1), 1 + 2 * shared_by, 1)
+    pairs = np.stack([np.where(padded, prompt * looked_over[:, 0], prompt * (prompt + 1) // 2), looked_over[:, 1]], 1)
+    tokens = rows * np.stack([prompt, np.ones_like(prompt)], axis=1)
+
+    per_token, width = facts.bytes_per_token(), facts.layers * facts.attention_width
+    layer_parameters, lm_head_parameters = facts.layers * facts.layer_matrix_parameters, facts.vocab * facts.hidden
+    copied = layer_parameters * (tokens > 1) + lm_head_parameters * (rows > 1)
+    weights = facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied
+    grows = np.array([False, not static])
+    work = StepWork(
+        steps=np.stack([np.ones_like(prompt), batches.further], axis=1).astype(float),
+        read_bytes=weights + per_token * rows * (reads * looked_over + kept),
+        read_bytes_growth=grows * per_token * rows * (reads + 2.0),
+        flops=formulas.forward_flops(
+            layer_parameters,
+            lm_head_parameters,
+            width,
+            tokens=tokens.astype(float),
+            logit_tokens=rows.astype(float),
+            attended_tokens=(rows * pairs).astype(float),
+        ),
+        flops_growth=grows * 4.0 * width * rows,
+    )
+    return StepWork(*(values.ravel()[work.steps.ravel() > 0] for values in vars(work).values()))

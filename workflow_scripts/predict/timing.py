@@ -1,0 +1,81 @@
+"""A schedule laid over a device: what its steps read and compute, and so when every request gets its tokens."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_times_s
+from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengths, Schedule, Segments
+
+
+def step_work(segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1) -> StepWork:
+    """Bytes and operations of each segment's steps on one of `ranks` devices that share every matrix evenly.
+
+    A step reads all weights, and the KV of the tokens that its own ones look back at. Logits are computed once for
+    each sequence, also for one whose prompt is not complete. What devices tell each other takes no time here.
+    """
+    per_token, width = facts.bytes_per_token(kv_cache_dtype), facts.layers * facts.attention_width
+    looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
+    looked_back_at = looked_back_at + segments.prefill_kv_tokens - segments.prefill_tokens
+    flops = formulas.forward_flops(
+        facts.layers * facts.layer_matrix_parameters,
+        facts.vocab * facts.hidden,
+        width,
+        tokens=(segments.decode_seqs + segments.prefill_tokens).astype(float),
+        logit_tokens=(segments.decode_seqs + segments.prefill_seqs).astype(float),
+        attended_tokens=(segments.decode_kv_tokens + segments.prefill_attended_tokens).astype(float),
+    )
+    decoding = segments.decode_seqs.astype(float)
+    return StepWork(
+        steps=segments.steps.astype(float),
+        read_bytes=(facts.decode_weight_bytes + looked_back_at.astype(float) * per_token) / ranks,
+        read_bytes_growth=decoding * per_token / ranks,
+        flops=flops / ranks,
+        flops_growth=decoding * 4.0 * width / ranks,
+    )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A schedule with times: seconds from the first request's arrival.
+
+    `segment_s` is the time of each segment; `wall_s` the end of the last step. `ttft_s` and `tpot_s` have an element
+    for each request; `tpot_s` is NaN for one of a single token.
+    """
+
+    segment_s: FloatArray
+    wall_s: float
+    ttft_s: FloatArray
+    tpot_s: FloatArray
+
+
+def lay(schedule: Schedule, work: StepWork, constants: StepConstants, requests: RequestLengths) -> Timed:
+    """Times of a schedule's steps and requests on a device.
+
+    Args:
+        schedule: what runs when.
+        work: its segments by `step_work`.
+        constants: the device's.
+        requests: the requests of the schedule.
+    """
+    segment_s = segment_times_s(work, constants)
+    end_s = np.cumsum(schedule.segments.idle_s + segment_s)
+    first_steps = schedule.segments.first_step
+
+    def made_at_s(steps: IntArray) -> FloatArray:
+        """When these steps end."""
+        segment = np.searchsorted(first_steps, steps, side="right") - 1
+        within = work.part(segment, (steps - first_steps[segment] + 1).astype(float))
+        return end_s[segment] - segment_s[segment] + segment_times_s(within, constants)
+
+    first_s, last_s = made_at_s(schedule.first_token_step), made_at_s(schedule.last_token_step)
+    arrival_s = 0.0 if requests.arrival_s is None else requests.arrival_s
+    further = (requests.output_tokens - 1).astype(float)
+    return Timed(
+        segment_s=segment_s,
+        wall_s=float(end_s[-1]),
+        ttft_s=first_s - arrival_s,
+        tpot_s=np.divide(last_s - first_s, further, out=np.full(len(requests), np.nan), where=further > 0),
+    )

@@ -1,0 +1,257 @@
+"""Servers under load: latency and throughput against the request rate or the users, and what was too much."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.plot import Panel, Plot, mark_handles, some_panels
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.series import series_labels, setting
+from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.present.throughput import log2_axis, ratio_axis, repeats_of
+
+# What sets the load, in the order in which it is looked for -> how it is called.
+LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
+LATENCIES: Mapping[str, tuple[LineStyle, str]] = {
+    "ttft_s_p50": ("-", "TTFT, median"),
+    "ttft_s_p99": ((0, (5, 1.5)), "TTFT, 99th percentile"),
+    "tpot_s_p50": ((0, (1, 1.2)), "TPOT, median"),
+}
+RATES: Mapping[str, tuple[LineStyle, str]] = {
+    "requests_per_s": ("-", "answered"),
+    "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
+}
+OFFERED: LineStyle = (0, (1, 1.2))
+# What needs another word than the table's: a server that only the load limits has kept up with it.
+LIMITED: Mapping[str, str] = {"load": "kept up", "unknown": "too short to say"}
+SATURATED_LABEL = "more load than the server sustains"
+MOST_SERIES = 6
+
+
+def serving_latency(tables: Tables) -> Plot:
+    """Time to the first token and per further token against the load, a panel a device, workload and kind of load."""
+    return _plot(tables, LATENCIES, "Latency of served requests against load", "Seconds")
+
+
+def serving_throughput(tables: Tables) -> Plot:
+    """Requests answered, and those within the SLO, against the load."""
+    return _plot(tables, RATES, "Throughput and goodput against load", "Requests per s", offered=True)
+
+
+def _plot(
+    tables: Tables, columns: Mapping[str, tuple[LineStyle, str]], title: str, y_label: str, offered: bool = False
+) -> Plot:
+    rows = _rows(tables)
+    known = {name: style for name, style in columns.items() if rows[name].gt(0).any()}
+    groups = _groups(rows)
+    low = min(float(rows.loc[rows[name] > 0, name].min()) for name in known)
+    high = max(float(rows[name].max()) for name in known)
+    if offered:
+        high = max(high, float(rows.loc[rows["axis"] == "request_rate_per_s", "x"].max(skipna=True) or 0))
+    colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
+    drawn = [
+        Panel(head, partial(_draw, rows=part, columns=known, colours=colours, limits=(low, high), offered=offered))
+        for head, part in groups
+    ]
+    panels, notes = some_panels(drawn, "combinations of device, workload and kind of load")
+    if any(part["series"].nunique() > MOST_SERIES for _, part in rows.groupby(list(_PANEL))):
+        notes = [*notes, f"{MOST_SERIES} settings a panel have a line; the table holds all"]
+    return Plot(
+        title=title,
+        alt=_in_words(groups, known, title),
+        sources=sorted(rows["source"].unique()),
+        panels=panels,
+        x_label="Load (logarithmic)",
+        y_label=y_label,
+        handles=_handles(colours, known, rows, offered),
+        repeats=repeats_of(rows),
+        notes=notes,
+    )
+
+
+def _rows(tables: Tables) -> pd.DataFrame:
+    """Repeats that count, with their load as `x` and its kind as `axis`, and what tells series apart."""
+    serving = tables.need("serving", "cell_id", "repeat", *LOADS, *LATENCIES, *RATES, "saturated")
+    load = [f"knob_{name}" for name in LOADS]
+    knobs = [name for name in tables.knobs if name not in load]
+    counted = tables.measured.drop_duplicates("cell_id")[["cell_id", *knobs]]
+    rows = serving.merge(counted, on="cell_id")
+    rows = rows[rows["ramp_to_per_s"].isna()]
+    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    rows = rows[rows["x"].notna()]
+    rows = rows[rows.groupby(list(_PANEL))["x"].transform("nunique") >= 2]
+    if rows.empty:
+        raise MissingError("no server was measured at two request rates or numbers of users")
+    rows["series"] = _series(rows, knobs)
+    return rows
+
+
+_PANEL = ("gpu", "model", "workload", "axis")
+
+
+def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+    server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
+    others = [name for name in knobs if name != "knob_endpoint"]
+    # Servers have knobs of their own: what differs is told among the settings of one.
+    settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
+    # Of a load at a rate the users are a cap, and so a setting.
+    capped = (rows["axis"] != "users") & rows["users"].notna()
+    cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")
+    return pd.Series(
+        [", ".join(filter(None, texts)) for texts in zip(server, settings, cap, strict=True)], index=rows.index
+    )
+
+
+def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    told_apart = [name for name in _PANEL[:3] if rows[name].nunique() > 1] or ["model", "workload"]
+    groups = []
+    for _, part in rows.groupby(list(_PANEL), sort=False):
+        names = list(dict.fromkeys(part["series"]))
+        kept = part[part["series"].isin(names[:MOST_SERIES])]
+        axis = LOADS[str(part["axis"].iloc[0])]
+        groups.append((" · ".join([*part[told_apart].iloc[0], f"against {axis}"]), kept))
+    return sorted(groups, key=lambda group: -group[1]["cell_id"].nunique())
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    columns: Mapping[str, tuple[LineStyle, str]],
+    colours: Mapping[str, Mark],
+    limits: tuple[float, float],
+    offered: bool,
+) -> None:
+    for label, part in rows.groupby("series", sort=False):
+        mark = colours[str(label)]
+        for name, (style, _) in columns.items():
+            known = part[part[name] > 0]
+            at = known.groupby("x")[name].agg(["median", "min", "max"])
+            ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
+            ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+            if len(at) == 1:
+                # One load makes no line; a stroke in its style tells which quantity the mark is.
+                ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
+            over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
+            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
+    loads = sorted(rows["x"].unique())
+    log2_axis(ax, loads)
+    ratio_axis(ax, *limits)
+    if offered and rows["axis"].iloc[0] == "request_rate_per_s":
+        ax.plot(loads, loads, color=MUTED, linestyle=OFFERED, linewidth=1.2)
+
+
+def _handles(
+    colours: Mapping[str, Mark], columns: Mapping[str, tuple[LineStyle, str]], rows: pd.DataFrame, offered: bool
+) -> list[Artist]:
+    handles = mark_handles(colours)
+    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for style, name in columns.values()]
+    if offered and rows["axis"].eq("request_rate_per_s").any():
+        handles.append(Line2D([], [], color=MUTED, linestyle=OFFERED, label="arrived"))
+    if rows["saturated"].eq(True).any():
+        handles.append(
+            Line2D([], [], color=INK, linestyle="none", marker="o", markerfacecolor="none", label=SATURATED_LABEL)
+        )
+    return handles
+
+
+def _in_words(
+    groups: Sequence[tuple[str, pd.DataFrame]], columns: Mapping[str, tuple[LineStyle, str]], title: str
+) -> str:
+    sentences = [f"{title}, measured."]
+    for head, rows in groups[:6]:
+        for label, part in rows.groupby("series", sort=False):
+            for name, (_, called) in columns.items():
+                at = part.groupby("x")[name].median().dropna()
+                if len(at):
+                    sentences.append(
+                        f"{head}, {label}: {called} {at.iloc[0]:,.4g} at {at.index[0]:g}, {at.iloc[-1]:,.4g} at "
+                        f"{at.index[-1]:g}."
+                    )
+    return " ".join(sentences)
+
+
+MOST_FINDINGS = 8
+
+
+def sustained(report: Report) -> Iterator[Block]:
+    """For each server and setting the loads between which lies the most that it sustains, and what users see there."""
+    loads = {f"knob_{load}" for load in (*LOADS, "ramp_to_per_s")}
+    knobs = [name for name in report.tables.knobs if name not in loads]
+    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *knobs]]
+    rows = report.tables.need("serving_summary", "saturated", "limited_by", *LOADS).merge(cells, on="cell_id")
+    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    # Where the client was the limit, nothing is known of the server.
+    rows = rows[rows["x"].notna() & ~rows["limited_by"].str.contains("client|users")]
+    if rows.empty:
+        raise MissingError("no server was measured at a load that the client could send")
+    rows["series"] = _series(rows, knobs)
+    groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
+    findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]
+    note = f"{MOST_FINDINGS} of {len(findings)}; the table serving_summary holds all."
+    yield Findings(findings[:MOST_FINDINGS], note if len(findings) > MOST_FINDINGS else "")
+
+
+def _most_sustained(rows: pd.DataFrame) -> Finding:
+    """Of one server and setting, from the lowest load to the highest."""
+    first, last = records(rows)[0], records(rows)[-1]
+    place = ", ".join([first["gpu"], first["model"], first["workload"], first["series"]])
+    if pd.notna(first["ramp_to_per_s"]):
+        ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
+        return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}. {first['explanation']}")
+    if first["axis"] == "users":
+        at = [
+            f"with {row['x']:g} user{'s' if row['x'] > 1 else ''} {_users_see(row)}"
+            for row in ([first, last] if len(rows) > 1 else [first])
+        ]
+        return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
+    # A run that is too short to say is neither.
+    over = rows[rows["saturated"].eq(True)].head(1)
+    below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
+    if over.empty and below.empty:
+        return Finding("not known", f"{place}: {first['explanation']}")
+    told = [f"it kept up with {row['x']:g} requests/s: {_users_see(row)}" for row in records(below)]
+    told += [f"{row['x']:g} requests/s were more than it sustains: {_users_see(row)}" for row in records(over)]
+    low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
+    verdict = f"sustains {low}, not {high} requests/s" if low and high else f"not {high} requests/s"
+    verdict = verdict if high else f"sustains {low} requests/s"
+    return Finding(verdict, f"{place}: {'; '.join(told)}.")
+
+
+def _users_see(row: Mapping[str, Any]) -> str:
+    """
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
+    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
+    """
+    return (
+        f"it answered {row['requests_per_s']:.3g} requests/s, with a TTFT of {row['ttft_s_p50']:.3g} s in the "
+        f"median and {row['ttft_s_p99']:.3g} s at the 99th percentile"
+    )
+
+
+def load_findings(report: Report) -> Iterator[Block]:
+    """What limited each load, in the words of the table; what needs a warning comes first."""
+    rows = report.tables.need("serving_summary")
+    warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
+    rows = pd.concat([rows[warned], rows[~warned]])
+    findings = [_finding(row) for row in records(rows.head(MOST_FINDINGS))]
+    yield Findings(findings, f"{len(findings)} of {len(rows)} loads; the table below holds all.")
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    server = row["engine"] if pd.isna(row["endpoint"]) else row["endpoint"]
+    place = ", ".join([row["gpu"], row["model"], row["workload"], f"{server} ({row['knobs']})"])
+    if row["saturated"] is True:
+        verdict, tone = "saturated", "bad"
+    else:
+        verdict, tone = LIMITED.get(row["limited_by"], f"limited by {row['limited_by']}"), "neutral"
+        tone = "bad" if "client" in row["limited_by"] else tone
+    return Finding(verdict, f"{place}: {row['explanation']}", tone)

@@ -1,0 +1,120 @@
+"""What the engines were given: lengths and arrivals of the requests that were really run."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from workflow_scripts.present.plot import Panel, Plot, plain_log_ticks, some_panels
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.series import cell_titles, evenly
+from workflow_scripts.present.style import COLOURS, LineStyle
+
+# Column of the requests -> name, colour and line.
+LENGTHS: dict[str, tuple[str, str, LineStyle]] = {
+    "prompt_tokens": ("prompt tokens", COLOURS[0], "-"),
+    "output_tokens": ("output tokens", COLOURS[1], (0, (4, 1.5))),
+}
+MOST_CELLS = 6
+# Handing all requests to an engine at once takes it less than this share of the repeat.
+AT_ONCE = 0.05
+
+
+def workload_lengths(tables: Tables) -> Plot:
+    """Prompt and output lengths of each workload, as the share of its requests that have at most so many tokens."""
+    groups = list(_workloads(tables))
+    tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
+    limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
+    panels, notes = some_panels(
+        [Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups], "workloads"
+    )
+    return Plot(
+        title="Lengths of the requests of each workload",
+        alt="Median tokens, measured: "
+        + "; ".join(
+            f"{title}: {rows['prompt_tokens'].median():g} prompt and {rows['output_tokens'].median():g} output tokens"
+            f" in {len(rows)} requests"
+            for title, rows in groups
+        )
+        + ".",
+        sources=["measured"],
+        panels=panels,
+        x_label="At most so many tokens",
+        y_label="Share of requests",
+        handles=[Line2D([], [], color=color, linestyle=style, label=label) for label, color, style in LENGTHS.values()],
+        notes=[*notes, "requests of the cell that served the most of a workload; other cells served the first of them"],
+        panel_height_in=2.3,
+    )
+
+
+def workload_arrivals(tables: Tables) -> Plot:
+    """How many requests had arrived over the time of a repeat, in cells where they did not arrive all at once."""
+    cells = tables.measured.drop_duplicates("cell_id").set_index("cell_id")
+    requests = _requests(tables, cells.index)
+    ends_s = requests.groupby("cell_id")[["queued_s", "last_token_s"]].max()
+    ends_s = ends_s[ends_s["queued_s"] > AT_ONCE * ends_s["last_token_s"]]
+    if ends_s.empty:
+        raise MissingError("in every cell all requests were handed in at once")
+    arriving = cells.loc[ends_s.index]
+    arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
+    of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
+    shown = evenly(arriving, ["workload"], "per_s", of_each).head(MOST_CELLS).sort_values("per_s")
+    titles = cell_titles(shown, tables.knobs)
+    times_s = {cell: rows["queued_s"].sort_values() for cell, rows in requests.groupby("cell_id")}
+    notes = ["the first repeat of each cell"]
+    if len(shown) < len(arriving):
+        notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
+    return Plot(
+        title="Arrivals of requests over the time of a repeat",
+        alt="Requests per second, measured: "
+        + "; ".join(f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items())
+        + ".",
+        sources=["measured"],
+        panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
+        x_label="Time since the repeat began (s)",
+        y_label="Requests arrived",
+        notes=notes,
+        panel_height_in=2.3,
+    )
+
+
+def _workloads(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Each workload with its requests; several times where a model's tokenizer makes other lengths of its texts."""
+    cells = tables.measured.drop_duplicates("cell_id").sort_values("num_requests", ascending=False, kind="stable")
+    largest = cells.drop_duplicates(["model", "workload"])
+    requests = _requests(tables, largest["cell_id"]).merge(largest[["cell_id", "model", "workload"]], on="cell_id")
+    for workload, rows in requests.groupby("workload", sort=False):
+        versions = {_lengths(of_model): (model, of_model) for model, of_model in rows.groupby("model", sort=False)}
+        for model, of_model in versions.values():
+            yield str(workload) if len(versions) == 1 else f"{workload} · {model}", of_model
+
+
+def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
+    return tuple(rows[list(LENGTHS)].to_numpy(dtype=int).ravel())
+
+
+def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
+    """Requests of the first repeat of each of the cells."""
+    rows = tables.facts("requests", cell_ids)
+    return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
+
+
+def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
+    for column, (_, color, style) in LENGTHS.items():
+        ax.ecdf(rows[column], color=color, linestyle=style)
+    ax.set_xscale("log")
+    ax.set_xlim(*limits)
+    plain_log_ticks(ax.xaxis, *limits, most=6)
+    ax.set_ylim(0, 1.03)
+    ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+
+
+def _draw_arrivals(ax: Axes, times_s: pd.Series) -> None:
+    count = np.arange(1, len(times_s) + 1)
+    ax.plot(times_s, count, color=COLOURS[0], drawstyle="steps-post", linewidth=1.2)
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, len(times_s) * 1.05)

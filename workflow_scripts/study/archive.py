@@ -1,0 +1,169 @@
+"""One archive of a study for a paper: what was asked, what was measured, what came out, and the code between them.
+
+    python -m workflow_scripts.study.archive --study config/studies/demo.yaml --out results/demo/demo.zip
+
+The archive is a checkout of its own: unpacked, `snakemake --cores all partial_report --config study=study.yaml` draws
+the report again from the cells in it. `manifest-sha256.txt` is checked by `sha256sum --check`, and
+`ro-crate-metadata.json` describes the content to machines (RO-Crate, https://w3id.org/ro/crate).
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from rocrate.model.contextentity import ContextEntity
+from rocrate.rocrate import ROCrate
+
+from workflow_scripts import __version__
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.commit import commit_of
+from workflow_scripts.common.files import read_json, write_bytes
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+CODE = ("Snakefile", "LICENSE", "rules", "workflow_scripts", "config", "profiles", "slurm", "envs", "report")
+MANIFEST, METADATA, STUDY = "manifest-sha256.txt", "ro-crate-metadata.json", "study.yaml"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip knows nothing earlier; a fixed time makes equal contents equal archives
+
+
+class ArchiveError(ValueError):
+    """A study that cannot be archived; the message says what is missing."""
+
+
+def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path = CHECKOUT) -> dict[str, Path]:
+    """Every file of the archive but the manifest and the description: its name there, and where it lies now.
+
+    Raises:
+        ArchiveError: no cell has ended, or there are no tables or no report.
+    """
+    for needed in (paths.tables, paths.report):
+        if not needed.exists():
+            raise ArchiveError(f"{needed} is not there; `snakemake partial_report` makes it from the cells there are")
+    ended = [cell.id for cell in expand(study) if paths.outcome(cell).exists()]
+    if not ended:
+        raise ArchiveError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
+    files = {STUDY: study_file}
+    for name in CODE:
+        files |= {file.relative_to(checkout).as_posix(): file for file in _files(checkout / name)}
+    measured = [paths.root / "prepared", paths.tables, paths.figures, paths.report, *map(paths.cell, ended)]
+    for place in measured:
+        files |= {f"results/{file.relative_to(paths.results).as_posix()}": file for file in _files(place)}
+    return files
+
+
+def _files(place: Path) -> Iterator[Path]:
+    found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+    # Weights are the model's, and larger than everything else; its manifest holds their hashes.
+    return (path for path in found if "__pycache__" not in path.parts and path.suffix != ".safetensors")
+
+
+def write_archive(study: Study, study_file: Path, paths: StudyPaths, out: Path) -> int:
+    """Write the archive whole or not at all; return the number of its files.
+
+    Raises:
+        ArchiveError: see `contents`.
+    """
+    files = contents(study, study_file, paths)
+    buffer = BytesIO()
+    hashes: dict[str, str] = {}
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+
+        def add(name: str, data: bytes) -> None:
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+            hashes[name] = hashlib.sha256(data).hexdigest()
+
+        for name, path in sorted(files.items()):
+            add(name, path.read_bytes())
+        add(METADATA, json.dumps(description(study, paths, files), indent=2).encode())
+        manifest = "".join(f"{digest}  {name}\n" for name, digest in sorted(hashes.items()))
+        archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), manifest, zipfile.ZIP_DEFLATED)
+    write_bytes(out, buffer.getvalue())
+    return len(hashes) + 1
+
+
+def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:
+    """The RO-Crate metadata: parts of the archive, and for each device what measured it, where and when."""
+    outcomes = [read_json(paths.outcome(cell)) for cell in expand(study) if paths.outcome(cell).exists()]
+    results = f"results/{study.name}"
+    crate = ROCrate()
+    crate.name = f"kvsweep study {study.name}"
+    crate.description = study.question
+    crate.license = "https://spdx.org/licenses/Apache-2.0"
+    # The last measurement, not the moment of packing: equal contents give equal archives.
+    ends = [outcome["provenance"]["ended_at"] for outcome in outcomes]
+    crate.root_dataset["datePublished"] = max(ends)
+    study_entity = crate.add_file(files[STUDY], STUDY, properties={"name": "the study", "encodingFormat": "text/yaml"})
+    report = {"name": "report", "encodingFormat": "text/html"}
+    crate.add_file(paths.report, f"{results}/report.html", properties=report)
+    crate.add_file(dest_path=MANIFEST, properties={"name": "SHA-256 of every file", "encodingFormat": "text/plain"})
+    for name in sorted(name for name in files if name.startswith("envs/") and name.endswith(".txt")):
+        crate.add_file(files[name], name, properties={"name": f"lock {Path(name).stem}"})
+    for name, title in (("tables", "tables of results"), ("figures", "figures"), ("prepared", "models and requests")):
+        if any(file.startswith(f"{results}/{name}/") for file in files):
+            crate.add_directory(dest_path=f"{results}/{name}/", properties={"name": title})
+    pipeline = _software(crate, "kvsweep", __version__)
+    commit, dirty = commit_of(CHECKOUT)
+    if commit:
+        pipeline["identifier"] = f"{commit}-dirty" if dirty else commit
+    for gpu in dict.fromkeys(outcome["definition"]["gpu"] for outcome in outcomes):
+        _describe_device(
+            crate, gpu, [o for o in outcomes if o["definition"]["gpu"] == gpu], results, study_entity, pipeline
+        )
+    metadata: dict[str, Any] = crate.metadata.generate()
+    return metadata
+
+
+def _describe_device(
+    crate: ROCrate, gpu: str, outcomes: Sequence[dict[str, Any]], results: str, study: Any, pipeline: Any
+) -> None:
+    cells = crate.add_directory(dest_path=f"{results}/cells/{gpu}/", properties={"name": f"evidence measured on {gpu}"})
+    where = [outcome["provenance"] for outcome in outcomes]
+    engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
+    action = {
+        "@type": "CreateAction",
+        "name": f"measuring {len(outcomes)} cells on {gpu}",
+        "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
+        "endTime": max(p["ended_at"] for p in where),
+    }
+    entity = crate.add(ContextEntity(crate, f"#measuring-{gpu}", properties=action))
+    entity["object"] = study
+    entity["result"] = cells
+    entity["instrument"] = [pipeline, *(_software(crate, *engine.split(" ", 1)) for engine in engines)]
+    crate.root_dataset.append_to("mentions", entity)
+
+
+def _software(crate: ROCrate, name: str, version: str) -> Any:
+    properties = {"@type": "SoftwareApplication", "name": name, "softwareVersion": version}
+    return crate.add(ContextEntity(crate, f"#{name}-{version}", properties=properties))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the archive of a study."""
+    parser = argparse.ArgumentParser(
+        description="Write one archive of a study: study file, locks, cells, tables, report, code, hashes, RO-Crate.",
+        epilog="example: python -m workflow_scripts.study.archive --study config/studies/demo.yaml --out demo.zip",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="the zip file")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        count = write_archive(study, args.study, StudyPaths(args.results, study.name), args.out)
+    except (StudyError, ArchiveError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    print(f"{args.out}: {count} files")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

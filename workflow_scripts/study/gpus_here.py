@@ -1,0 +1,62 @@
+"""Which cells of a study this machine has the GPUs for. NVML alone is asked, which costs a workflow's start little."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.device.device_check import nvml_handle
+from workflow_scripts.study.grid import Cell, endpoints_of
+from workflow_scripts.study.study_file import Study
+
+
+def gpus_here() -> list[str]:
+    """NVML's names of the GPUs that this process may see, in its order; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    names = []
+    with contextlib.suppress(pynvml.NVMLError, IndexError):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        for place in range(len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()):
+            names.append(pynvml.nvmlDeviceGetName(nvml_handle(place)))
+    pynvml.nvmlShutdown()
+    return names
+
+
+def cells_without_gpu(study: Study, cells: Sequence[Cell], here: Sequence[str]) -> Iterator[Cell]:
+    """The cells that would find no GPU of theirs, or too few, among those `here`; of CPUs and of servers, none."""
+    gpus, endpoints = load_gpus(), endpoints_of(study)
+    for cell in cells:
+        gpu, endpoint = gpus[cell.gpu], cell.knobs.set_values().get("endpoint")
+        is_elsewhere = endpoint is not None and endpoints[endpoint].base_url is not None
+        # A cell takes the first GPUs that it sees, as `device.found_device` does.
+        if gpu.kind != "cpu" and not is_elsewhere and not _are(gpu, here[: cell.knobs.ranks], cell.knobs.ranks):
+            yield cell
+
+
+def _are(gpu: Gpu, names: Sequence[str], count: int) -> bool:
+    fitting = [name for name in names if any(re.fullmatch(pattern, name) for pattern in gpu.nvml_names or ())]
+    return len(fitting) == count
+
+
+def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
+    """Which cells are left out for want of their GPUs, in words.
+
+    >>> from workflow_scripts.engines.knobs import VllmKnobs
+    >>> cells = [Cell("h200", "vllm", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]
+    >>> what_is_left(cells, ["NVIDIA L40S"])
+    '3 cells are left out, for this machine has NVIDIA L40S: 1 needs h200, 2 need 2 h200'
+    """
+    needs: dict[str, int] = {}
+    for cell in left:
+        gpu = cell.gpu if cell.knobs.ranks == 1 else f"{cell.knobs.ranks} {cell.gpu}"
+        needs[gpu] = needs.get(gpu, 0) + 1
+    found = ", ".join(f"{here.count(name)} {name}" if here.count(name) > 1 else name for name in dict.fromkeys(here))
+    wanted = ", ".join(f"{count} {'needs' if count == 1 else 'need'} {gpu}" for gpu, count in needs.items())
+    cells = "1 cell is" if len(left) == 1 else f"{len(left)} cells are"
+    return f"{cells} left out, for this machine has {found or 'no GPU'}: {wanted}"

@@ -1,0 +1,175 @@
+"""The grid: a study expanded into cells."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
+from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
+from workflow_scripts.engines.knobs import ENGINES, Knobs
+from workflow_scripts.study.study_file import Study, StudyError, Sweep
+
+MOST_CELLS = 100_000
+# Locks are files named after their cell; file systems take names of 255 bytes.
+MOST_ID = 240
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the grid: the unit that is run, fails, is rerun and reported.
+
+    `gpu`, `engine`, `model` and `workload` are names of catalogue or study entries; `sweeps` names every sweep of
+    the study that holds this cell.
+    """
+
+    gpu: str
+    engine: str
+    model: str
+    workload: str
+    knobs: Knobs
+    sweeps: tuple[str, ...]
+
+    @cached_property
+    def id(self) -> str:
+        """Path of the cell below `cells/`, e.g. `h200/vllm/opt-125m/short/bs16-seqs4`."""
+        return f"{self.gpu}/{self.engine}/{self.model}/{self.workload}/{self.knobs.slug()}"
+
+
+def expand(study: Study) -> tuple[Cell, ...]:
+    """All cells of a study, each once, in the order in which its sweeps name them.
+
+    Raises:
+        StudyError: a GPU, model or knob that does not exist, a value that is not allowed, or a cell that cannot be run.
+    """
+    gpus, models, endpoints = load_gpus(), load_models(), endpoints_of(study)
+    cells: dict[str, Cell] = {}
+    _check_models(study, models)
+    _check_claims(study)
+    for i, sweep in enumerate(study.sweeps):
+        place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
+        _check(sweep.gpu, gpus, f"{place}.gpu")
+        _check(sweep.model, models, f"{place}.model")
+        # Among the defaults of all sweeps it may be meant for the CPUs of the study.
+        if "cpu_kv_cache_gib" in sweep.knobs and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != "cpu"]):
+            raise StudyError(f"{place}.knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on {', '.join(others)}")
+        if (points := _points(sweep)) > MOST_CELLS:
+            raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
+        for cell in _cells_of(sweep, study, place):
+            if cell.knobs.draft_model is not None:
+                _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
+            if (endpoint := cell.knobs.set_values().get("endpoint")) is not None:
+                _check([endpoint], endpoints, f"{place}.knobs.endpoint")
+            if (fault := _fault_of(cell, study)) is not None:
+                raise StudyError(f"{place}: {fault}")
+            known = cells.get(cell.id)
+            # The same point may belong to two sweeps: it is measured once and counts in both.
+            cells[cell.id] = cell if known is None else _in_both(known, cell)
+    if not cells:
+        raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value a knob")
+    return tuple(cells.values())
+
+
+def endpoints_of(study: Study) -> Mapping[str, Endpoint]:
+    """The servers that a study may name: those of config/endpoints.yaml, and its own, which go before."""
+    return {**load_endpoints(), **study.endpoints}
+
+
+def _check(names: list[str], allowed: Any, place: str) -> None:
+    for name in names:
+        if name not in allowed:
+            raise StudyError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+
+
+def _check_models(study: Study, models: Mapping[str, Model]) -> None:
+    """Check what a study changes of models: an entry of a name that no model has would change nothing, unseen."""
+    for name, override in study.models.items():
+        place = f"study {study.name!r}, models"
+        _check([name], models, place)
+        load_format = override.load_format or models[name].load_format
+        if override.trust_remote_code and load_format == "dummy":
+            raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, for the code comes from there")
+        if load_format == "hub":
+            try:
+                models[name].pinned()
+            except CatalogError as e:
+                raise StudyError(f"{place}.{name}.load_format: {e}") from None
+
+
+def _check_claims(study: Study) -> None:
+    """Check that the claims to re-test are there, so that a misspelt one is told before anything is measured."""
+    published = Published(PUBLISHED)
+    for claim in study.claims:
+        try:
+            published.claim(claim)
+        except PublishedError as e:
+            raise StudyError(f"study {study.name!r}, claims: {e}") from None
+
+
+def _points(sweep: Sweep) -> int:
+    named = (sweep.gpu, sweep.engine, sweep.model, sweep.workload)
+    return math.prod(map(len, (*named, *sweep.knob_values().values())))
+
+
+def _fault_of(cell: Cell, study: Study) -> str | None:
+    """Why the cell cannot be run, whatever the engine does; None if it may."""
+    context, needed = getattr(cell.knobs, "max_model_len", None), study.workloads[cell.workload].total_tokens_needed()
+    if context is not None and needed is not None and needed > context:
+        return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
+    if len(cell.id) > MOST_ID:
+        return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
+    return None
+
+
+def _in_both(known: Cell, again: Cell) -> Cell:
+    return Cell(
+        known.gpu,
+        known.engine,
+        known.model,
+        known.workload,
+        known.knobs,
+        tuple(dict.fromkeys(known.sweeps + again.sweeps)),
+    )
+
+
+def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
+    values = sweep.knob_values()
+    for name, options in values.items():
+        if not options:
+            raise StudyError(f"{place}.knobs.{name}: an empty list leaves no cell; give at least one value")
+    for engine in sweep.engine:
+        defaults = study.engine_defaults.get(engine, {})
+        settings = [
+            _knobs(engine, defaults, dict(zip(values, combination, strict=True)), place)
+            for combination in itertools.product(*values.values())
+        ]
+        for gpu, model, workload, knobs in itertools.product(sweep.gpu, sweep.model, sweep.workload, settings):
+            yield Cell(gpu, engine, model, workload, knobs, (sweep.name,))
+
+
+def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place: str) -> Knobs:
+    kind = ENGINES[engine]
+    try:
+        return kind.model_validate({**defaults, **chosen})
+    except ValidationError as e:
+        fault = e.errors()[0]
+        name = ".".join(str(part) for part in ("knobs", *fault["loc"]))
+        if fault["loc"] and fault["loc"][0] in defaults.keys() - chosen.keys():
+            name += f" (from engine_defaults.{engine})"
+        if fault["type"] == "extra_forbidden":
+            message = f"engine {engine!r} has no such knob; allowed: {', '.join(kind.model_fields)}"
+        elif fault["type"] == "missing":
+            message = f"engine {engine!r} needs this knob"
+        elif fault["loc"]:
+            message = f"{fault['msg']}, not {fault['input']!r}"
+        else:  # knobs that do not fit each other
+            message = fault["msg"].removeprefix("Value error, ")
+        raise StudyError(f"{place}.{name}: {message}") from None
+
+
+__all__ = ["CatalogError", "Cell", "expand"]

@@ -1,0 +1,85 @@
+"""What became of a cell: the record `outcome.json`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from workflow_scripts.common.files import read_json, write_text
+
+Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Repeat(_Record):
+    """One timed pass over the workload; times in seconds, of the host's clocks."""
+
+    repeat: int
+    start_unix_s: float
+    start_monotonic_s: float
+    end_monotonic_s: float
+
+
+class WarmUp(_Record):
+    """Passes over requests that do not count: each of them served as many `requests` with `tokens` in all.
+
+    `steady`: the last two passes took equally long, within `warmup.TOLERANCE`.
+    """
+
+    requests: int
+    tokens: int
+    passes_s: list[float]
+    steady: bool
+
+
+class Outcome(_Record):
+    """A cell's end, with what was asked for, what took effect, and where it was measured.
+
+    `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
+    at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
+    `reason` is in the engine's own words where it has any.
+    """
+
+    schema_version: Literal[1] = 1
+    cell_id: str
+    outcome: Verdict
+    reason: str | None = None
+    definition: dict[str, Any]
+    definition_sha256: str
+    effective: dict[str, Any] = {}
+    phases_s: dict[str, float] = {}
+    warmup: WarmUp | None = None
+    repeats: list[Repeat] = []
+    device: dict[str, Any] = {}
+    host_load: dict[str, Any] = {}
+    provenance: dict[str, Any]
+
+    def write(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read a cell's record.
+
+    Raises:
+        pydantic.ValidationError: the file is of another schema.
+    """
+    return Outcome.model_validate(read_json(path))
+
+
+def never_ran(record: Mapping[str, Any]) -> bool:
+    """Whether a record is of a cell that did not run, as former versions wrote it where the device was missing."""
+    return record.get("outcome") == "invalid" and not record.get("phases_s")
+
+
+def is_outcome_of(path: Path, definition_sha256: str) -> bool:
+    """Whether a cell's record is there, is that of this definition, and says how a run ended."""
+    if not path.exists():
+        return False
+    record = read_json(path)
+    return bool(record.get("definition_sha256") == definition_sha256) and not never_ran(record)

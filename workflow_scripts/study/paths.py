@@ -1,0 +1,94 @@
+"""Where everything of a study lies below `results/{study}/`."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from workflow_scripts.study.grid import Cell
+
+CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """Paths of one study; `results` is the folder that holds all studies."""
+
+    results: Path
+    study: str
+
+    @cached_property
+    def root(self) -> Path:
+        """The study's own folder."""
+        return self.results / self.study
+
+    def cell(self, cell: Cell | str) -> Path:
+        """Folder of a cell (or of a cell's id, or of the pattern of all cells)."""
+        return self.root / "cells" / (cell.id if isinstance(cell, Cell) else cell)
+
+    def log(self, cell: Cell | str) -> Path:
+        """What the measuring command said."""
+        return self.cell(cell) / "measure.log"
+
+    def outcome(self, cell: Cell | str) -> Path:
+        """What became of a cell; there only when the cell has ended."""
+        return self.cell(cell) / "outcome.json"
+
+    def model(self, model: str, key: str) -> Path:
+        """Folder with a model's `config.json` and tokenizer; `key` is the `model_key` of its definition."""
+        return self.root / "prepared" / "models" / f"{model}-{key}"
+
+    def workload(self, model: str, workload: str, key: str) -> Path:
+        """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition.
+
+        The warm-up requests lie beside it.
+        """
+        return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
+
+    def device(self, gpu: str) -> Path:
+        """Record of the rates at which a device copies, reads and multiplies."""
+        return self.root / "prepared" / "devices" / f"{gpu}.json"
+
+    def batch(self, gpu: str, key: str) -> Path:
+        """Which cells share a job of a cluster."""
+        return self.root / "batches" / gpu / f"{key}.json"
+
+    def ended(self, gpu: str) -> Path:
+        """Which cells of a GPU have ended."""
+        return self.root / "batches" / gpu / "ended.json"
+
+    def lock(self, cell: Cell | str) -> Path:
+        """Held by the process that measures a cell."""
+        return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
+
+    def wrong_nodes(self, gpu: str) -> Path:
+        """Folder with a file for each cluster node that was asked for a GPU type and had another."""
+        return self.root / "wrong_nodes" / gpu
+
+    def parsed(self, gpu: str) -> Path:
+        """Folder with the tables of facts of one GPU's cells."""
+        return self.root / "parsed" / gpu
+
+    @property
+    def capacity(self) -> Path:
+        """Predicted KV capacity, a record a cell."""
+        return self.root / "prepared" / "capacity.jsonl"
+
+    @property
+    def plan(self) -> Path:
+        """Folder of the plan: what every cell should do, what knobs can change and what it costs."""
+        return self.root / "plan"
+
+    @property
+    def tables(self) -> Path:
+        """Tidy tables and verdicts."""
+        return self.root / "tables"
+
+    @property
+    def figures(self) -> Path:
+        """Figures of the report."""
+        return self.root / "figures"
+
+    @property
+    def report(self) -> Path:
+        """The one-page report."""
+        return self.root / "report.html"

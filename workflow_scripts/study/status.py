@@ -1,0 +1,161 @@
+"""What became of every cell of a study, as a table in the terminal.
+
+    python -m workflow_scripts.study.status --study config/studies/demo.yaml
+
+counts cells by GPU, engine, model and workload, then names each cell that is not `ok`, with the reason in one line and
+the path of its log; cells with the same reason stand together. Cells that have not ended are `missing`; those of an
+older protocol or another definition are `outdated`; `snakemake` measures both again.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import Verdict, never_ran
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+STATES = (*get_args(Verdict), "outdated", "missing")
+_STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """A cell, its state, and where it stands: `reason` is one line, `log` is None where nothing was tried."""
+
+    cell: Cell
+    state: str
+    reason: str
+    log: Path | None
+    lock: str | None
+    host: str | None
+    processor: str | None = None
+
+
+def status_of(study: Study, paths: StudyPaths) -> list[CellStatus]:
+    """The status of every cell of the grid, in its order."""
+    models = resolved_models(study)
+    return [_status_of(cell, paths, definition_sha256(cell_definition(study, cell, models))) for cell in expand(study)]
+
+
+def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
+    log = paths.log(cell) if paths.log(cell).exists() else None
+    if not paths.outcome(cell).exists():
+        return CellStatus(cell, "missing", _why_missing(log), log, None, None)
+    record = read_json(paths.outcome(cell))
+    provenance = record["provenance"]
+    state, reason = record["outcome"], _one_line(record["reason"] or "")
+    if never_ran(record):
+        state, reason = "missing", f"did not run: {reason}"
+    elif record["definition_sha256"] != definition:
+        state, reason = "outdated", f"measured by another definition, protocol {record['definition'].get('protocol')}"
+    raw = paths.cell(cell) / "raw" / "engine.log"
+    return CellStatus(
+        cell,
+        state,
+        reason,
+        raw if raw.exists() else log,
+        str(provenance.get("lock_sha256"))[:12],
+        provenance.get("host"),
+        record.get("device", {}).get("processor"),
+    )
+
+
+def _why_missing(log: Path | None) -> str:
+    return (last_line(log) or "its log is empty") if log else "not tried yet"
+
+
+def _one_line(text: str) -> str:
+    """The first line that says something; an engine's message may have many.
+
+    >>> _one_line("ValueError: no block size fits\\n  at layer 3")
+    'ValueError: no block size fits'
+    """
+    return next((" ".join(line.split()) for line in text.split("\n") if line.strip()), "")
+
+
+def counts(statuses: Iterable[CellStatus]) -> Table:
+    """A row for each GPU, engine, model and workload, with the number of cells in each state."""
+    statuses = list(statuses)
+    seen = [state for state in STATES if any(s.state == state for s in statuses)]
+    table = Table("GPU", "engine", "model", "workload", box=None, pad_edge=False)
+    for state in seen:
+        table.add_column(state, justify="right", style=_STYLES.get(state, "red"))
+    groups: dict[tuple[str, str, str, str], Counter[str]] = {}
+    for s in statuses:
+        key = (s.cell.gpu, s.cell.engine, s.cell.model, s.cell.workload)
+        groups.setdefault(key, Counter())[s.state] += 1
+    for key, count in groups.items():
+        table.add_row(*key, *(str(count[state] or "·") for state in seen))
+    total = Counter(s.state for s in statuses)
+    table.add_row("all", "", "", "", *(str(total[state]) for state in seen), style="bold")
+    return table
+
+
+def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
+    """A line for each reason, and below it one for each cell that ended so, with its log."""
+    bad = [s for s in statuses if s.state != "ok" and s.log is not None]
+    bad.sort(key=lambda s: (STATES.index(s.state), s.reason))
+    for (state, reason), alike in groupby(bad, key=lambda s: (s.state, s.reason)):
+        yield Text(f"{state}: {reason}", style=_STYLES.get(state, "red"))
+        for s in alike:
+            yield Text(f"    {s.cell.id}  {s.log}")
+
+
+def differences(statuses: Iterable[CellStatus]) -> Iterator[str]:
+    """What keeps cells from being compared: environments of more than one lock, or more than one processor."""
+    statuses = list(statuses)
+    yield from _kept_apart("in environments of different locks", [(s.lock, s) for s in statuses])
+    yield from _kept_apart("on different processors", [(s.processor, s) for s in statuses])
+
+
+def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Iterator[str]:
+    groups: dict[str, list[CellStatus]] = {}
+    for name, status in named:
+        if name is not None:
+            groups.setdefault(name, []).append(status)
+    if len(groups) > 1:
+        yield f"Measured {how}, so not compared with each other:"
+        for name, alike in groups.items():
+            where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
+            yield f"    {name}: {len(alike)} cells, {where}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what became of every cell of a study."""
+    parser = argparse.ArgumentParser(
+        description="Print what became of every cell of a study, with reasons and logs.",
+        epilog="example: python -m workflow_scripts.study.status --study config/studies/demo.yaml",
+    )
+    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+    args = parser.parse_args(argv)
+    try:
+        study = load_study(args.study)
+        statuses = status_of(study, StudyPaths(args.results, study.name))
+    except StudyError as e:
+        print(e, file=sys.stderr)
+        return 2
+    # Lines are as long as their paths: a wrapped path cannot be copied.
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(counts(statuses))
+    for line in [*failures(statuses), *differences(statuses)]:
+        console.print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,295 @@
+"""A study: one YAML file that says what to cross, how often to repeat, and within which limits.
+
+python -m workflow_scripts.study.study_file config/studies/demo.yaml     checks a study and counts its cells
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+
+from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.common.command import run_command
+from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload, Workload
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
+Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
+
+
+class StudyError(ValueError):
+    """A study that cannot be run; the message names the file, the place in it and the allowed values."""
+
+
+def as_list(value: Any) -> Any:
+    """A value that may stand alone, as a list."""
+    return value if isinstance(value, list) else [value]
+
+
+_NAME_SCHEMA = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MOST_NAME}
+OneOrMore = Annotated[
+    list[Name],
+    BeforeValidator(as_list),
+    Field(min_length=1),
+    WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA, "minItems": 1}]}),
+]
+
+
+class _Strict(BaseModel):
+    # A text or a truth value is no number, not even where it could be read as one.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Sweep(_Strict):
+    """A cross product: every GPU with every engine, model, workload and value of every knob."""
+
+    name: Name
+    gpu: OneOrMore
+    engine: OneOrMore
+    model: OneOrMore
+    workload: OneOrMore
+    knobs: Annotated[dict[str, Any], Field(description="knob -> one value or a list of values to cross")] = {}
+
+    def knob_values(self) -> dict[str, list[Any]]:
+        """Each knob with the list of values that it takes."""
+        return {name: as_list(values) for name, values in self.knobs.items()}
+
+
+class ModelOverride(_Strict):
+    """What a study changes of a model's entry in config/models/."""
+
+    load_format: Annotated[
+        Literal["hub", "dummy"] | None, Field(description="weights from the hub, or random ones from the config alone")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Field(description="run Python code of the model's repository; the report says so")
+    ] = False
+
+
+class Slo(_Strict):
+    """Latencies that a served request has to keep, all of those that are set, to count for goodput; in seconds."""
+
+    ttft_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the first token")] | None = (
+        None
+    )
+    tpot_s: Annotated[float, Field(gt=0, description="mean time of an output token after the first")] | None = None
+    e2e_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the last token")] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Slo":
+        if not self.bounds():
+            raise ValueError(f"an slo sets at least one of {', '.join(Slo.model_fields)}")
+        return self
+
+    def bounds(self) -> dict[str, float]:
+        """Each latency that is bounded, with its bound."""
+        return self.model_dump(exclude_none=True)
+
+
+class Study(_Strict):
+    """The file under config/studies/; its grid is the union of its sweeps."""
+
+    schema_version: Literal[1]
+    name: Name
+    question: Annotated[str, Field(min_length=1, description="what the study is to answer; the report opens with it")]
+    repeats: Annotated[int, Field(ge=1, description="timed passes over the workload in a cell, after warm-up")] = 3
+    cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
+    equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this, a knob is `flat`")] = 2.0
+    server_start_limit_s: Annotated[
+        float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
+    ] = 600
+    slo: Annotated[Slo | None, Field(description="what goodput of servers counts")] = None
+    claims: Annotated[
+        list[Name], Field(description="published claims to re-test: ids in config/published/claims.yaml")
+    ] = []
+    workloads: Annotated[dict[Name, Workload], Field(min_length=1)]
+    models: dict[Name, ModelOverride] = {}
+    endpoints: Annotated[
+        dict[Name, Endpoint], Field(description="servers of this study, beside those of config/endpoints.yaml")
+    ] = {}
+    engine_defaults: Annotated[
+        dict[str, dict[str, Any]], Field(description="engine -> knobs that all sweeps of that engine share")
+    ] = {}
+    sweeps: Annotated[list[Sweep], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _known_names(self) -> "Study":
+        seen: dict[str, str] = {}
+        for i, sweep in enumerate(self.sweeps):
+            place = f"sweeps[{i}] ({sweep.name})"
+            for engine in sweep.engine:
+                _check_known(engine, ENGINES, f"{place}.engine")
+            for workload in sweep.workload:
+                _check_known(workload, self.workloads, f"{place}.workload")
+            if sweep.name in seen.values():
+                raise ValueError(f"{place}: another sweep is named {sweep.name!r}; every sweep needs its own name")
+            content = sweep.model_dump_json(exclude={"name"})
+            if content in seen:
+                raise ValueError(f"{place}: a duplicate of sweep {seen[content]!r}; remove one of them")
+            seen[content] = sweep.name
+        for engine, knobs in self.engine_defaults.items():
+            _check_known(engine, ENGINES, "engine_defaults")
+            for name, value in knobs.items():
+                place = f"engine_defaults.{engine}"
+                _check_known(name, ENGINES[engine].model_fields, place)
+                if isinstance(value, list):
+                    raise ValueError(f"{place}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
+        return self
+
+
+def _check_known(name: str, allowed: Any, place: str) -> None:
+    if name not in allowed:
+        raise ValueError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML whose mappings say no key twice: of two, YAML itself would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is said twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return node
+
+
+def load_study(path: Path) -> Study:
+    """Read and check a study file.
+
+    Raises:
+        StudyError: the file is missing, is no YAML, or says something that is not allowed.
+    """
+    try:
+        content = _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
+    except FileNotFoundError:
+        raise StudyError(f"{path}: there is no such study file") from None
+    except OSError as e:
+        raise StudyError(f"{path}: {e.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML lets through what is wrong in a date
+        words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
+        raise StudyError(f"{path}: not readable as YAML: {words}") from None
+    if not isinstance(content, dict):
+        raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
+    try:
+        return Study.model_validate(content)
+    except ValidationError as e:
+        raise StudyError(explain(e, str(path))) from None
+
+
+def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:
+    """The study that a snakemake call is for.
+
+    `snakemake --configfile config/studies/NAME.yaml` gives the study itself as configuration; without it,
+    `config/config.yaml` names one under `study`.
+    """
+    # By any key of a study, so that one whose `sweeps` are misspelt is told so instead of another being run.
+    studies = [path for path in map(Path, configfiles) if Study.model_fields.keys() & _keys(path)]
+    if studies:
+        return studies[-1]
+    if "study" not in config:
+        raise StudyError("config/config.yaml: the key `study` must name a study file, e.g. config/studies/demo.yaml")
+    return Path(config["study"])
+
+
+def _keys(path: Path) -> set[str]:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return set(content) if isinstance(content, dict) else set()
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """One line a fault: file, place and what is allowed there."""
+    return "\n".join(_explain_one(fault, where) for fault in error.errors())
+
+
+def _explain_one(fault: Any, where: str) -> str:
+    kind, loc = fault["type"], fault["loc"]
+    # Pydantic names a workload's kind after its name, and says where the fault is a key itself; the file has neither.
+    in_file = [part for i, part in enumerate(loc) if part != "[key]" and (loc[0], i) != ("workloads", 2)]
+    place = ".".join(map(str, in_file))
+    message = fault["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        message = f"unknown key{_allowed_keys(loc)}"
+    elif kind == "union_tag_invalid":
+        message = f"kind {fault['ctx']['tag']!r} is unknown; allowed: {', '.join(_KINDS)}"
+    elif kind == "union_tag_not_found":
+        message = f"`kind` is missing; allowed: {', '.join(_KINDS)}"
+    elif kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME_PATTERN:
+        message = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
+        message += f"; not {fault['input']!r}"
+    elif kind in ("dict_type", "model_type", "model_attributes_type"):
+        message = f"must be a mapping of keys to values, not {fault['input']!r}"
+    elif kind not in ("missing", "value_error", "too_short") and len(shown := repr(fault["input"])) < 80:
+        message += f", not {shown}"
+    return f"{where}: {place + ': ' if place else ''}{message}"
+
+
+_KINDS: dict[str, type[BaseModel]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Workload)[0])
+}
+# What has the keys of a place, by its first key and how deep it lies.
+_OWNERS: dict[tuple[Any, int], type[BaseModel]] = {
+    ("sweeps", 3): Sweep,
+    ("models", 3): ModelOverride,
+    ("endpoints", 3): Endpoint,
+    ("slo", 2): Slo,
+}
+
+
+def _allowed_keys(loc: tuple[int | str, ...]) -> str:
+    owner: type[BaseModel] | None = Study if len(loc) == 1 else _OWNERS.get((loc[0], len(loc)))
+    if loc[0] == "workloads" and len(loc) == 4:
+        owner = _KINDS[str(loc[2])]
+    if owner is None:
+        return "; config/schemas/study.schema.json has the keys allowed here"
+    return f"; allowed: {', '.join(owner.model_fields)}"
+
+
+def check_files(study: Study) -> Iterator[str]:
+    """A note for each workload whose requests will be made from its fallback, since its file is not there.
+
+    Raises:
+        StudyError: a workload's file is not there, or is another one than its sha256 says.
+    """
+    for name, workload in study.workloads.items():
+        if not isinstance(workload, FileWorkload):
+            continue
+        if isinstance(workload, ShareGptWorkload) and not workload.path.is_file():
+            yield f"workload {name!r}: {workload.file} is not there; requests of its fallback stand in"
+        elif fault := workload.file_fault():
+            raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check a study file and count its cells."""
+    parser = argparse.ArgumentParser(
+        description="Check a study file and count its cells.",
+        epilog="example: python -m workflow_scripts.study.study_file config/studies/demo.yaml",
+    )
+    parser.add_argument("study", type=Path, help="a YAML file under config/studies/")
+    args = parser.parse_args(argv)
+    from workflow_scripts.study.grid import expand  # grid builds on this module
+
+    try:
+        study = load_study(args.study)
+        cells = expand(study)
+        notes = list(check_files(study))
+    except (StudyError, CatalogError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
+    for note in notes:
+        print(f"note: {note}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,1 @@
+"""Workloads: what a study says of its requests, and the requests themselves."""

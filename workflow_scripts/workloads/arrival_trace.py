@@ -1,0 +1,99 @@
+"""Requests that arrive as in a published trace: a CSV of arrival times, prompt lengths and output lengths."""
+
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.workloads.random_prompts import generators
+from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
+from workflow_scripts.workloads.source_file import checked_file
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import MOST_TOKENS, TraceColumns, TraceWorkload
+
+KNOWN_FORMATS = {
+    "Azure LLM inference trace": TraceColumns(
+        arrival="TIMESTAMP", prompt_tokens="ContextTokens", output_tokens="GeneratedTokens"
+    ),
+    "BurstGPT": TraceColumns(arrival="Timestamp", prompt_tokens="Request tokens", output_tokens="Response tokens"),
+    "plain": TraceColumns(arrival="arrival_s", prompt_tokens="prompt_tokens", output_tokens="output_tokens"),
+}
+
+
+def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    """Requests of a trace in the order of their arrival, the first at 0 s; their prompts are random tokens.
+
+    Rows without prompt or output tokens are left out: such requests failed.
+
+    Raises:
+        WorkloadError: the file is another one than the study's sha256 says, or no trace.
+    """
+    path = checked_file(spec)
+    rows, source_format = read_trace(path, spec.columns)
+    usable = rows[(rows["prompt_tokens"] > 0) & (rows["output_tokens"] > 0)]
+    arrival_s = (usable["arrival_s"] - usable["arrival_s"].min()) * spec.time_scale
+    requests = (
+        Request(vocabulary.random_ids(rng, int(prompt_tokens)), int(output_tokens), arrival_s=round(float(at_s), 6))
+        for at_s, prompt_tokens, output_tokens, rng in zip(
+            arrival_s, usable["prompt_tokens"], usable["output_tokens"], generators(seed), strict=False
+        )
+    )
+    counts = Counter(rows=len(rows), without_tokens=len(rows) - len(usable))
+    details = {"source": str(spec.file), "sha256": spec.sha256, "format": source_format, "filter": counts}
+    return RequestStream("trace", requests, details)
+
+
+@lru_cache(maxsize=1)  # for each model and number of requests: a file of millions of rows
+def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.DataFrame, str]:
+    """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
+
+    Raises:
+        WorkloadError: it is no CSV file, has none of the known sets of columns, or holds what is no time or number.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (ValueError, UnicodeDecodeError) as e:
+        raise WorkloadError(f"{path}: not readable as CSV: {' '.join(str(e).split())}") from None
+    known = {"columns of the study": columns} if columns else KNOWN_FORMATS
+    for name, names in known.items():
+        if {names.arrival, names.prompt_tokens, names.output_tokens} <= set(table.columns):
+            return _rows(table, names, path), name
+    wanted = "; ".join(f"{name}: {', '.join(names.model_dump().values())}" for name, names in known.items())
+    raise WorkloadError(f"{path}: its columns are {', '.join(map(str, table.columns))}; a trace has {wanted}")
+
+
+def _rows(table: pd.DataFrame, names: TraceColumns, path: Path) -> pd.DataFrame:
+    rows = pd.DataFrame(
+        {
+            "arrival_s": _numbers(table, names.arrival, path, are_times=True),
+            "prompt_tokens": _numbers(table, names.prompt_tokens, path),
+            "output_tokens": _numbers(table, names.output_tokens, path),
+        }
+    )
+    return rows.sort_values("arrival_s", kind="stable", ignore_index=True)
+
+
+def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool = False) -> pd.Series:
+    try:
+        values = (_seconds(table[column]) if are_times else pd.to_numeric(table[column])).astype(float)
+    except (ValueError, TypeError) as e:
+        raise WorkloadError(f"{path}: column {column!r}: {' '.join(str(e).split())}") from None
+    if values.isna().any():
+        raise WorkloadError(f"{path}: column {column!r}: {values.isna().sum()} rows have no value")
+    if not are_times and (wrong := values[~(values % 1 == 0) | (values > MOST_TOKENS)]).size:
+        raise WorkloadError(
+            f"{path}: column {column!r}: {wrong.iloc[0]:g} is no number of tokens; allowed: 0 to {MOST_TOKENS}"
+        )
+    if not np.isfinite(values).all():
+        raise WorkloadError(f"{path}: column {column!r}: {values[~np.isfinite(values)].iloc[0]} is no time")
+    return values
+
+
+def _seconds(arrival: pd.Series) -> pd.Series:
+    """Times in seconds: numbers as they are, dates and times since the first."""
+    if pd.api.types.is_numeric_dtype(arrival):
+        return arrival.astype(float)
+    times = pd.to_datetime(arrival, format="ISO8601", utc=True)
+    return (times - times.min()).dt.total_seconds()

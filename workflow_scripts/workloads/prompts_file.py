@@ -1,0 +1,63 @@
+"""Prompts of a file, one a line: plain text, or JSON Lines with an output length of their own if they have one."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
+from workflow_scripts.workloads.source_file import checked_file
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import PromptsWorkload
+
+
+class _Line(BaseModel):
+    # Files of prompts carry other fields too, such as answers and sources.
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    prompt: str = Field(min_length=1)
+    output_tokens: int | None = Field(default=None, ge=1)
+
+
+def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    """The texts in the order of the file; the seed changes nothing.
+
+    Raises:
+        WorkloadError: the file is another one than the study's sha256 says, or holds no texts.
+    """
+    path = checked_file(spec)
+    lines = list(read_prompts(path))
+    requests = (Request(vocabulary.encode(line.prompt), line.output_tokens or spec.output_tokens) for line in lines)
+    return RequestStream("prompts", requests, {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)})
+
+
+def read_prompts(path: Path) -> Iterator[_Line]:
+    """Texts of a file: each line that is not blank, or `prompt` of each line of a file whose name ends in .jsonl.
+
+    Raises:
+        WorkloadError: a line is no such record, or there is none.
+    """
+    try:
+        # Not splitlines(): it also breaks at separators such as U+2028, which a text or a JSON string may hold.
+        text = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = [(number, line) for number, line in enumerate(text, 1) if line.strip()]
+    except UnicodeDecodeError as e:
+        raise WorkloadError(f"{path}: not UTF-8 text: {e}") from None
+    if not lines:
+        raise WorkloadError(f"{path}: there is no text in it")
+    for number, line in lines:
+        yield _record(line, f"{path}:{number}") if path.suffix == ".jsonl" else _Line(prompt=line)
+
+
+def _record(line: str, where: str) -> _Line:
+    try:
+        return _Line.model_validate(json.loads(line))
+    except ValidationError as e:
+        fault = e.errors()[0]
+        if fault["type"] == "model_type":
+            raise WorkloadError(f"{where}: no JSON object with a `prompt`") from None
+        place = ".".join(map(str, fault["loc"]))
+        raise WorkloadError(f"{where}: {place + ': ' if place else ''}{fault['msg']}") from None
+    except ValueError as e:
+        raise WorkloadError(f"{where}: not JSON: {e}") from None

@@ -1,0 +1,90 @@
+"""Workloads of random tokens: each request depends on the seed and its own index alone."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from workflow_scripts.workloads.request import Request, RequestStream
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import (
+    FixedWorkload,
+    LengthDistribution,
+    SharedTextWorkload,
+    SyntheticWorkload,
+)
+
+_REQUEST, _TEXT = range(2)
+
+
+def fixed(spec: FixedWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    """Requests that all have the same lengths."""
+    return RequestStream(
+        "fixed",
+        (Request(vocabulary.random_ids(rng, spec.prompt_tokens), spec.output_tokens) for rng in generators(seed)),
+    )
+
+
+def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    """Requests whose lengths follow two independent lognormal distributions."""
+
+    def request(rng: np.random.Generator) -> Request:
+        prompt_tokens = draw_length(spec.prompt_tokens, rng)
+        output_tokens = draw_length(spec.output_tokens, rng)
+        return Request(vocabulary.random_ids(rng, prompt_tokens), output_tokens)
+
+    return RequestStream("synthetic", map(request, generators(seed)))
+
+
+def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    """Requests of which some begin with the same text.
+
+    The others begin with as many tokens of their own, so that what is shared changes no length.
+    """
+
+    @cache
+    def text(text_id: int) -> list[int]:
+        rng = np.random.default_rng([seed, _TEXT, text_id])
+        return vocabulary.random_ids(rng, spec.tokens_of_text(text_id))
+
+    def request(index: int, rng: np.random.Generator) -> Request:
+        own = vocabulary.random_ids(rng, spec.tokens_of_prompt(index))
+        shared = spec.shared_text(index)
+        if shared is None:
+            return Request(own, spec.output_tokens)
+        prompt = text(shared.id)[: shared.tokens] + own[shared.tokens :]
+        return Request(prompt, spec.output_tokens, prefix_tokens=shared.tokens, prefix_id=shared.id)
+
+    return RequestStream(spec.kind, itertools.starmap(request, enumerate(generators(seed))))
+
+
+def as_long_as(requests: Sequence[Request], vocabulary: Vocabulary, seed: int) -> Iterator[Request]:
+    """Requests of the same lengths in the same order, over and over, with prompts of random tokens."""
+    for like, rng in zip(itertools.cycle(requests), generators(seed), strict=False):
+        yield Request(vocabulary.random_ids(rng, len(like.prompt_token_ids)), like.output_tokens)
+
+
+def generators(seed: int) -> Iterator[np.random.Generator]:
+    """A random generator for each request, which depends on the seed and the request's index alone."""
+    for index in itertools.count():
+        yield np.random.default_rng([seed, _REQUEST, index])
+
+
+def draw_length(distribution: LengthDistribution, rng: np.random.Generator) -> int:
+    """A token count from the lognormal distribution that is truncated to [minimum, maximum].
+
+    What lies outside is drawn again rather than moved to the bound (by inverting the distribution function between
+    the bounds, so one draw is enough); bounds far off the median give the nearer bound.
+
+    >>> draw_length(LengthDistribution(median=100, sigma=0, maximum=64), np.random.default_rng(0))
+    64
+    """
+    low, high, median = distribution.minimum, distribution.maximum, distribution.median
+    # Half a token on either side, so that rounding treats the bounds as it treats all other counts.
+    bounds = np.log(np.array([low - 0.5, high + 0.5]) / median) / max(distribution.sigma, 1e-9)
+    below, above = ndtr(bounds)
+    # Where the distribution leaves nothing between the bounds, the median decides for one.
+    deviations = ndtri(rng.uniform(below, above)) if below < above else 0.0
+    return int(np.clip(np.rint(median * np.exp(distribution.sigma * deviations)), low, high))

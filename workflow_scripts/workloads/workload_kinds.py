@@ -1,0 +1,354 @@
+"""What a study says of a workload: which requests, how many, of which lengths, and what their prompts share.
+
+The requests themselves are made from it by `prepare.workload`; docs/workloads.md describes the kinds.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.files import sha256_of
+
+# Far above every context and benchmark; a slip of the pen should not fill the memory.
+MOST_TOKENS = MOST_PROMPTS = 10_000_000
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+
+
+class _Strict(BaseModel):
+    # A text or a truth value is no number, not even where it could be read as one.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class LengthDistribution(_Strict):
+    """Token counts drawn from a lognormal distribution truncated to [minimum, maximum]."""
+
+    median: Annotated[float, Field(gt=0, description="median of the lognormal, in tokens")]
+    sigma: Annotated[float, Field(ge=0, description="standard deviation of the logarithm")]
+    minimum: Tokens = 1
+    maximum: Tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LengthDistribution":
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum} is above maximum {self.maximum}")
+        return self
+
+
+class SharedText(NamedTuple):
+    """What a prompt begins with: the first `tokens` tokens of the text `id`.
+
+    Prompts that begin with one text have as many tokens in common as the shorter of their beginnings.
+    """
+
+    id: int
+    tokens: int
+
+
+class _Workload(_Strict):
+    kind: str
+    num_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS, description="requests in one repeat")]
+    prompts_per_seq: Annotated[
+        int | None,
+        Field(ge=1, le=100_000, description="at least this many requests for each sequence that may run at once"),
+    ] = None
+    max_total_tokens: Annotated[
+        int | None,
+        # A field that came later is left out where it is not set, so that what was measured before stays valid.
+        Field(
+            ge=2,
+            description="requests with more prompt and output tokens together are left out",
+            exclude_if=lambda value: value is None,
+        ),
+    ] = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        needed = self.total_tokens_needed()
+        if needed is not None and needed > MOST_TOKENS:
+            raise ValueError(f"requests have {needed:,} tokens; at most {MOST_TOKENS:,}")
+        if self.max_total_tokens is not None and needed is not None and needed > self.max_total_tokens:
+            raise ValueError(f"max_total_tokens {self.max_total_tokens} is too small: requests have {needed} tokens")
+        return self
+
+    def prompts_for(self, max_concurrency: int) -> int:
+        """Requests in one repeat of a cell where at most `max_concurrency` sequences may run at once."""
+        return max(self.num_prompts, (self.prompts_per_seq or 0) * max_concurrency)
+
+    def total_tokens_needed(self) -> int | None:
+        """Prompt and output tokens that a request must be allowed to have for all that the study asks for.
+
+        Those of the longest where the study says every length, of the shortest where lengths are drawn; None where a
+        file decides.
+        """
+        return None
+
+    def shared_text(self, index: int) -> SharedText | None:
+        """What the prompt of the request at `index` begins with, if others begin with it too."""
+        return None
+
+
+class FixedWorkload(_Workload):
+    """Every request has the same number of prompt and output tokens; prompts are random tokens."""
+
+    kind: Literal["fixed"]
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+
+    def total_tokens_needed(self) -> int:
+        """Those of every request."""
+        return self.prompt_tokens + self.output_tokens
+
+
+class SyntheticWorkload(_Workload):
+    """Random prompts whose lengths follow lognormal distributions; ShareGPT-like with suitable medians."""
+
+    kind: Literal["synthetic"]
+    prompt_tokens: LengthDistribution
+    output_tokens: LengthDistribution
+
+    def total_tokens_needed(self) -> int:
+        """Both minima."""
+        return self.prompt_tokens.minimum + self.output_tokens.minimum
+
+
+class SharedTextWorkload(_Workload):
+    """Requests of random tokens that may begin with texts which others begin with too."""
+
+    output_tokens: Tokens
+
+    def tokens_of_prompt(self, index: int) -> int:
+        """Tokens of the prompt at `index`."""
+        raise NotImplementedError
+
+    def tokens_of_text(self, text_id: int) -> int:
+        """Tokens of a shared text."""
+        raise NotImplementedError
+
+    def tokens_of_longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.tokens_of_prompt(0)
+
+    def total_tokens_needed(self) -> int:
+        """Those of the longest request."""
+        return self.tokens_of_longest_prompt() + self.output_tokens
+
+    def tokens_found(self, requests: int, block_size: int) -> int:
+        """Prompt tokens that a prefix cache finds, of the first `requests` requests.
+
+        Each finds the whole blocks that it shares with one before it, and never its last token, as in
+        `formulas.prefix_hit_rate`; nothing is thrown out of the cache.
+
+        >>> spec = IdenticalWorkload(kind="identical", num_prompts=8, prompt_tokens=129, output_tokens=1)
+        >>> spec.tokens_found(8, block_size=32), spec.tokens_found(8, block_size=128)
+        (896, 896)
+        """
+        cached: dict[int, int] = {}
+        found = 0
+        for index in range(requests):
+            if text := self.shared_text(index):
+                shared = min(cached.get(text.id, 0), text.tokens, self.tokens_of_prompt(index) - 1)
+                found += shared // block_size * block_size
+                cached[text.id] = max(cached.get(text.id, 0), text.tokens)
+        return found
+
+
+class IdenticalWorkload(SharedTextWorkload):
+    """One prompt, over and over."""
+
+    kind: Literal["identical"]
+    prompt_tokens: Tokens
+
+    def tokens_of_prompt(self, index: int) -> int:
+        """The same for all."""
+        return self.prompt_tokens
+
+    def tokens_of_text(self, text_id: int) -> int:
+        """The whole prompt."""
+        return self.prompt_tokens
+
+    def shared_text(self, index: int) -> SharedText:
+        """The whole prompt."""
+        return SharedText(0, self.prompt_tokens)
+
+
+class SharedPrefixWorkload(SharedTextWorkload):
+    """A system prompt that a share of the requests begins with, then text of their own; one for each user."""
+
+    kind: Literal["shared_prefix"]
+    prefix_tokens: Annotated[int, Field(ge=1, description="length of the shared system prompt")]
+    prompt_tokens: Annotated[int, Field(ge=1, description="tokens of a request's own after the prefix")]
+    share: Annotated[float, Field(ge=0, le=1, description="share of the requests that begin with a prefix")] = 1.0
+    users: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="users who take turns, each with a system prompt of its own",
+            exclude_if=lambda users: users == 1,
+        ),
+    ] = 1
+
+    def tokens_of_prompt(self, index: int) -> int:
+        """The same for all, with the prefix or without."""
+        return self.prefix_tokens + self.prompt_tokens
+
+    def tokens_of_text(self, text_id: int) -> int:
+        """A prefix."""
+        return self.prefix_tokens
+
+    def shared_text(self, index: int) -> SharedText | None:
+        """The prefix of the user whose turn it is, for a share of the requests that is spread evenly, the first too.
+
+        >>> lengths = {"prefix_tokens": 32, "prompt_tokens": 8, "output_tokens": 4}
+        >>> spec = SharedPrefixWorkload(kind="shared_prefix", num_prompts=6, share=0.5, users=2, **lengths)
+        >>> [text and text.id for text in map(spec.shared_text, range(6))]
+        [0, None, 1, None, 0, None]
+        """
+        before, after = math.ceil(index * self.share), math.ceil((index + 1) * self.share)
+        return SharedText(before % self.users, self.prefix_tokens) if after > before else None
+
+
+class MultiTurnWorkload(SharedTextWorkload):
+    """Conversations: each turn's prompt holds all former prompts and answers, and what the user says next.
+
+    Answers are random tokens too, since an engine's own are not known beforehand; a prefix cache therefore finds the
+    former prompt and not the former answer.
+    """
+
+    kind: Literal["multi_turn"]
+    turns: Annotated[int, Field(ge=2, description="requests of one conversation")]
+    prompt_tokens: Annotated[int, Field(ge=1, description="tokens that the user adds in a turn")]
+    output_tokens: Annotated[int, Field(ge=1, description="tokens of an answer")]
+    users: Annotated[int, Field(ge=1, description="conversations that go on at once, a turn of each in turn")] = 1
+
+    def tokens_of_prompt(self, index: int) -> int:
+        """They grow with each turn.
+
+        >>> spec = MultiTurnWorkload(
+        ...     kind="multi_turn", num_prompts=8, turns=3, prompt_tokens=10, output_tokens=5, users=2
+        ... )
+        >>> [(spec.shared_text(i).id, spec.tokens_of_prompt(i)) for i in range(8)]
+        [(0, 10), (1, 10), (0, 25), (1, 25), (0, 40), (1, 40), (2, 10), (3, 10)]
+        """
+        turn = index % (self.users * self.turns) // self.users
+        return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
+
+    def tokens_of_longest_prompt(self) -> int:
+        """That of the last turn."""
+        return self.tokens_of_text(0)
+
+    def tokens_of_text(self, text_id: int) -> int:
+        """The prompt of a conversation's last turn."""
+        return self.prompt_tokens + (self.turns - 1) * (self.prompt_tokens + self.output_tokens)
+
+    def shared_text(self, index: int) -> SharedText:
+        """The prompt is all of the conversation until then."""
+        conversation = index // (self.users * self.turns) * self.users + index % self.users
+        return SharedText(conversation, self.tokens_of_prompt(index))
+
+
+class LongContextWorkload(SharedTextWorkload):
+    """Few and long prompts: documents with a question behind each, or several questions on one document in a row."""
+
+    kind: Literal["long_context"]
+    context_tokens: Annotated[list[Tokens], Field(min_length=1, description="lengths of the documents, taken in turn")]
+    prompt_tokens: Annotated[int, Field(ge=1, description="tokens of the question behind a document")]
+    questions: Annotated[int, Field(ge=1, description="questions on each document, one after the other")] = 1
+
+    def tokens_of_prompt(self, index: int) -> int:
+        """A document and a question."""
+        return self.tokens_of_text(index // self.questions) + self.prompt_tokens
+
+    def tokens_of_longest_prompt(self) -> int:
+        """That on the longest document."""
+        return max(self.context_tokens) + self.prompt_tokens
+
+    def tokens_of_text(self, text_id: int) -> int:
+        """A document."""
+        return self.context_tokens[text_id % len(self.context_tokens)]
+
+    def shared_text(self, index: int) -> SharedText | None:
+        """The document, if there are more questions on it."""
+        document = index // self.questions
+        return SharedText(document, self.tokens_of_text(document)) if self.questions > 1 else None
+
+
+class FileWorkload(_Workload):
+    """Requests that are made from a file, which is held to its checksum."""
+
+    file: Annotated[Path, Field(strict=False, description="the file, relative to the checkout")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return CHECKOUT / self.file
+
+    def file_fault(self) -> str | None:
+        """Why requests cannot be made from the file: it is not there, or is another one; None if they can."""
+        if not self.path.is_file():
+            return f"{self.path}: there is no such file; docs/workloads.md says where such files are from"
+        if (found := sha256_of(self.path)) != self.sha256:
+            return f"{self.path}: its sha256 is {found}, the study expects {self.sha256}"
+        return None
+
+
+class ShareGptWorkload(FileWorkload):
+    """Conversations of a ShareGPT file, filtered as `vllm bench` filters them.
+
+    Without the file the workload falls back to `fallback`, and the results name it so.
+    """
+
+    kind: Literal["sharegpt"]
+    output_tokens: Annotated[int | None, Field(ge=1, description="instead of the answer's own length")] = None
+    fallback: SyntheticWorkload
+
+
+class TraceColumns(_Strict):
+    """Columns of a trace: when requests arrive (seconds, or a date and time), and their lengths in tokens."""
+
+    arrival: str
+    prompt_tokens: str
+    output_tokens: str
+
+    @model_validator(mode="after")
+    def _three(self) -> Self:
+        if len({self.arrival, self.prompt_tokens, self.output_tokens}) < 3:
+            raise ValueError("arrival, prompt_tokens and output_tokens are three columns; one is named twice")
+        return self
+
+
+class TraceWorkload(FileWorkload):
+    """Requests that arrive as in a CSV file, with the lengths that it gives and random tokens as prompts."""
+
+    kind: Literal["trace"]
+    columns: Annotated[
+        TraceColumns | None, Field(description="names of the columns, where they are not those of a known format")
+    ] = None
+    time_scale: Annotated[
+        float, Field(gt=0, le=1e6, description="factor on arrival times: 0.5 makes requests arrive twice as fast")
+    ] = 1.0
+
+
+class PromptsWorkload(FileWorkload):
+    """Texts of a file, in its order: one a line, or JSON Lines with a `prompt` each."""
+
+    kind: Literal["prompts"]
+    output_tokens: Annotated[int, Field(ge=1, description="for every text whose line does not say its own")]
+
+
+Workload = Annotated[
+    FixedWorkload
+    | SyntheticWorkload
+    | IdenticalWorkload
+    | SharedPrefixWorkload
+    | MultiTurnWorkload
+    | LongContextWorkload
+    | ShareGptWorkload
+    | TraceWorkload
+    | PromptsWorkload,
+    Field(discriminator="kind"),
+]
