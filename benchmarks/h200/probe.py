@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -69,7 +69,7 @@ QUESTIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def probe() -> int:
+def main(_: Sequence[str] | None = None) -> int:
     """Print the answer to each question, or what stands in its way; always 0."""
     for name, ask in QUESTIONS.items():
         try:
@@ -81,4 +81,4 @@ def probe() -> int:
 
 
 if __name__ == "__main__":
-    run_command(probe)
+    run_command(main)

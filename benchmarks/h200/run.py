@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.h200.evidence import pack
-from benchmarks.h200.probe import probe
+from benchmarks.h200.probe import main as probe
 from workflow_scripts.common.command import run_command
 from workflow_scripts.measure.batch import measure_device
 from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE

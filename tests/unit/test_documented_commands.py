@@ -79,6 +79,7 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
     "apptainer": (paths_exist, "needs Apptainer and a network"),
     "rsync": (syntax, "needs another cluster"),
     "for archive in": (syntax, "needs evidence from another host"),
+    "python3 -m compileall": (syntax, "is for the folder of another host's modules"),
 }
 # Modules of which only the options are read, and why.
 PARSED = {

@@ -34,7 +34,7 @@ def help_of(main, capsys):
         (effects.main, "effects", "effects", ["What each knob does to throughput, and whether it took effect."]),
         (
             engines.main,
-            "engines",
+            "engine_gain",
             "engines",
             [
                 " vLLM against HuggingFace at equal work. ",

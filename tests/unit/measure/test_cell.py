@@ -46,7 +46,7 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
         file.parent.mkdir(parents=True)
         file.touch()
 
-    def on_another_device(_: str, arguments: list[str], *__: Any) -> Ended:
+    def on_another_device(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
         reason = "h200 was asked for, and there is no NVIDIA GPU here"
         record = {"outcome": "invalid", "reason": reason, "wrong_device": True}
         (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(record))
