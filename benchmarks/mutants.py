@@ -26,7 +26,7 @@ from mutmut.state import state
 
 from workflow_scripts.common.command import run_command
 
-TESTED_IN = {"facts": "cells", "memory": "capacity"}  # modules without a test file of their own name
+TESTED_IN = {"facts": "cells", "engine_memory": "kv_capacity"}  # modules without a test file of their own name
 CPU_LIMIT_S = 90  # of the tests on one mutant
 
 
