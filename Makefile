@@ -31,7 +31,7 @@ test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them, A
 test-slurm: $(VENV)/dev.installed ## run only those on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
 
-test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install cuda and test what needs no GPU there (8.6 GB, some minutes)
+test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install cuda and test what needs no GPU there (9 GB, some minutes)
 	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)
 
 lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
