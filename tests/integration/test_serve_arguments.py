@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.unit.analyse.test_serve_command import ALL_KNOBS, FOLDER, HUB
 
+from tests.unit.analyse.test_serve_command import ALL_KNOBS, FOLDER, HUB
 from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
 from workflow_scripts.engines.knobs import VllmKnobs
 
