@@ -66,6 +66,8 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 if "partial_report" in sys.argv:
     os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
+# Targets for which it does not matter which devices this machine has.
+MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report"}
 
 # What rules/cluster.smk fills: batches of cells by GPU, where preparing is queued, and rules that need a node.
 BATCHES = {}

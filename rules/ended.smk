@@ -9,7 +9,5 @@ def measured_outcomes(gpu):
 
 
 if workflow.is_main_process:
-    # There before the first cell is, so that a report can be drawn of predictions alone.
-    (PATHS.root / "cells").mkdir(parents=True, exist_ok=True)
     for gpu in set(GPUS) - set(BATCHES):
         write_ended(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS))

@@ -19,8 +19,8 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     LEFT |= {cell.id: cell for cell in left}
     if left:
         WHY_LEFT = f"{what_is_left(left, found)}. The same call on a machine that has them measures these cells."
-        (PATHS.root / "cells").mkdir(parents=True, exist_ok=True)
-        logger.warning(WHY_LEFT)
+        if not MEASURES_NOTHING & set(sys.argv):
+            logger.warning(WHY_LEFT)
     outcomes = (PATHS.outcome(id) for id in CELLS if id not in LEFT)
     if never := [str(outcome) for outcome in outcomes if outcome.exists() and never_ran(read_json(outcome))]:
         logger.warning(

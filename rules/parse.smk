@@ -17,7 +17,8 @@ rule parse:
         cells=PATHS.root / "cells",
         out=str(PATHS.parsed("{gpu}")),
     shell:
-        "python -m workflow_scripts.parse.cell_tables"
+        # There may be no cell yet: a report can be drawn of predictions alone.
+        "mkdir -p {params.cells} && python -m workflow_scripts.parse.cell_tables"
         " --cells {params.cells}"
         " --gpu {wildcards.gpu}"
         " --processes {threads}"
