@@ -16,11 +16,11 @@ PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
 
 
 class Endpoint(BaseModel):
-    """One server: where it is, or how it is started, and how it is talked to.
+    """One server: where it is or how it is started, and how to talk to it.
 
-    With `command` the server is started on this machine on a free port of the loopback address and stopped at the end,
-    by `stop_command` first if there is one. With `base_url` it is somebody else's: nothing is started, the device is
-    taken on trust, and no trace is taken.
+    With `command` the server is started on this machine, on a free port of the loopback address. At the end it is
+    stopped, by `stop_command` first if there is one. With `base_url` somebody else runs the server: nothing is started,
+    its device is not checked, and no trace is taken.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -99,7 +99,7 @@ def _validated(name: str, entry: Any, path: Path) -> Endpoint:
 
 
 def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Words with the placeholders' values in their places; other braces stay.
+    """The words with placeholders replaced by their values; other braces stay.
 
     >>> filled(["--port={port}", '{"a": 1}'], {"port": "8000"})
     ['--port=8000', '{"a": 1}']

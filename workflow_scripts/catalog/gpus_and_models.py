@@ -1,7 +1,7 @@
 """The catalogues: which devices (`config/gpus.yaml`) and models (`config/models/`) a study can name.
 
-Numbers of a GPU are those of its data sheet, for dense matrices (no 2:4 sparsity), each with its source. What a
-CPU can do depends on the machine, so its bandwidth and arithmetic rates are null until they are measured.
+A GPU's numbers are those of its data sheet, for dense matrices (no 2:4 sparsity), each with its source. What a CPU can
+do depends on the machine, so its bandwidth and arithmetic rates are null until they are measured.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 ModelDtype = Dtype | Literal["native"]
 Positive = Annotated[float, Field(gt=0)]
 
-# Arithmetic that matrices of a dtype may run in: a float32 product may be rounded to TF32 on its way in.
+# Arithmetic that may be used for matrices of a dtype: inputs of a float32 product may be rounded to TF32.
 _ARITHMETIC: Mapping[str, tuple[FlopDtype, ...]] = {
     "float32": ("fp32", "tf32"),
     "bfloat16": ("bf16",),
@@ -43,7 +43,7 @@ _DATASHEET_FIELDS = (
 
 
 class CatalogError(ValueError):
-    """A catalogue that cannot be read, or a name that it does not hold; the message names the allowed values."""
+    """A catalogue that cannot be read, or a name that is not in it; the message names the allowed values."""
 
 
 class _Strict(BaseModel):
@@ -57,8 +57,8 @@ class Gpu(_Strict):
     """One device: a GPU, or the cores of a CPU.
 
     `nvml_names` are regular expressions, matched against the whole product name that NVML reports.
-    `usable_memory_bytes` is what the driver gives to programs (`cudaMemGetInfo`), less than is soldered on.
-    `simulated`: a GPU pretended by a test's NVML, with the engine on a CPU; nothing measured on it is a GPU's.
+    `usable_memory_bytes` is what the driver gives to programs (`cudaMemGetInfo`), less than is installed.
+    `simulated`: a GPU faked by a test's NVML, with the engine on a CPU; results measured on it say nothing about a GPU.
     """
 
     name: str
@@ -93,11 +93,11 @@ class Gpu(_Strict):
 
     @property
     def engine_kind(self) -> str:
-        """The kind of device that engines run on."""
+        """The kind of device that the engine runs on."""
         return "cpu" if self.simulated else self.kind
 
     def peak_flop_per_s(self, dtype: str) -> float | None:
-        """Highest dense rate of matrix products on inputs of `dtype`; None where no data sheet gives one."""
+        """Highest dense rate of matrix products on inputs of `dtype`; None if no data sheet gives one."""
         rates = self.dense_flop_per_s or {}
         return max((rates[a] for a in _ARITHMETIC.get(dtype, ()) if a in rates), default=None)
 
@@ -106,7 +106,7 @@ class Model(_Strict):
     """One model: where its weights come from and in which type they are computed.
 
     `load_format` is `hub` (weights of `hub_repo` at `revision`) or `dummy` (random weights from the config alone).
-    The dtype `native` is decided by the device that measures, see `processor.dtype_on`.
+    The dtype `native` is decided by the device that measures; see `processor.dtype_on`.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Model(_Strict):
 
     @property
     def fixed_dtype(self) -> Dtype | None:
-        """Its type where no device decides it; None stands for that of its config.json."""
+        """Its dtype if that does not depend on the device; None stands for the one in its config.json."""
         return None if self.dtype == "native" else self.dtype
 
     def pinned(self) -> tuple[str, str]:
@@ -143,7 +143,7 @@ class Model(_Strict):
 
 
 def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
-    """All devices of the catalogue by name, in the file's order; of the catalogue $KVSWEEP_GPUS in tests.
+    """All devices of the catalogue by name, in the file's order; tests name another catalogue in $KVSWEEP_GPUS.
 
     Raises:
         CatalogError: the file is missing or an entry is not valid.
@@ -156,10 +156,10 @@ def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
 
 
 def get_gpu(name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu:
-    """The device of exactly this name.
+    """The device with exactly this name.
 
     Raises:
-        CatalogError: there is none; the message lists the names there are.
+        CatalogError: there is none; the message lists the existing names.
     """
     gpus = load_gpus() if gpus is None else gpus
     if name not in gpus:
@@ -168,7 +168,7 @@ def get_gpu(name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu:
 
 
 def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]:
-    """Every device that `name` may mean, as tables name them: `A100 PCIe` is a 40 GB or an 80 GB card.
+    """Every device that `name` may mean as tables write it: `A100 PCIe` is a 40 GB or an 80 GB card.
 
     >>> [gpu.name for gpu in resolve("A100 PCIe")]
     ['a100-pcie-40gb', 'a100-pcie-80gb']
@@ -205,7 +205,7 @@ def identify(nvml_name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu | Non
 
 
 class _Models(Mapping[str, Model]):
-    """Models by name. Each is read when it is asked for, so that no study fails because of one that it does not use."""
+    """Models by name. Each is read when it is asked for, so an unused broken entry never makes a study fail."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
@@ -234,9 +234,9 @@ def _read_model(path: Path) -> Model:
 
 
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
-    """All models of the catalogue by name: each a folder with `model.yaml` and `config.json`.
+    """All models of the catalogue by name; each is a folder with `model.yaml` and `config.json`.
 
-    An entry that is not valid raises CatalogError when it is asked for.
+    An invalid entry raises CatalogError when it is asked for.
 
     Raises:
         CatalogError: the folder is missing.
@@ -247,7 +247,7 @@ def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
 
 
 def models_by_repo() -> Mapping[str, Model]:
-    """The models of the catalogue that can be read, by the name of their repository on the hub."""
+    """The readable models of the catalogue, by the name of their repository on the hub."""
     models, found = load_models(), {}
     for name in models:
         with contextlib.suppress(CatalogError):
@@ -256,10 +256,10 @@ def models_by_repo() -> Mapping[str, Model]:
 
 
 def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:
-    """The model of exactly this name.
+    """The model with exactly this name.
 
     Raises:
-        CatalogError: there is none; the message lists the names there are.
+        CatalogError: there is none; the message lists the existing names.
     """
     models = load_models() if models is None else models
     if name not in models:

@@ -1,4 +1,4 @@
-"""What others published: claims with their quantities, and the tables that they come from (`config/published/`)."""
+"""What others published: claims with their quantities, and the tables behind them (`config/published/`)."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ _SYMBOLS = {"percent": " %", "ratio": ""}
 
 
 class PublishedError(ValueError):
-    """Published data that cannot be read; the message says which and what is allowed."""
+    """Published data that cannot be read; the message says what is wrong and what is allowed."""
 
 
 class _Strict(BaseModel):
@@ -27,7 +27,7 @@ class _Strict(BaseModel):
 
 
 class Quantity(_Strict):
-    """One number of a claim: a value, several, a range or a formula, and under which settings (`at`)."""
+    """One number of a claim: a value, several values, a range or a formula, and for which settings (`at`)."""
 
     name: str
     unit: str
@@ -79,9 +79,9 @@ def plain(number: float | None) -> str:
 
 
 class Claim(_Strict):
-    """One claim: who says it (`source`), in our words, with its quantities and the table it was made with.
+    """One claim: who makes it (`source`), in our words, with its quantities and the table behind it.
 
-    `model`, a name in config/models/, is the one that a table of rates over max-num-seqs was measured with.
+    `model`, a name in config/models/, is the model that a table of rates over max-num-seqs was measured with.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Claim(_Strict):
     quantities: Annotated[tuple[Quantity, ...], Field(min_length=1)]
 
     def quantity(self, name: str, **at: float) -> Quantity:
-        """The quantity of this name and settings.
+        """The quantity with this name and these settings.
 
         Raises:
             PublishedError: there is none.
@@ -105,11 +105,11 @@ class Claim(_Strict):
         raise PublishedError(f"{CLAIMS}: {self.id}: no quantity {name!r}; there are: {names}")
 
     def value(self, name: str, **at: float) -> float:
-        """The one number of a quantity."""
+        """The single number of a quantity."""
         return self._given(name, "value", self.quantity(name, **at).value)
 
     def values(self, name: str) -> tuple[float, ...]:
-        """The numbers of a quantity that has several."""
+        """The numbers of a quantity that has several values."""
         return self._given(name, "values", self.quantity(name).values)
 
     def range(self, name: str) -> tuple[float, float]:
@@ -155,7 +155,7 @@ class Published:
         return found
 
     def claim(self, claim_id: str) -> Claim:
-        """The claim of this id.
+        """The claim with this id.
 
         Raises:
             PublishedError: there is none.

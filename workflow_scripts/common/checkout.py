@@ -1,4 +1,4 @@
-"""Where the checkout lies that this code is from."""
+"""Where the checkout of this code is."""
 
 from pathlib import Path
 

@@ -8,15 +8,15 @@ from typing import NoReturn
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:
-    """Call `main` and exit with what it returns, or as a process killed by SIGPIPE where its output has no reader.
+    """Call `main` and exit with what it returns; if nobody reads the output any more, end as if killed by SIGPIPE.
 
-    The signal itself stays ignored: of a socket, a broken connection is an error to be dealt with.
+    The signal itself stays ignored: on a socket, a broken connection is an error that must be handled.
     """
     try:
         try:
             raise SystemExit(main())
         finally:
-            sys.stdout.flush()  # here and not in the interpreter's clean-up, which would print what went wrong
+            sys.stdout.flush()  # here, because the interpreter's clean-up would print the error
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None

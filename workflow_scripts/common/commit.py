@@ -1,4 +1,4 @@
-"""Which code this is: the commit of the checkout, or what the environment says where no repository came along."""
+"""Which code this is: the commit of the checkout, or what the environment says if there is no repository."""
 
 import os
 import subprocess
@@ -8,10 +8,10 @@ VARIABLE = "KVSWEEP_GIT_COMMIT"
 
 
 def commit_of(checkout: Path) -> tuple[str | None, bool | None]:
-    """The commit of the code in a folder, and whether tracked files differ from it; None is not known.
+    """The commit of the code in a folder, and whether tracked files differ from it; None means unknown.
 
-    Without a repository of its own the folder is of the commit that `KVSWEEP_GIT_COMMIT` names, if it names one; nobody
-    can tell then what was changed. A repository that merely holds the folder is another one.
+    If the folder has no repository of its own, `KVSWEEP_GIT_COMMIT` may name its commit; whether files were changed is
+    then unknown. A repository that merely contains the folder does not count.
     """
     if not (checkout / ".git").exists():
         return os.environ.get(VARIABLE) or None, None

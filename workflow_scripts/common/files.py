@@ -43,7 +43,7 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write JSON Lines, one record a line, whole or not at all."""
+    """Write JSON Lines, one record per line, whole or not at all."""
     write_text(path, "".join(json.dumps(r, separators=(",", ":"), allow_nan=False) + "\n" for r in records))
 
 
@@ -53,7 +53,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Read JSON Lines; an empty line is passed over."""
+    """Read JSON Lines; empty lines are skipped."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.strip():
@@ -61,7 +61,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something, with single blanks; empty if none does."""
+    """The last line of a log that is not blank, with single spaces; empty if there is none."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
 

@@ -1,4 +1,4 @@
-"""Which files a module's results depend on: its own source and that of everything it imports from this package."""
+"""Which files a module's results depend on: its own source, and all that it imports from this package."""
 
 import re
 from functools import cache
@@ -7,14 +7,14 @@ from pathlib import Path
 from workflow_scripts.common.checkout import CHECKOUT
 
 PACKAGE = CHECKOUT / "workflow_scripts"
-# Read as text: parsing all modules would take longer than everything else that Snakemake plans, in every cluster job.
+# Read as text: parsing all modules would take longer than the rest of Snakemake's planning, in every cluster job.
 _IMPORT = re.compile(r"^\s*from (workflow_scripts[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
 def sources(module: str) -> list[str]:
-    """Files of the package that a module uses, itself included, as paths from the checkout's root.
+    """Files of the package that a module uses, including itself, as paths relative to the checkout's root.
 
-    Modules that are imported by name at run time are not found; no command that makes a table or a figure does that.
+    Modules imported by name at run time are not found; no command that makes a table or a figure does that.
 
     >>> [Path(file).name for file in sources("common.sources")]
     ['__init__.py', '__init__.py', 'checkout.py', 'sources.py']
@@ -36,7 +36,7 @@ def sources(module: str) -> list[str]:
 
 @cache
 def _imported(file: Path) -> list[Path]:
-    """Files of the modules that a file imports, and of the packages that they are in."""
+    """Files of the modules that a file imports, and of the packages that contain them."""
     names = {"workflow_scripts"}
     for origin, listed, line in _IMPORT.findall(file.read_text(encoding="utf-8")):
         names.add(origin)

@@ -1,1 +1,1 @@
-"""Engines: their knobs, and what they take."""
+"""Engines: their knobs, and which block sizes they accept."""

@@ -1,4 +1,4 @@
-"""Engine knobs that a study may set: typed, validated and named in a path.
+"""Engine knobs that a study may set: typed, validated and part of a cell's path.
 
 Field names are the engines' own argument names. A knob that a study leaves out keeps the engine's default and
 does not appear in the slug.
@@ -19,14 +19,14 @@ Positive = Annotated[int, Field(ge=1)]
 class Knobs(BaseModel):
     """Settings of one engine in one cell."""
 
-    # Strict: a text or a truth value is no number, not even where it could be read as one.
+    # Strict: a text or a boolean is never accepted as a number, even if it could be read as one.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     # Short names for paths, in the order in which they appear there.
     codes: ClassVar[dict[str, str]]
 
     def slug(self) -> str:
-        """Canonical name of what is set, e.g. `bs16-seqs128-pc0`; `default` if nothing is.
+        """Canonical name of the settings, e.g. `bs16-seqs128-pc0`; `default` if nothing is set.
 
         >>> VllmKnobs(max_num_seqs=128, block_size=16, enable_prefix_caching=False).slug()
         'bs16-seqs128-pc0'
@@ -37,22 +37,22 @@ class Knobs(BaseModel):
         )
 
     def set_values(self) -> dict[str, Any]:
-        """What the study sets, by argument name; knobs left at the engine's default are absent."""
+        """What the study sets, by argument name; knobs left at the engine's default are left out."""
         return self.model_dump(exclude_none=True)
 
     @property
     def max_concurrency(self) -> int:
-        """Most sequences that these settings let run at once."""
+        """Maximum number of sequences that these settings let run at once."""
         raise NotImplementedError
 
     @property
     def ranks(self) -> int:
-        """Parts of the model that run side by side, each on a GPU of its own; on a CPU they share its cores."""
+        """Parts of the model that run in parallel, each on its own GPU; on a CPU they share its cores."""
         return 1
 
     @property
     def draft_model(self) -> str | None:
-        """Name of the model that the engine loads beside the cell's own, to draft tokens with; None for most."""
+        """Name of the draft model that the engine loads beside the cell's own model; usually None."""
         return None
 
 
@@ -66,7 +66,7 @@ def _text(value: Any) -> str:
 
 
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments by their Python names as words for vLLM's command line.
+    """Arguments, given by their Python names, as words of vLLM's command line.
 
     >>> command_line({"block_size": 16, "enable_prefix_caching": False, "speculative_config": {"method": "ngram"}})
     ['--block-size', '16', '--no-enable-prefix-caching', '--speculative-config', '{"method": "ngram"}']
@@ -148,7 +148,7 @@ class VllmKnobs(Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """`max_num_seqs`; vLLM's own default for the offline engine is 256 where a study sets none."""
+        """`max_num_seqs`; if a study sets none, 256, vLLM's own default for the offline engine."""
         return self.max_num_seqs or 256
 
     @property
@@ -162,11 +162,11 @@ class VllmKnobs(Knobs):
 
     @property
     def draft_model(self) -> str | None:
-        """`speculative_model`, unless no token is drafted."""
+        """`speculative_model`, unless zero tokens are drafted."""
         return self.speculative_model if self.num_speculative_tokens else None
 
     def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
-        """What is set, as arguments of `vllm.LLM` and `vllm serve` by their Python names.
+        """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names.
 
         Args:
             draft_model: folder or repository of the model named by `draft_model`.
@@ -182,7 +182,7 @@ class VllmKnobs(Knobs):
         return arguments
 
     def environment(self) -> dict[str, str]:
-        """What is set that only the environment can tell vLLM.
+        """Settings that vLLM reads only from the environment.
 
         >>> VllmKnobs(block_size=32, cpu_kv_cache_gib=4).environment()
         {'VLLM_CPU_KVCACHE_SPACE': '4'}
@@ -211,7 +211,7 @@ class HfStaticKnobs(Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """The batch size: a batch's requests start together, the next batch waits for the longest."""
+        """The batch size: a batch's requests start together, and the next batch waits for the longest."""
         return self.batch_size
 
 
@@ -231,7 +231,7 @@ class HfContinuousKnobs(Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """Each live sequence takes at least a token of every step's budget."""
+        """Each live sequence takes at least one token of every step's budget."""
         return self.max_batch_tokens
 
 
@@ -242,7 +242,7 @@ class VllmServeKnobs(VllmKnobs, Load):
 
     @property
     def max_concurrency(self) -> int:
-        """`max_num_seqs`, or fewer where fewer users send requests."""
+        """`max_num_seqs`, or the number of users if that is smaller."""
         allowed = super().max_concurrency
         return allowed if self.users is None else min(allowed, self.users)
 
@@ -256,7 +256,7 @@ class OpenAiKnobs(Load, Knobs):
 
     @property
     def max_concurrency(self) -> int:
-        """The users, where a study sets them; else no limit is known, and this is what vLLM would allow."""
+        """The users if a study sets them; otherwise the limit is unknown, and vLLM's default is assumed."""
         return self.users or 256
 
 

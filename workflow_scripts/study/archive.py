@@ -1,10 +1,10 @@
-"""One archive of a study for a paper: what was asked, what was measured, what came out, and the code between them.
+"""One archive of a study for a paper: the study file, the evidence, the results and the code that links them.
 
     python -m workflow_scripts.study.archive --study config/studies/demo.yaml --out results/demo/demo.zip
 
-The archive is a checkout of its own: unpacked, `snakemake --cores all partial_report --config study=study.yaml` draws
-the report again from the cells in it. `manifest-sha256.txt` is checked by `sha256sum --check`, and
-`ro-crate-metadata.json` describes the content to machines (RO-Crate, https://w3id.org/ro/crate).
+The archive is a checkout of its own: after unpacking, `snakemake --cores all partial_report --config study=study.yaml`
+draws the report again from its cells. `sha256sum --check` checks `manifest-sha256.txt`, and
+`ro-crate-metadata.json` describes the content to programs (RO-Crate, https://w3id.org/ro/crate).
 """
 
 import argparse
@@ -31,7 +31,7 @@ from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 CODE = ("Snakefile", "LICENSE", "rules", "workflow_scripts", "config", "profiles", "slurm", "envs", "report")
 MANIFEST, METADATA, STUDY = "manifest-sha256.txt", "ro-crate-metadata.json", "study.yaml"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip knows nothing earlier; a fixed time makes equal contents equal archives
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store; a fixed time makes equal contents equal archives
 
 
 class ArchiveError(ValueError):
@@ -39,7 +39,7 @@ class ArchiveError(ValueError):
 
 
 def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path = CHECKOUT) -> dict[str, Path]:
-    """Every file of the archive but the manifest and the description: its name there, and where it lies now.
+    """Every file of the archive except the manifest and the description: its name there, and where it is now.
 
     Raises:
         ArchiveError: no cell has ended, or there are no tables or no report.
@@ -61,7 +61,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path =
 
 def _files(place: Path) -> Iterator[Path]:
     found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    # Weights are the model's, and larger than everything else; its manifest holds their hashes.
+    # Weights belong to the model and are larger than everything else; its manifest holds their hashes.
     return (path for path in found if "__pycache__" not in path.parts and path.suffix != ".safetensors")
 
 
@@ -90,14 +90,14 @@ def write_archive(study: Study, study_file: Path, paths: StudyPaths, out: Path) 
 
 
 def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:
-    """The RO-Crate metadata: parts of the archive, and for each device what measured it, where and when."""
+    """The RO-Crate metadata: the parts of the archive, and for each device what measured it, where and when."""
     outcomes = [read_json(paths.outcome(cell)) for cell in expand(study) if paths.outcome(cell).exists()]
     results = f"results/{study.name}"
     crate = ROCrate()
     crate.name = f"kvsweep study {study.name}"
     crate.description = study.question
     crate.license = "https://spdx.org/licenses/Apache-2.0"
-    # The last measurement, not the moment of packing: equal contents give equal archives.
+    # The time of the last measurement, not of packing: equal contents give equal archives.
     ends = [outcome["provenance"]["ended_at"] for outcome in outcomes]
     crate.root_dataset["datePublished"] = max(ends)
     study_entity = crate.add_file(files[STUDY], STUDY, properties={"name": "the study", "encodingFormat": "text/yaml"})

@@ -1,4 +1,4 @@
-"""What a cell is, in full: everything that decides what is measured, so that a change of it repeats the cell."""
+"""The full definition of a cell: everything that decides what is measured. If it changes, the cell is repeated."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from workflow_scripts.study.grid import Cell, endpoints_of
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, as_list
 
-# Raised when other files are prepared for the same definition of a workload.
+# Raised when the same definition of a workload leads to other prepared files.
 # 2: as many warm-up requests as measured ones, of the same lengths.
 PREPARED_REQUESTS_VERSION = 2
 
 
 def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
-    """Every model that the study names, draft models too, as it is loaded there, as plain JSON values."""
+    """Every model that the study names, including draft models, as it is loaded there, as plain JSON values."""
     names = {name for sweep in study.sweeps for name in sweep.model}
     settings = [*(sweep.knob_values() for sweep in study.sweeps), *study.engine_defaults.values()]
     names |= {str(name) for knobs in settings for name in as_list(knobs.get("speculative_model"))}
@@ -34,7 +34,7 @@ def _resolved(model: Model, study: Study) -> dict[str, Any]:
         "dtype": model.dtype,
         "load_format": (override.load_format if override else None) or model.load_format,
         "config_sha256": sha256_of(model.config),
-        # Left out where it is off, which all studies are without it: their cells stay what they were.
+        # Left out if it is off, the usual case, so that the definitions of such cells stay as they were.
         **({"trust_remote_code": True} if override and override.trust_remote_code else {}),
     }
 
@@ -42,7 +42,7 @@ def _resolved(model: Model, study: Study) -> dict[str, Any]:
 def cell_definition(study: Study, cell: Cell, models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """The cell with its names resolved, as plain JSON values; `models` are the study's resolved ones.
 
-    A time limit is no part of it: giving a cell more time does not change what it measures.
+    A time limit is not part of it: giving a cell more time does not change what it measures.
     """
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
@@ -67,16 +67,16 @@ def definition_sha256(definition: dict[str, Any]) -> str:
 
 
 def model_key(model: dict[str, Any]) -> str:
-    """Names what is prepared for a model, so that another definition of it is another folder.
+    """Name of what is prepared for a model; another definition of the model gets another folder.
 
-    A prepared file never changes under its name: cells that were measured with it stay valid, and new ones find
-    theirs missing.
+    A prepared file never changes under its name: cells measured with it stay valid, and new cells find that theirs is
+    missing.
     """
     return definition_sha256(model)[:8]
 
 
 def workload_key(definition: dict[str, Any]) -> str:
-    """Names the requests of a cell, e.g. `24-1f0c2a9b`: their number, and what they are made from."""
+    """Name of a cell's requests, e.g. `24-1f0c2a9b`: their number, and what they are made from."""
     made_from = {
         "workload": definition["workload"],
         "model": definition["model"],

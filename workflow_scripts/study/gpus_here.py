@@ -1,4 +1,4 @@
-"""Which cells of a study this machine has the GPUs for. NVML alone is asked, which costs a workflow's start little."""
+"""Which cells of a study this machine has the GPUs for. Only NVML is asked, so a workflow's start stays fast."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from workflow_scripts.study.study_file import Study
 
 
 def gpus_here() -> list[str]:
-    """NVML's names of the GPUs that this process may see, in its order; none without a driver."""
+    """NVML's names of the GPUs visible to this process, in NVML's order; empty without a driver."""
     import pynvml
 
     try:
@@ -29,12 +29,12 @@ def gpus_here() -> list[str]:
 
 
 def cells_without_gpu(study: Study, cells: Sequence[Cell], here: Sequence[str]) -> Iterator[Cell]:
-    """The cells that would find no GPU of theirs, or too few, among those `here`; of CPUs and of servers, none."""
+    """The cells that find too few of their GPUs among those `here`; never those on a CPU or a server elsewhere."""
     gpus, endpoints = load_gpus(), endpoints_of(study)
     for cell in cells:
         gpu, endpoint = gpus[cell.gpu], cell.knobs.set_values().get("endpoint")
         is_elsewhere = endpoint is not None and endpoints[endpoint].base_url is not None
-        # A cell takes the first GPUs that it sees, as `device.found_device` does.
+        # A cell takes the first GPUs that are visible, as `device.found_device` does.
         if gpu.kind != "cpu" and not is_elsewhere and not _are(gpu, here[: cell.knobs.ranks], cell.knobs.ranks):
             yield cell
 
@@ -45,7 +45,7 @@ def _are(gpu: Gpu, names: Sequence[str], count: int) -> bool:
 
 
 def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
-    """Which cells are left out for want of their GPUs, in words.
+    """Which cells are left out because their GPUs are missing, in words.
 
     >>> from workflow_scripts.engines.knobs import VllmKnobs
     >>> cells = [Cell("h200", "vllm", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]

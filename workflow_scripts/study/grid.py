@@ -16,15 +16,15 @@ from workflow_scripts.engines.knobs import ENGINES, Knobs
 from workflow_scripts.study.study_file import Study, StudyError, Sweep
 
 MOST_CELLS = 100_000
-# Locks are files named after their cell; file systems take names of 255 bytes.
+# Locks are files named after their cell; file systems allow names of 255 bytes.
 MOST_ID = 240
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of the grid: the unit that is run, fails, is rerun and reported.
+    """One point of the grid: the unit that is run, fails, is run again and is reported.
 
-    `gpu`, `engine`, `model` and `workload` are names of catalogue or study entries; `sweeps` names every sweep of
+    `gpu`, `engine`, `model` and `workload` name entries of the catalogue or the study; `sweeps` names every sweep of
     the study that holds this cell.
     """
 
@@ -42,7 +42,7 @@ class Cell:
 
 
 def expand(study: Study) -> tuple[Cell, ...]:
-    """All cells of a study, each once, in the order in which its sweeps name them.
+    """All cells of a study, each once, in the order in which the sweeps name them.
 
     Raises:
         StudyError: a GPU, model or knob that does not exist, a value that is not allowed, or a cell that cannot be run.
@@ -55,7 +55,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         _check(sweep.gpu, gpus, f"{place}.gpu")
         _check(sweep.model, models, f"{place}.model")
-        # Among the defaults of all sweeps it may be meant for the CPUs of the study.
+        # As a default of all sweeps it may be meant for the study's CPUs only.
         if "cpu_kv_cache_gib" in sweep.knobs and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != "cpu"]):
             raise StudyError(f"{place}.knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on {', '.join(others)}")
         if (points := _points(sweep)) > MOST_CELLS:
@@ -68,7 +68,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
             if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{place}: {fault}")
             known = cells.get(cell.id)
-            # The same point may belong to two sweeps: it is measured once and counts in both.
+            # The same point may belong to two sweeps: it is then measured once and counts in both.
             cells[cell.id] = cell if known is None else _in_both(known, cell)
     if not cells:
         raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value a knob")
@@ -76,7 +76,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
 
 
 def endpoints_of(study: Study) -> Mapping[str, Endpoint]:
-    """The servers that a study may name: those of config/endpoints.yaml, and its own, which go before."""
+    """The servers that a study may name: those of config/endpoints.yaml, and its own, which take precedence."""
     return {**load_endpoints(), **study.endpoints}
 
 
@@ -87,7 +87,7 @@ def _check(names: list[str], allowed: Any, place: str) -> None:
 
 
 def _check_models(study: Study, models: Mapping[str, Model]) -> None:
-    """Check what a study changes of models: an entry of a name that no model has would change nothing, unseen."""
+    """Check what a study changes of models: an entry for an unknown model would silently change nothing."""
     for name, override in study.models.items():
         place = f"study {study.name!r}, models"
         _check([name], models, place)
@@ -102,7 +102,7 @@ def _check_models(study: Study, models: Mapping[str, Model]) -> None:
 
 
 def _check_claims(study: Study) -> None:
-    """Check that the claims to re-test are there, so that a misspelt one is told before anything is measured."""
+    """Check that the claims to re-test exist, so that a misspelt one is reported before anything is measured."""
     published = Published(PUBLISHED)
     for claim in study.claims:
         try:
@@ -117,7 +117,7 @@ def _points(sweep: Sweep) -> int:
 
 
 def _fault_of(cell: Cell, study: Study) -> str | None:
-    """Why the cell cannot be run, whatever the engine does; None if it may."""
+    """Why the cell cannot be run, whatever the engine does; None if it can."""
     context, needed = getattr(cell.knobs, "max_model_len", None), study.workloads[cell.workload].total_tokens_needed()
     if context is not None and needed is not None and needed > context:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"

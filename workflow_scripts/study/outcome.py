@@ -16,7 +16,7 @@ class _Record(BaseModel):
 
 
 class Repeat(_Record):
-    """One timed pass over the workload; times in seconds, of the host's clocks."""
+    """One timed pass over the workload; times in seconds, from the host's clocks."""
 
     repeat: int
     start_unix_s: float
@@ -25,7 +25,7 @@ class Repeat(_Record):
 
 
 class WarmUp(_Record):
-    """Passes over requests that do not count: each of them served as many `requests` with `tokens` in all.
+    """Warm-up passes, which do not count; each served the same number of `requests`, with `tokens` in total.
 
     `steady`: the last two passes took equally long, within `warmup.TOLERANCE`.
     """
@@ -37,11 +37,11 @@ class WarmUp(_Record):
 
 
 class Outcome(_Record):
-    """A cell's end, with what was asked for, what took effect, and where it was measured.
+    """How a cell ended: what was asked for, what took effect, and where it was measured.
 
     `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
     at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
-    `reason` is in the engine's own words where it has any.
+    `reason` is in the engine's own words if it gave any.
     """
 
     schema_version: Literal[1] = 1
@@ -67,18 +67,18 @@ def read_outcome(path: Path) -> Outcome:
     """Read a cell's record.
 
     Raises:
-        pydantic.ValidationError: the file is of another schema.
+        pydantic.ValidationError: the file does not follow the schema.
     """
     return Outcome.model_validate(read_json(path))
 
 
 def never_ran(record: Mapping[str, Any]) -> bool:
-    """Whether a record is of a cell that did not run, as former versions wrote it where the device was missing."""
+    """Whether a record is of a cell that did not run, as former versions wrote it if the device was missing."""
     return record.get("outcome") == "invalid" and not record.get("phases_s")
 
 
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:
-    """Whether a cell's record is there, is that of this definition, and says how a run ended."""
+    """Whether a cell's record exists, belongs to this definition, and says how a run ended."""
     if not path.exists():
         return False
     record = read_json(path)

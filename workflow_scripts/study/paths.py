@@ -1,4 +1,4 @@
-"""Where everything of a study lies below `results/{study}/`."""
+"""Where everything of a study is below `results/{study}/`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,15 +22,15 @@ class StudyPaths:
         return self.results / self.study
 
     def cell(self, cell: Cell | str) -> Path:
-        """Folder of a cell (or of a cell's id, or of the pattern of all cells)."""
+        """Folder of a cell (given as a cell, as its id, or as the pattern of all cells)."""
         return self.root / "cells" / (cell.id if isinstance(cell, Cell) else cell)
 
     def log(self, cell: Cell | str) -> Path:
-        """What the measuring command said."""
+        """Log of the measuring command."""
         return self.cell(cell) / "measure.log"
 
     def outcome(self, cell: Cell | str) -> Path:
-        """What became of a cell; there only when the cell has ended."""
+        """The outcome record of a cell; it exists only when the cell has ended."""
         return self.cell(cell) / "outcome.json"
 
     def model(self, model: str, key: str) -> Path:
@@ -40,7 +40,7 @@ class StudyPaths:
     def workload(self, model: str, workload: str, key: str) -> Path:
         """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition.
 
-        The warm-up requests lie beside it.
+        The warm-up requests are beside it.
         """
         return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
 
@@ -53,15 +53,15 @@ class StudyPaths:
         return self.root / "batches" / gpu / f"{key}.json"
 
     def ended(self, gpu: str) -> Path:
-        """Which cells of a GPU have ended."""
+        """Which cells have ended on a GPU."""
         return self.root / "batches" / gpu / "ended.json"
 
     def lock(self, cell: Cell | str) -> Path:
-        """Held by the process that measures a cell."""
+        """Lock held by the process that measures a cell."""
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
 
     def wrong_nodes(self, gpu: str) -> Path:
-        """Folder with a file for each cluster node that was asked for a GPU type and had another."""
+        """Folder with one file per cluster node that did not have the GPU type asked for."""
         return self.root / "wrong_nodes" / gpu
 
     def parsed(self, gpu: str) -> Path:
@@ -70,7 +70,7 @@ class StudyPaths:
 
     @property
     def capacity(self) -> Path:
-        """Predicted KV capacity, a record a cell."""
+        """Predicted KV capacity, one record per cell."""
         return self.root / "prepared" / "capacity.jsonl"
 
     @property

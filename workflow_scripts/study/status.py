@@ -2,8 +2,8 @@
 
     python -m workflow_scripts.study.status --study config/studies/demo.yaml
 
-counts cells by GPU, engine, model and workload, then names each cell that is not `ok`, with the reason in one line and
-the path of its log; cells with the same reason stand together. Cells that have not ended are `missing`; those of an
+counts cells by GPU, engine, model and workload, then lists each cell that is not `ok`, with the reason in one line and
+the path of its log; cells with the same reason are grouped. Cells that have not ended are `missing`; those of an
 older protocol or another definition are `outdated`; `snakemake` measures both again.
 """
 
@@ -34,7 +34,7 @@ _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A cell, its state, and where it stands: `reason` is one line, `log` is None where nothing was tried."""
+    """A cell and its state. `reason` is one line; `log` is None if the cell was never tried."""
 
     cell: Cell
     state: str
@@ -79,7 +79,7 @@ def _why_missing(log: Path | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The first line that says something; an engine's message may have many.
+    """The first line that is not blank; an engine's message may have many lines.
 
     >>> _one_line("ValueError: no block size fits\\n  at layer 3")
     'ValueError: no block size fits'
@@ -88,7 +88,7 @@ def _one_line(text: str) -> str:
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
-    """A row for each GPU, engine, model and workload, with the number of cells in each state."""
+    """One row per GPU, engine, model and workload, with the number of cells in each state."""
     statuses = list(statuses)
     seen = [state for state in STATES if any(s.state == state for s in statuses)]
     table = Table("GPU", "engine", "model", "workload", box=None, pad_edge=False)
@@ -106,7 +106,7 @@ def counts(statuses: Iterable[CellStatus]) -> Table:
 
 
 def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
-    """A line for each reason, and below it one for each cell that ended so, with its log."""
+    """One line per reason, and below it one per cell that ended so, with its log."""
     bad = [s for s in statuses if s.state != "ok" and s.log is not None]
     bad.sort(key=lambda s: (STATES.index(s.state), s.reason))
     for (state, reason), alike in groupby(bad, key=lambda s: (s.state, s.reason)):
@@ -116,7 +116,7 @@ def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
 
 
 def differences(statuses: Iterable[CellStatus]) -> Iterator[str]:
-    """What keeps cells from being compared: environments of more than one lock, or more than one processor."""
+    """Why cells cannot be compared: environments from more than one lock, or more than one processor."""
     statuses = list(statuses)
     yield from _kept_apart("in environments of different locks", [(s.lock, s) for s in statuses])
     yield from _kept_apart("on different processors", [(s.processor, s) for s in statuses])
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StudyError as e:
         print(e, file=sys.stderr)
         return 2
-    # Lines are as long as their paths: a wrapped path cannot be copied.
+    # Lines are not wrapped: a wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
     console.print(counts(statuses))
     for line in [*failures(statuses), *differences(statuses)]:

@@ -1,4 +1,4 @@
-"""A study: one YAML file that says what to cross, how often to repeat, and within which limits.
+"""A study: one YAML file that says what to combine, how often to repeat it, and within which limits.
 
 python -m workflow_scripts.study.study_file config/studies/demo.yaml     checks a study and counts its cells
 """
@@ -28,7 +28,7 @@ class StudyError(ValueError):
 
 
 def as_list(value: Any) -> Any:
-    """A value that may stand alone, as a list."""
+    """The value as a list; a single value becomes a list of one."""
     return value if isinstance(value, list) else [value]
 
 
@@ -42,7 +42,7 @@ OneOrMore = Annotated[
 
 
 class _Strict(BaseModel):
-    # A text or a truth value is no number, not even where it could be read as one.
+    # A text or a boolean is never accepted as a number, even if it could be read as one.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
@@ -73,7 +73,7 @@ class ModelOverride(_Strict):
 
 
 class Slo(_Strict):
-    """Latencies that a served request has to keep, all of those that are set, to count for goodput; in seconds."""
+    """Latency limits in seconds; a served request counts for goodput if it keeps all that are set."""
 
     ttft_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the first token")] | None = (
         None
@@ -88,7 +88,7 @@ class Slo(_Strict):
         return self
 
     def bounds(self) -> dict[str, float]:
-        """Each latency that is bounded, with its bound."""
+        """Each latency that has a limit, with the limit."""
         return self.model_dump(exclude_none=True)
 
 
@@ -149,7 +149,7 @@ def _check_known(name: str, allowed: Any, place: str) -> None:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML whose mappings say no key twice: of two, YAML itself would silently take the last."""
+    """YAML that refuses duplicate keys in a mapping; YAML itself would silently take the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -166,7 +166,7 @@ def load_study(path: Path) -> Study:
     """Read and check a study file.
 
     Raises:
-        StudyError: the file is missing, is no YAML, or says something that is not allowed.
+        StudyError: the file is missing, is no YAML, or contains something that is not allowed.
     """
     try:
         content = _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
@@ -174,7 +174,7 @@ def load_study(path: Path) -> Study:
         raise StudyError(f"{path}: there is no such study file") from None
     except OSError as e:
         raise StudyError(f"{path}: {e.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML lets through what is wrong in a date
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML raises ValueError for an invalid date
         words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
         raise StudyError(f"{path}: not readable as YAML: {words}") from None
     if not isinstance(content, dict):
@@ -191,7 +191,7 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
     `snakemake --configfile config/studies/NAME.yaml` gives the study itself as configuration; without it,
     `config/config.yaml` names one under `study`.
     """
-    # By any key of a study, so that one whose `sweeps` are misspelt is told so instead of another being run.
+    # A file with any key of a study counts, so that misspelt `sweeps` are reported instead of another study being run.
     studies = [path for path in map(Path, configfiles) if Study.model_fields.keys() & _keys(path)]
     if studies:
         return studies[-1]
@@ -206,13 +206,13 @@ def _keys(path: Path) -> set[str]:
 
 
 def explain(error: ValidationError, where: str) -> str:
-    """One line a fault: file, place and what is allowed there."""
+    """One line per fault: file, place and what is allowed there."""
     return "\n".join(_explain_one(fault, where) for fault in error.errors())
 
 
 def _explain_one(fault: Any, where: str) -> str:
     kind, loc = fault["type"], fault["loc"]
-    # Pydantic names a workload's kind after its name, and says where the fault is a key itself; the file has neither.
+    # Pydantic adds a workload's kind after its name, and marks a fault in a key itself; the file has neither.
     in_file = [part for i, part in enumerate(loc) if part != "[key]" and (loc[0], i) != ("workloads", 2)]
     place = ".".join(map(str, in_file))
     message = fault["msg"].removeprefix("Value error, ")
@@ -235,7 +235,7 @@ def _explain_one(fault: Any, where: str) -> str:
 _KINDS: dict[str, type[BaseModel]] = {
     get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Workload)[0])
 }
-# What has the keys of a place, by its first key and how deep it lies.
+# Which model defines the keys of a place, by the place's first key and its depth.
 _OWNERS: dict[tuple[Any, int], type[BaseModel]] = {
     ("sweeps", 3): Sweep,
     ("models", 3): ModelOverride,
@@ -254,10 +254,10 @@ def _allowed_keys(loc: tuple[int | str, ...]) -> str:
 
 
 def check_files(study: Study) -> Iterator[str]:
-    """A note for each workload whose requests will be made from its fallback, since its file is not there.
+    """A note for each workload whose requests will be made from its fallback because its file is missing.
 
     Raises:
-        StudyError: a workload's file is not there, or is another one than its sha256 says.
+        StudyError: a workload's file is missing, or its content differs from its sha256.
     """
     for name, workload in study.workloads.items():
         if not isinstance(workload, FileWorkload):

@@ -1,1 +1,1 @@
-"""Workloads: what a study says of its requests, and the requests themselves."""
+"""Workloads: what a study specifies of its requests, and the requests themselves."""

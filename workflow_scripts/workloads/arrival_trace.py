@@ -23,12 +23,12 @@ KNOWN_FORMATS = {
 
 
 def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests of a trace in the order of their arrival, the first at 0 s; their prompts are random tokens.
+    """Requests of a trace in order of arrival, the first at 0 s; their prompts are random tokens.
 
-    Rows without prompt or output tokens are left out: such requests failed.
+    Rows without prompt or output tokens are left out, because such requests failed.
 
     Raises:
-        WorkloadError: the file is another one than the study's sha256 says, or no trace.
+        WorkloadError: the file's content differs from the study's sha256, or it is no trace.
     """
     path = checked_file(spec)
     rows, source_format = read_trace(path, spec.columns)
@@ -45,12 +45,12 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStre
     return RequestStream("trace", requests, details)
 
 
-@lru_cache(maxsize=1)  # for each model and number of requests: a file of millions of rows
+@lru_cache(maxsize=1)  # called for each model and number of requests, on a file of millions of rows
 def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.DataFrame, str]:
     """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
 
     Raises:
-        WorkloadError: it is no CSV file, has none of the known sets of columns, or holds what is no time or number.
+        WorkloadError: it is no CSV file, has none of the known sets of columns, or a value is not a time or number.
     """
     try:
         table = pd.read_csv(path)
@@ -92,7 +92,7 @@ def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool = Fal
 
 
 def _seconds(arrival: pd.Series) -> pd.Series:
-    """Times in seconds: numbers as they are, dates and times since the first."""
+    """Times in seconds: numbers unchanged; dates and times counted from the first."""
     if pd.api.types.is_numeric_dtype(arrival):
         return arrival.astype(float)
     times = pd.to_datetime(arrival, format="ISO8601", utc=True)

@@ -1,4 +1,4 @@
-"""How requests reach a server: the load that a study asks for, and the arrival times that it makes."""
+"""When requests reach a server: the load that a study asks for, and the arrival times that follow from it."""
 
 import random
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Load(BaseModel):
     """Knobs of every engine that serves.
 
-    Open loop: requests arrive at a rate, whatever the server does. Closed loop: each of some users sends the next
-    request when the last one is answered. Both: arrivals at a rate, of which no more than `users` are under way.
+    Open loop: requests arrive at a rate, whatever the server does. Closed loop: each of several users sends the next
+    request when the last one is answered. Both: requests arrive at a rate, but at most `users` are in progress.
     Neither: requests arrive when the workload says, which is all at once for most kinds.
     """
 
@@ -43,11 +43,11 @@ class Load(BaseModel):
         return self
 
     def arrivals_s(self, of_workload: Sequence[float], seed: int) -> list[float]:
-        """When each request arrives, from 0 for the first: at the rate asked for, else as the workload says.
+        """When each request arrives, from 0 for the first: at the rate asked for, otherwise as the workload says.
 
-        Gaps are drawn from a gamma distribution of the shape `burstiness` and then scaled, so that all requests
-        together arrive at exactly the mean rate (vllm/benchmarks/serve.py scales them too). The same seed gives the
-        same gaps at every rate.
+        Gaps are drawn from a gamma distribution of shape `burstiness` and then scaled, so that all requests together
+        arrive at exactly the mean rate (vllm/benchmarks/serve.py scales them too). The same seed gives the same gaps
+        at every rate.
 
         >>> Load(request_rate_per_s=2.0).arrivals_s([0.0] * 5, seed=0)[-1]
         2.0

@@ -1,4 +1,4 @@
-"""The requests of a workload of any kind, and others of the same kind to warm an engine up with.
+"""The requests of a workload of any kind, and similar ones to warm an engine up with.
 
 docs/workloads.md describes the kinds.
 """
@@ -16,7 +16,7 @@ from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, Workload
 
 Generator = Callable[[Any, Vocabulary, int], RequestStream]
-# Each makes the stream of requests for (specification, vocabulary, seed); the first requests of a stream must not
+# Each makes the stream of requests from (specification, vocabulary, seed). The first requests of a stream must not
 # depend on how many are drawn.
 GENERATORS: dict[str, Generator] = {
     "fixed": fixed,
@@ -30,21 +30,21 @@ GENERATORS: dict[str, Generator] = {
     "prompts": prompts,
 }
 
-# Added to a workload's seed. NumPy reads seeds as words of 32 bits and fills up with zeros to four of them, so that
-# [seed + 2**32, x] and [seed, 1, x] are one seed; with a fifth word this seed meets none of a workload's own.
+# Added to a workload's seed. NumPy reads seeds as 32-bit words and pads them with zeros to four words, so that
+# [seed + 2**32, x] and [seed, 1, x] are the same seed. With a fifth word this seed never equals one of the workload's.
 WARMUP_SEED = 1 << 96
 # vLLM shares no KV block of fewer tokens between prompts.
 SMALLEST_SHARED_BLOCK = 16
 WARMUP_ATTEMPTS = 1000
-# As many requests in a row that are too long say that none will come that is not.
+# After this many too long requests in a row, no shorter one is expected.
 MOST_LEFT_OUT = 10_000
 
 
 def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[list[Request], RequestStream]:
-    """The first `count` requests of a workload, and the stream that they were drawn from.
+    """The first `count` requests of a workload, and the stream from which they were drawn.
 
     Raises:
-        WorkloadError: the workload's source is not what it should be, or has fewer requests.
+        WorkloadError: the workload's source is wrong, or has fewer requests.
     """
     stream = _short_enough(GENERATORS[spec.kind](spec, vocabulary, spec.seed), spec.max_total_tokens)
     requests = list(itertools.islice(stream.requests, count))
@@ -54,7 +54,7 @@ def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[l
 
 
 def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> RequestStream:
-    """The stream without the requests that have more tokens, and in its details how many those were."""
+    """The stream without requests that have more tokens; its details count those left out."""
     if max_total_tokens is None:
         return stream
     details = {**stream.details, "left_out_as_too_long": 0}
@@ -75,9 +75,10 @@ def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> Reques
 
 
 def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
-    """As many requests of the same lengths that leave nothing in a prefix cache for `requests` to hit.
+    """As many requests of the same lengths; in a prefix cache they leave nothing that `requests` could hit.
 
-    Where prompts share text, these share other text alike; else they are random tokens, for no text of a file is spare.
+    If prompts share text, these share other text in the same way; otherwise they are random tokens, because a file has
+    no text to spare.
 
     Raises:
         WorkloadError: there are too few other prompts of these lengths.

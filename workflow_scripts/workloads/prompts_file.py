@@ -1,4 +1,4 @@
-"""Prompts of a file, one a line: plain text, or JSON Lines with an output length of their own if they have one."""
+"""Prompts from a file, one per line: plain text, or JSON Lines that may give an output length."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
 
 class _Line(BaseModel):
-    # Files of prompts carry other fields too, such as answers and sources.
+    # Files of prompts also have other fields, such as answers and sources.
     model_config = ConfigDict(extra="ignore", strict=True)
 
     prompt: str = Field(min_length=1)
@@ -21,10 +21,10 @@ class _Line(BaseModel):
 
 
 def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """The texts in the order of the file; the seed changes nothing.
+    """The texts in the order of the file; the seed has no effect.
 
     Raises:
-        WorkloadError: the file is another one than the study's sha256 says, or holds no texts.
+        WorkloadError: the file's content differs from the study's sha256, or it holds no texts.
     """
     path = checked_file(spec)
     lines = list(read_prompts(path))
@@ -33,10 +33,10 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
 
 
 def read_prompts(path: Path) -> Iterator[_Line]:
-    """Texts of a file: each line that is not blank, or `prompt` of each line of a file whose name ends in .jsonl.
+    """Texts of a file: each line that is not blank, or `prompt` of each line if the file's name ends in .jsonl.
 
     Raises:
-        WorkloadError: a line is no such record, or there is none.
+        WorkloadError: a line is not such a record, or there is none.
     """
     try:
         # Not splitlines(): it also breaks at separators such as U+2028, which a text or a JSON string may hold.

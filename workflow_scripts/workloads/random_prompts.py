@@ -1,4 +1,4 @@
-"""Workloads of random tokens: each request depends on the seed and its own index alone."""
+"""Workloads of random tokens: each request depends only on the seed and its own index."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -39,9 +39,9 @@ def synthetic(spec: SyntheticWorkload, vocabulary: Vocabulary, seed: int) -> Req
 
 
 def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """Requests of which some begin with the same text.
+    """Requests, some of which begin with the same text.
 
-    The others begin with as many tokens of their own, so that what is shared changes no length.
+    The others begin with as many tokens of their own, so that sharing changes no length.
     """
 
     @cache
@@ -61,13 +61,13 @@ def sharing(spec: SharedTextWorkload, vocabulary: Vocabulary, seed: int) -> Requ
 
 
 def as_long_as(requests: Sequence[Request], vocabulary: Vocabulary, seed: int) -> Iterator[Request]:
-    """Requests of the same lengths in the same order, over and over, with prompts of random tokens."""
+    """Requests of the same lengths in the same order, repeated without end, with prompts of random tokens."""
     for like, rng in zip(itertools.cycle(requests), generators(seed), strict=False):
         yield Request(vocabulary.random_ids(rng, len(like.prompt_token_ids)), like.output_tokens)
 
 
 def generators(seed: int) -> Iterator[np.random.Generator]:
-    """A random generator for each request, which depends on the seed and the request's index alone."""
+    """A random generator for each request, which depends only on the seed and the request's index."""
     for index in itertools.count():
         yield np.random.default_rng([seed, _REQUEST, index])
 
@@ -75,16 +75,16 @@ def generators(seed: int) -> Iterator[np.random.Generator]:
 def draw_length(distribution: LengthDistribution, rng: np.random.Generator) -> int:
     """A token count from the lognormal distribution that is truncated to [minimum, maximum].
 
-    What lies outside is drawn again rather than moved to the bound (by inverting the distribution function between
-    the bounds, so one draw is enough); bounds far off the median give the nearer bound.
+    Values outside are drawn again rather than moved to the bound (by inverting the distribution function between the
+    bounds, so that one draw is enough). If the bounds are far from the median, the nearer bound results.
 
     >>> draw_length(LengthDistribution(median=100, sigma=0, maximum=64), np.random.default_rng(0))
     64
     """
     low, high, median = distribution.minimum, distribution.maximum, distribution.median
-    # Half a token on either side, so that rounding treats the bounds as it treats all other counts.
+    # Half a token on either side, so that rounding treats the bounds like all other counts.
     bounds = np.log(np.array([low - 0.5, high + 0.5]) / median) / max(distribution.sigma, 1e-9)
     below, above = ndtr(bounds)
-    # Where the distribution leaves nothing between the bounds, the median decides for one.
+    # If the distribution leaves nothing between the bounds, the median decides which bound is used.
     deviations = ndtri(rng.uniform(below, above)) if below < above else 0.0
     return int(np.clip(np.rint(median * np.exp(distribution.sigma * deviations)), low, high))

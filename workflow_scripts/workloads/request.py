@@ -13,7 +13,7 @@ class WorkloadError(ValueError):
 class Request:
     """A prompt, how many tokens to generate for it, and when it arrives.
 
-    `prefix_tokens`: how many of the prompt's first tokens are those of a text that other prompts begin with too, and
+    `prefix_tokens`: how many of the prompt's first tokens come from a text that other prompts also begin with.
     `prefix_id`: which text. Prompts of one text have the smaller of their `prefix_tokens` in common.
     """
 
@@ -42,10 +42,10 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestStream:
-    """Requests in a fixed order, as many as are asked for or as there are.
+    """Requests in a fixed order, as many as are asked for or as exist.
 
-    `kind`: what they really are, as the report names it. `details`: facts for the manifest, among them the `source`
-    where there is one; counts in it cover what has been drawn so far.
+    `kind`: what the requests really are, as the report names it. `details`: facts for the manifest, among them the
+    `source` if there is one; counts in it cover what has been drawn so far.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Conversations of a ShareGPT file, chosen as vLLM's own benchmark chooses them."""
+"""Conversations of a ShareGPT file, selected as vLLM's own benchmark selects them."""
 
 import json
 import random
@@ -21,16 +21,16 @@ MAX_TOTAL_TOKENS = 2048
 
 
 def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
-    """First question and first answer of conversations in a seeded order; without the file, its stand-in.
+    """First question and first answer of conversations in a seeded order; if there is no file, its stand-in.
 
     Raises:
-        WorkloadError: the file is another one than the study's sha256 says, or no ShareGPT file.
+        WorkloadError: the file's content differs from the study's sha256, or it is no ShareGPT file.
     """
     if not spec.path.is_file():
         return _stand_in(spec, vocabulary, seed)
     turns = _first_turns(checked_file(spec))
     order = list(turns)
-    # The same shuffle of the same list as in vLLM's ShareGPTDataset, so that the same seed gives the same order.
+    # The same shuffle of the same list as in vLLM's ShareGPTDataset: the same seed gives the same order.
     random.Random(seed).shuffle(order)
     counts: Counter[str] = Counter()
     return RequestStream(
@@ -48,9 +48,9 @@ def _stand_in(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Requ
     return RequestStream("synthetic, stands in for ShareGPT: file not there", requests, {"source": str(spec.file)})
 
 
-@lru_cache(maxsize=1)  # for each model and number of requests: a file of 0.7 GB
+@lru_cache(maxsize=1)  # called for each model and number of requests, on a file of 0.7 GB
 def _first_turns(path: Path) -> tuple[tuple[str, str], ...]:
-    """First two turns of every conversation that has as many."""
+    """First two turns of every conversation that has at least two."""
     try:
         conversations = [entry.get("conversations", []) for entry in json.loads(path.read_bytes())]
         turns = tuple((turns[0]["value"], turns[1]["value"]) for turns in conversations if len(turns) >= 2)
@@ -69,7 +69,7 @@ def _usable(
     for prompt, answer in turns:
         prompt_token_ids = vocabulary.encode(prompt)
         answer_tokens = output_tokens or len(vocabulary.encode(answer))
-        # A length that the study sets is meant, however short.
+        # A length that the study sets is intended, however short.
         fault = fault_of(len(prompt_token_ids), answer_tokens, 1 if output_tokens else MIN_TOKENS)
         counts[fault or "used"] += 1
         if fault is None:

@@ -1,4 +1,4 @@
-"""Files that workloads are made from: named relative to the checkout, and held to their checksum."""
+"""Files that workloads are made from: named relative to the checkout, and checked against their checksum."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from workflow_scripts.workloads.workload_kinds import FileWorkload
 
 
 def checked_file(spec: FileWorkload) -> Path:
-    """Where a workload's file lies.
+    """Path of a workload's file.
 
     Raises:
-        WorkloadError: it is not there, or is another one than the study's sha256 says.
+        WorkloadError: it is missing, or its content differs from the study's sha256.
     """
     if fault := spec.file_fault():
         raise WorkloadError(fault)

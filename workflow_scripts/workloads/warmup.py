@@ -1,21 +1,21 @@
-"""How a cell is warmed up: passes over requests that do not count, until two in a row take equally long.
+"""How a cell is warmed up: passes over requests that do not count, until two passes in a row take equally long.
 
-A pass serves as many requests as may run at once, so that whatever first happens at that many (memory that grows,
-kernels that are compiled or chosen) happens before anything is timed.
+A pass serves as many requests as may run at once, so that whatever happens first at that concurrency (memory that
+grows, kernels that are compiled or chosen) happens before anything is timed.
 """
 
 from collections.abc import Sequence
 
 LEAST_REQUESTS = 4
 MOST_PASSES = 6
-# The first does everything for the first time; two more show whether that was all. A plan expects as many.
+# The first pass does everything for the first time; two more show whether that was all. A plan assumes this number.
 USUAL_PASSES = 3
-# Two passes in a row that differ by no more are as fast as each other.
+# Two passes in a row whose times differ by no more count as equally fast.
 TOLERANCE = 0.05
 
 
 def pass_size(requests: int, concurrency: int) -> int:
-    """Requests in a pass, of a workload of `requests` of which `concurrency` may run at once.
+    """Requests in a pass, if the workload has `requests` and `concurrency` of them may run at once.
 
     >>> [pass_size(512, concurrency) for concurrency in (1, 16, 256, 1024)]
     [4, 16, 256, 512]
@@ -24,7 +24,7 @@ def pass_size(requests: int, concurrency: int) -> int:
 
 
 def most_passes(requests: int, in_a_pass: int, repeats: int) -> int:
-    """Most passes of a cell: together they serve at most half as many requests as are measured, unless three do.
+    """Maximum number of passes of a cell: at least three; together at most half as many requests as are measured.
 
     >>> [most_passes(512, in_a_pass, repeats=3) for in_a_pass in (64, 192, 256, 512)]
     [6, 4, 3, 3]
@@ -33,7 +33,7 @@ def most_passes(requests: int, in_a_pass: int, repeats: int) -> int:
 
 
 def chosen(prompt_tokens: Sequence[int], count: int) -> list[int]:
-    """Which `count` requests make a pass: evenly over the lengths of their prompts, with the longest, in their order.
+    """Which `count` requests make a pass: spread evenly over prompt lengths, with the longest; in their own order.
 
     >>> chosen([10, 90, 30, 20, 80, 50], 3)
     [1, 3, 5]

@@ -1,6 +1,6 @@
-"""What a study says of a workload: which requests, how many, of which lengths, and what their prompts share.
+"""What a study specifies of a workload: which requests, how many, how long, and what their prompts share.
 
-The requests themselves are made from it by `prepare.workload`; docs/workloads.md describes the kinds.
+`prepare.workload` makes the requests from it; docs/workloads.md describes the kinds.
 """
 
 import math
@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import sha256_of
 
-# Far above every context and benchmark; a slip of the pen should not fill the memory.
+# Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 class _Strict(BaseModel):
-    # A text or a truth value is no number, not even where it could be read as one.
+    # A text or a boolean is never accepted as a number, even if it could be read as one.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
@@ -38,9 +38,9 @@ class LengthDistribution(_Strict):
 
 
 class SharedText(NamedTuple):
-    """What a prompt begins with: the first `tokens` tokens of the text `id`.
+    """The beginning of a prompt: the first `tokens` tokens of the text `id`.
 
-    Prompts that begin with one text have as many tokens in common as the shorter of their beginnings.
+    Two prompts that begin with the same text have the shorter of their beginnings in common.
     """
 
     id: int
@@ -56,7 +56,7 @@ class _Workload(_Strict):
     ] = None
     max_total_tokens: Annotated[
         int | None,
-        # A field that came later is left out where it is not set, so that what was measured before stays valid.
+        # A field added later is left out if it is not set, so that earlier measurements stay valid.
         Field(
             ge=2,
             description="requests with more prompt and output tokens together are left out",
@@ -75,19 +75,19 @@ class _Workload(_Strict):
         return self
 
     def prompts_for(self, max_concurrency: int) -> int:
-        """Requests in one repeat of a cell where at most `max_concurrency` sequences may run at once."""
+        """Requests in one repeat of a cell in which at most `max_concurrency` sequences may run at once."""
         return max(self.num_prompts, (self.prompts_per_seq or 0) * max_concurrency)
 
     def total_tokens_needed(self) -> int | None:
-        """Prompt and output tokens that a request must be allowed to have for all that the study asks for.
+        """Prompt and output tokens that a request must be allowed to have, so that the study gets what it asks for.
 
-        Those of the longest where the study says every length, of the shortest where lengths are drawn; None where a
-        file decides.
+        If the study fixes every length, those of the longest request; if lengths are drawn, those of the shortest;
+        None if a file decides.
         """
         return None
 
     def shared_text(self, index: int) -> SharedText | None:
-        """What the prompt of the request at `index` begins with, if others begin with it too."""
+        """The shared text that the prompt of the request at `index` begins with; None if it shares none."""
         return None
 
 
@@ -99,7 +99,7 @@ class FixedWorkload(_Workload):
     output_tokens: Tokens
 
     def total_tokens_needed(self) -> int:
-        """Those of every request."""
+        """The tokens of every request."""
         return self.prompt_tokens + self.output_tokens
 
 
@@ -116,7 +116,7 @@ class SyntheticWorkload(_Workload):
 
 
 class SharedTextWorkload(_Workload):
-    """Requests of random tokens that may begin with texts which others begin with too."""
+    """Requests of random tokens that may begin with shared texts."""
 
     output_tokens: Tokens
 
@@ -133,14 +133,14 @@ class SharedTextWorkload(_Workload):
         return self.tokens_of_prompt(0)
 
     def total_tokens_needed(self) -> int:
-        """Those of the longest request."""
+        """The tokens of the longest request."""
         return self.tokens_of_longest_prompt() + self.output_tokens
 
     def tokens_found(self, requests: int, block_size: int) -> int:
-        """Prompt tokens that a prefix cache finds, of the first `requests` requests.
+        """Prompt tokens that a prefix cache finds, over the first `requests` requests.
 
-        Each finds the whole blocks that it shares with one before it, and never its last token, as in
-        `formulas.prefix_hit_rate`; nothing is thrown out of the cache.
+        Each request finds the whole blocks that it shares with an earlier one, but never its last token, as in
+        `formulas.prefix_hit_rate`; nothing is evicted from the cache.
 
         >>> spec = IdenticalWorkload(kind="identical", num_prompts=8, prompt_tokens=129, output_tokens=1)
         >>> spec.tokens_found(8, block_size=32), spec.tokens_found(8, block_size=128)
@@ -157,13 +157,13 @@ class SharedTextWorkload(_Workload):
 
 
 class IdenticalWorkload(SharedTextWorkload):
-    """One prompt, over and over."""
+    """One prompt, repeated."""
 
     kind: Literal["identical"]
     prompt_tokens: Tokens
 
     def tokens_of_prompt(self, index: int) -> int:
-        """The same for all."""
+        """The same length for all."""
         return self.prompt_tokens
 
     def tokens_of_text(self, text_id: int) -> int:
@@ -176,7 +176,7 @@ class IdenticalWorkload(SharedTextWorkload):
 
 
 class SharedPrefixWorkload(SharedTextWorkload):
-    """A system prompt that a share of the requests begins with, then text of their own; one for each user."""
+    """A share of the requests begins with a system prompt, one per user; then comes text of their own."""
 
     kind: Literal["shared_prefix"]
     prefix_tokens: Annotated[int, Field(ge=1, description="length of the shared system prompt")]
@@ -192,7 +192,7 @@ class SharedPrefixWorkload(SharedTextWorkload):
     ] = 1
 
     def tokens_of_prompt(self, index: int) -> int:
-        """The same for all, with the prefix or without."""
+        """The same length for all, with or without the prefix."""
         return self.prefix_tokens + self.prompt_tokens
 
     def tokens_of_text(self, text_id: int) -> int:
@@ -200,7 +200,7 @@ class SharedPrefixWorkload(SharedTextWorkload):
         return self.prefix_tokens
 
     def shared_text(self, index: int) -> SharedText | None:
-        """The prefix of the user whose turn it is, for a share of the requests that is spread evenly, the first too.
+        """The prefix of the user whose turn it is, for a share of the requests: evenly spread, including the first.
 
         >>> lengths = {"prefix_tokens": 32, "prompt_tokens": 8, "output_tokens": 4}
         >>> spec = SharedPrefixWorkload(kind="shared_prefix", num_prompts=6, share=0.5, users=2, **lengths)
@@ -214,8 +214,8 @@ class SharedPrefixWorkload(SharedTextWorkload):
 class MultiTurnWorkload(SharedTextWorkload):
     """Conversations: each turn's prompt holds all former prompts and answers, and what the user says next.
 
-    Answers are random tokens too, since an engine's own are not known beforehand; a prefix cache therefore finds the
-    former prompt and not the former answer.
+    Answers are random tokens too, because an engine's own are not known beforehand. A prefix cache therefore finds the
+    previous prompt but not the previous answer.
     """
 
     kind: Literal["multi_turn"]
@@ -225,7 +225,7 @@ class MultiTurnWorkload(SharedTextWorkload):
     users: Annotated[int, Field(ge=1, description="conversations that go on at once, a turn of each in turn")] = 1
 
     def tokens_of_prompt(self, index: int) -> int:
-        """They grow with each turn.
+        """Prompt lengths grow with each turn.
 
         >>> spec = MultiTurnWorkload(
         ...     kind="multi_turn", num_prompts=8, turns=3, prompt_tokens=10, output_tokens=5, users=2
@@ -237,7 +237,7 @@ class MultiTurnWorkload(SharedTextWorkload):
         return self.prompt_tokens + turn * (self.prompt_tokens + self.output_tokens)
 
     def tokens_of_longest_prompt(self) -> int:
-        """That of the last turn."""
+        """The length of the last turn's prompt."""
         return self.tokens_of_text(0)
 
     def tokens_of_text(self, text_id: int) -> int:
@@ -245,13 +245,13 @@ class MultiTurnWorkload(SharedTextWorkload):
         return self.prompt_tokens + (self.turns - 1) * (self.prompt_tokens + self.output_tokens)
 
     def shared_text(self, index: int) -> SharedText:
-        """The prompt is all of the conversation until then."""
+        """The whole prompt: all of the conversation so far."""
         conversation = index // (self.users * self.turns) * self.users + index % self.users
         return SharedText(conversation, self.tokens_of_prompt(index))
 
 
 class LongContextWorkload(SharedTextWorkload):
-    """Few and long prompts: documents with a question behind each, or several questions on one document in a row."""
+    """A few long prompts: each is a document and a question; a document may be asked several questions in a row."""
 
     kind: Literal["long_context"]
     context_tokens: Annotated[list[Tokens], Field(min_length=1, description="lengths of the documents, taken in turn")]
@@ -263,7 +263,7 @@ class LongContextWorkload(SharedTextWorkload):
         return self.tokens_of_text(index // self.questions) + self.prompt_tokens
 
     def tokens_of_longest_prompt(self) -> int:
-        """That on the longest document."""
+        """The longest document and a question."""
         return max(self.context_tokens) + self.prompt_tokens
 
     def tokens_of_text(self, text_id: int) -> int:
@@ -271,24 +271,24 @@ class LongContextWorkload(SharedTextWorkload):
         return self.context_tokens[text_id % len(self.context_tokens)]
 
     def shared_text(self, index: int) -> SharedText | None:
-        """The document, if there are more questions on it."""
+        """The document, if it has more than one question."""
         document = index // self.questions
         return SharedText(document, self.tokens_of_text(document)) if self.questions > 1 else None
 
 
 class FileWorkload(_Workload):
-    """Requests that are made from a file, which is held to its checksum."""
+    """Requests made from a file, which is checked against its checksum."""
 
     file: Annotated[Path, Field(strict=False, description="the file, relative to the checkout")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """The path of the file."""
         return CHECKOUT / self.file
 
     def file_fault(self) -> str | None:
-        """Why requests cannot be made from the file: it is not there, or is another one; None if they can."""
+        """Why requests cannot be made from the file: it is missing, or its content differs; None if they can."""
         if not self.path.is_file():
             return f"{self.path}: there is no such file; docs/workloads.md says where such files are from"
         if (found := sha256_of(self.path)) != self.sha256:
@@ -299,7 +299,7 @@ class FileWorkload(_Workload):
 class ShareGptWorkload(FileWorkload):
     """Conversations of a ShareGPT file, filtered as `vllm bench` filters them.
 
-    Without the file the workload falls back to `fallback`, and the results name it so.
+    Without the file the workload uses `fallback` instead, and the results say so.
     """
 
     kind: Literal["sharegpt"]
@@ -322,7 +322,7 @@ class TraceColumns(_Strict):
 
 
 class TraceWorkload(FileWorkload):
-    """Requests that arrive as in a CSV file, with the lengths that it gives and random tokens as prompts."""
+    """Requests that arrive as in a CSV file, with its lengths and random tokens as prompts."""
 
     kind: Literal["trace"]
     columns: Annotated[
@@ -334,7 +334,7 @@ class TraceWorkload(FileWorkload):
 
 
 class PromptsWorkload(FileWorkload):
-    """Texts of a file, in its order: one a line, or JSON Lines with a `prompt` each."""
+    """Texts of a file, in its order: one per line, or JSON Lines with a `prompt` each."""
 
     kind: Literal["prompts"]
     output_tokens: Annotated[int, Field(ge=1, description="for every text whose line does not say its own")]
