@@ -1,8 +1,8 @@
-"""Calibrations: what each device makes of a step's work, as it was fitted to measured cells, and where none was.
+"""Calibrations: how fast each device does a step's work, fitted to measured cells, or default values.
 
 `config/calibration/{gpu}.yaml` holds a calibration that comes with the project; `analyse.fit_calibration` writes one
-from the cells of a study. A device without one gets default efficiencies on the rates that it was measured to have or,
-if there are none, on its data sheet. docs/plan.md says where the defaults come from.
+from the cells of a study. A device without one gets default efficiencies, applied to its measured rates or, if there
+are none, to its data sheet. docs/plan.md says where the defaults come from.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ from workflow_scripts.physics.step_time import StepConstants
 
 CALIBRATIONS = CONFIG / "calibration"
 
-# Shares of a device's rates that steps reach, and what a step costs besides, where nobody calibrated the device.
+# Shares of a device's rates that steps reach, and the overhead of a step, if nobody calibrated the device.
 DEFAULT_MEMORY_EFFICIENCY = 0.85
 DEFAULT_FLOP_EFFICIENCY = {"cuda": 0.6, "rocm": 0.45, "cpu": 0.8}
 DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "rocm": 1.5e-3, "cpu": 2.0e-3}
 # Without CUDA graphs each layer's kernels are launched one by one.
 EAGER_OVERHEAD_S_PER_LAYER = 0.2e-3
 DEFAULT_ERROR_PCT = 40.0
-# No prediction is called better than this, however well a few cells were met.
+# No prediction is called more exact than this, however well it matches a few cells.
 LEAST_ERROR_PCT = 10.0
 
 Source = Literal["calibrated", "measured rates", "default"]
@@ -40,9 +40,9 @@ class _Strict(BaseModel):
 
 
 class FitQuality(_Strict):
-    """How well fitted constants meet cells; errors of tokens/s in per cent, without sign.
+    """How well fitted constants predict cells; errors of tokens/s in per cent, without sign.
 
-    `fitted` and `held_out` give the error of each cell with its sign.
+    `fitted` and `held_out` give the signed error of each cell.
     """
 
     fitted: dict[str, float]
@@ -52,10 +52,10 @@ class FitQuality(_Strict):
 
 
 class EngineCalibration(_Strict):
-    """Constants of one engine on the device, with the model and the type that it computed.
+    """Constants of one engine on the device, with the model and the dtype that were measured.
 
-    `constants_of`: the engine whose cells they were fitted to, where it is another; then all cells are held out.
-    `repeat_sd`: standard deviation of the logarithm of a cell's wall time over its repeats, the median of all cells.
+    `constants_of`: the engine whose cells they were fitted to, if that is another one; then all cells are held out.
+    `repeat_sd`: standard deviation of the logarithm of a cell's wall time over its repeats; the median over all cells.
     """
 
     model: str
@@ -84,7 +84,7 @@ def read_calibration(path: Path) -> Calibration:
     """Read a calibration.
 
     Raises:
-        CalibrationError: it is missing, no YAML, or says something that is not allowed.
+        CalibrationError: it is missing, is no YAML, or contains something that is not allowed.
     """
     try:
         return Calibration.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -95,7 +95,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 class Speed(_Strict):
-    """Constants for one model on one device, how they were found, and how far a prediction with them may be off."""
+    """Constants for one model on one device, how they were found, and how large a prediction's error may be."""
 
     constants: StepConstants
     source: Source
@@ -114,18 +114,18 @@ def speed_of(
     rates: DeviceRates | None = None,
     calibration: Calibration | None = None,
 ) -> Speed | None:
-    """Constants of a device for a model of this dtype; None where nothing is known of its rates.
+    """Constants of a device for a model of this dtype; None if nothing is known of its rates.
 
-    What was fitted to another engine, model or type is the best there is, but how well it holds was not tested.
+    If nothing better exists, constants fitted to another engine, model or dtype are used; their accuracy is untested.
 
     Args:
         gpu: the device.
         engine: name of the engine.
         model: name of the model.
-        dtype: type that the model computes in.
+        dtype: type in which the model computes.
         eager_layers: layers of the model if it runs without CUDA graphs, else 0.
-        rates: what the device was measured to do.
-        calibration: what was fitted to cells on it.
+        rates: the device's measured rates.
+        calibration: constants fitted to cells on it.
     """
     fitted = calibration and (calibration.engines.get(engine) or calibration.engines.get("vllm"))
     if calibration and fitted and (factor := _dtype_factor(gpu, dtype, fitted.dtype)):

@@ -2,8 +2,8 @@
 
 Sizes are in bytes, times in seconds, rates in bytes/s or operations/s; a multiply-add is two operations.
 The speed limits are lower bounds of time, so a measurement that beats one is wrong or measures something else. They
-hold for one new token a sequence and step and prompts that share no cached prefix; `analyse.ceilings` knows speculative
-decoding and shared prefixes.
+hold for one new token per sequence and step, and for prompts that share no cached prefix; `analyse.ceilings` handles
+speculative decoding and shared prefixes.
 
 Sources: [Pope] Pope et al., Efficiently Scaling Transformer Inference, 2022; [Kwon] Kwon et al., Efficient Memory
 Management for LLM Serving with PagedAttention, 2023; [Williams] Williams et al., Roofline, 2009.
@@ -51,9 +51,9 @@ def kv_cache_bytes(
     graph_bytes: float = 0.0,
     other_bytes: float = 0.0,
 ) -> float:
-    """Bytes left for the KV cache out of the part of a device's memory that an engine may use. [Kwon]
+    """Bytes left for the KV cache in the part of a device's memory that an engine may use. [Kwon]
 
-    Negative where the rest does not fit. 80 GB at 0.9 with 16 GB of weights and 2 GB of activations:
+    Negative if the rest does not fit. 80 GB at 0.9 with 16 GB of weights and 2 GB of activations:
 
     >>> kv_cache_bytes(80e9, 0.9, 16e9, 2e9)
     54000000000.0
@@ -64,7 +64,7 @@ def kv_cache_bytes(
 def num_blocks(kv_cache_bytes: float, bytes_per_block: float) -> int:
     """Whole KV blocks that fit, at least 0.
 
-    5.01 GiB for Qwen2-7B in BF16 (57,344 bytes a token, 16 tokens a block):
+    5.01 GiB for Qwen2-7B in BF16 (57,344 bytes per token, 16 tokens per block):
 
     >>> num_blocks(5.01 * 2**30, 16 * 57344)
     5863
@@ -84,11 +84,11 @@ def max_concurrency(num_blocks: int, block_size: int, max_model_len: int) -> flo
 
 
 def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block: float) -> tuple[float, float]:
-    """Bytes of a device's memory, and of all in its budget that is no KV cache, from pairs of utilization and blocks.
+    """Bytes of a device's memory, and of all in its budget except the KV cache, from pairs of utilization and blocks.
 
-    By `kv_cache_bytes` the blocks are a straight line of the utilization: its slope is the memory and its intercept
-    the overhead, both counted in blocks. Needs two utilizations that differ. Blocks of 2 bytes on 100 bytes of memory
-    of which 10 are taken:
+    By `kv_cache_bytes` the number of blocks is linear in the utilization: its slope is the memory and its intercept
+    the overhead, both counted in blocks. At least two different utilizations are needed. Blocks of 2 bytes on 100 bytes
+    of memory, of which 10 are taken:
 
     >>> memory_and_overhead([(0.5, 20), (0.75, 32.5)], 2)
     (100.0, 10.0)
@@ -98,11 +98,11 @@ def memory_and_overhead(observed: Sequence[tuple[float, float]], bytes_per_block
 
 
 def prefix_hit_rate(prompts: int, prompt_tokens: int, shared_tokens: int, block_size: int) -> float:
-    """Share of prompt tokens found in the prefix cache, of prompts that begin with the same `shared_tokens` tokens.
+    """Share of prompt tokens found in the prefix cache, if all prompts begin with the same `shared_tokens` tokens.
 
-    The first prompt finds nothing. The others find whole blocks, and never their last token, whose logits are needed:
-    vLLM looks up at most `prompt_tokens - 1` (vllm/v1/core/kv_cache_manager.py). Eight equal prompts, one token longer
-    than two blocks, and just two blocks; and 24 prompts of 256 shared and 16 own tokens:
+    The first prompt finds nothing. The others find whole blocks, but never their last token, whose logits are needed:
+    vLLM looks up at most `prompt_tokens - 1` (vllm/v1/core/kv_cache_manager.py). Eight equal prompts that are one token
+    longer than two blocks, or exactly two blocks; and 24 prompts of 256 shared and 16 own tokens:
 
     >>> round(prefix_hit_rate(8, 33, 33, 16), 4), prefix_hit_rate(8, 32, 32, 16)
     (0.8485, 0.4375)
@@ -117,7 +117,7 @@ def prefix_hit_rate(prompts: int, prompt_tokens: int, shared_tokens: int, block_
 
 
 def internal_fragmentation(tokens_held: Number, blocks_held: Number, block_size: int) -> Number:
-    """Share of the slots of held blocks that holds no token, of a snapshot or an array of snapshots. [Kwon]
+    """Share of the slots in held blocks that hold no token, for a snapshot or an array of snapshots. [Kwon]
 
     Two sequences of 17 and 32 tokens hold 2 + 2 blocks of 16:
 
@@ -128,7 +128,7 @@ def internal_fragmentation(tokens_held: Number, blocks_held: Number, block_size:
 
 
 def expected_slots_wasted_per_sequence(block_size: int) -> float:
-    """Mean of empty slots in a sequence's last block, if every remainder is as likely as any other. [Kwon]
+    """Mean number of empty slots in a sequence's last block, if every remainder is equally likely. [Kwon]
 
     >>> expected_slots_wasted_per_sequence(16)
     7.5
@@ -137,7 +137,7 @@ def expected_slots_wasted_per_sequence(block_size: int) -> float:
 
 
 def contiguous_preallocation_waste(tokens_used: Sequence[float], tokens_reserved_per_sequence: float) -> float:
-    """Share of slots never used when every sequence reserves room for the longest one beforehand. [Kwon]
+    """Share of slots never used if every sequence reserves room for the longest one beforehand. [Kwon]
 
     Three sequences of 1024, 512 and 3072 tokens, each with 4096 slots:
 
@@ -150,7 +150,7 @@ def contiguous_preallocation_waste(tokens_used: Sequence[float], tokens_reserved
 def blocks_summed(tokens: Number, block_size: Number | float) -> Number:
     """Blocks held by a sequence of 1 token, plus those of one of 2 tokens, and so on up to `tokens`. [Kwon]
 
-    What a growing sequence holds, added up over its steps. Blocks of 4: 1 + 1 + 1 + 1 + 2 + 2.
+    This is what a growing sequence holds, summed over its steps. Blocks of 4: 1 + 1 + 1 + 1 + 2 + 2.
 
     >>> blocks_summed(6.0, 4)
     8.0
@@ -162,9 +162,9 @@ def blocks_summed(tokens: Number, block_size: Number | float) -> Number:
 def token_seconds(prompt_tokens: Number, output_tokens: Number, prefill_s: Number, decode_s: Number) -> Number:
     """Tokens that a request holds in the KV cache, integrated over its life: token-seconds.
 
-    The prompt is there while it is read (`prefill_s`). Of `output_tokens` tokens the first comes at its end and the
-    last one `decode_s` later, at even steps; each enters the cache in the step that makes the next one, so the last
-    one never does. 10 + 3 tokens, 2 s of prefill and two steps of 0.5 s: 10 x 2 s, 11 x 0.5 s, 12 x 0.5 s.
+    The prompt is there while it is read (`prefill_s`). Then the first of `output_tokens` tokens comes, and the
+    last one `decode_s` later, at even steps. Each token enters the cache in the step that makes the next one, so the
+    last one never does. 10 + 3 tokens, 2 s of prefill and two steps of 0.5 s: 10 x 2 s, 11 x 0.5 s, 12 x 0.5 s.
 
     >>> token_seconds(10.0, 3.0, 2.0, 1.0)
     31.5
@@ -182,7 +182,7 @@ def block_seconds(
     >>> float(block_seconds(10.0, 3.0, 2.0, 1.0, 11))
     3.5
     """
-    steps = np.maximum(output_tokens - 1, 1)  # a request of one token has no step, and no decode_s
+    steps = np.maximum(output_tokens - 1, 1)  # a request of one output token has no decode step
     grown = blocks_summed(prompt_tokens + output_tokens - 1, block_size) - blocks_summed(prompt_tokens, block_size)
     blocks: Number = -(-prompt_tokens // block_size) * prefill_s + grown / steps * decode_s
     return blocks
@@ -192,7 +192,7 @@ def block_seconds(
 
 
 def decode_step_bytes(weight_bytes: float, kv_tokens: float = 0.0, bytes_per_token: float = 0.0) -> float:
-    """Bytes that a decode step reads at least: the weights once, and the KV of all live tokens. [Pope]
+    """Minimum bytes that a decode step reads: the weights once, and the KV of all live tokens. [Pope]
 
     >>> decode_step_bytes(16e9, kv_tokens=1000, bytes_per_token=131072)
     16131072000.0
@@ -205,7 +205,7 @@ def decode_step_flops(
 ) -> float:
     """Operations of a decode step: a multiply-add per parameter and sequence, and attention over live tokens. [Pope]
 
-    `attention_width` is heads * head_dim over all layers. Scores and weighted values are a multiply-add each, so
+    `attention_width` is heads * head_dim over all layers. Scores and weighted values take one multiply-add each, so
     4 operations per element of width and live token:
 
     >>> decode_step_flops(8e9, sequences=4), decode_step_flops(8e9, 1, kv_tokens=1000, attention_width=32 * 4096)
@@ -217,9 +217,9 @@ def decode_step_flops(
 def prefill_flops(
     layer_parameters: float, lm_head_parameters: float, prompt_tokens: float, attention_width: float = 0.0
 ) -> float:
-    """Operations to read a prompt: every layer for every token, the output matrix for the last one. [Pope]
+    """Operations to read a prompt: every layer for every token, the output matrix only for the last one. [Pope]
 
-    Causal attention: token i looks at i tokens, so n(n+1)/2 pairs, with 4 operations per element of width:
+    Causal attention: token i attends to i tokens, so n(n+1)/2 pairs, with 4 operations per element of width:
 
     >>> prefill_flops(7e9, 0.5e9, prompt_tokens=1000), prefill_flops(0, 0, prompt_tokens=3, attention_width=10)
     (14001000000000.0, 240)
@@ -229,9 +229,9 @@ def prefill_flops(
 
 
 def decode_kv_tokens_read(prompt_tokens: Number, output_tokens: Number) -> Number:
-    """Tokens whose KV a request reads from the cache, added up over its decode steps. [Pope]
+    """Tokens whose KV a request reads from the cache, summed over its decode steps. [Pope]
 
-    A step for each output token after the first; each reads the tokens of all steps before it. 10 + 4 tokens:
+    There is one step for each output token after the first; it reads the tokens of all earlier steps. 10 + 4 tokens:
     10 + 11 + 12.
 
     >>> decode_kv_tokens_read(10.0, 4.0)
@@ -251,8 +251,8 @@ def forward_flops(
 ) -> Number:
     """Operations of any mix of prompts and decode steps, from sums over them. [Pope]
 
-    All `tokens` pass the layers, the `logit_tokens` of them that are sampled from also the output matrix, and each
-    looks at itself and at those before it: `attended_tokens` pairs together. A prompt of 3 tokens has 1 + 2 + 3:
+    All `tokens` pass the layers. The `logit_tokens`, those that are sampled from, also pass the output matrix. Each
+    token attends to itself and to those before it: `attended_tokens` pairs in total. A prompt of 3 has 1 + 2 + 3:
 
     >>> forward_flops(7e9, 0.5e9, 10, tokens=3, logit_tokens=1, attended_tokens=6) == prefill_flops(7e9, 0.5e9, 3, 10)
     True
@@ -286,9 +286,8 @@ def output_tokens_per_s_ceiling(
 ) -> float:
     """Highest decode rate with at most `sequences` live sequences: `S / step_time_min(S)`.
 
-    Llama-3.1-8B in BF16 at 4.8 TB/s, one sequence, reading all its 8,030,261,248 parameters every step; and reading
-    but one row of the embedding table, as a step does:
-
+    Llama-3.1-8B in BF16 at 4.8 TB/s, one sequence: first if each step read all its 8,030,261,248 parameters, then
+    reading only one row of the embedding table, as a step really does:
     >>> round(output_tokens_per_s_ceiling(1, 2 * 8030261248, 4.8e12), 1)
     298.9
     >>> round(output_tokens_per_s_ceiling(1, 2 * (8030261248 - 128256 * 4096), 4.8e12), 1)
@@ -319,14 +318,14 @@ def request_time_min_s(
     memory_bandwidth_bytes_per_s: float,
     flop_per_s: float = math.inf,
 ) -> float:
-    """Shortest device time that a request takes out of a long run with at most `sequences` live at once.
+    """Shortest device time per request in a long run with at most `sequences` live at once.
 
-    A request is part of at least `output_tokens` steps: one that reads its prompt and gives the first token, and one
-    for each further token. A step reads the weights once for all its sequences, so a request's share of them is
-    `output_tokens / sequences`. Its further steps read the KV of all tokens before them. Prompts may be read in the
-    same steps in which others decode, and reading overlaps with computing, so the slower of the two sums binds.
+    A request takes part in at least `output_tokens` steps: one that reads its prompt and gives the first token, and one
+    for each further token. A step reads the weights once for all its sequences, so a request's share of these reads is
+    `output_tokens / sequences`. Its further steps read the KV of all earlier tokens. Prompts may be read in steps
+    in which others decode, and reading overlaps with computing, so the larger of the two sums is the limit.
 
-    One sequence, 10 + 4 tokens, weights of 100 bytes, KV of 1 byte a token at 10 bytes/s: 4 steps read 400 bytes of
+    One sequence, 10 + 4 tokens, weights of 100 bytes, KV of 1 byte per token, at 10 bytes/s: 4 steps read 400 bytes of
     weights, and steps 2 to 4 read 10 + 11 + 12 bytes of KV.
 
     >>> request_time_min_s(1, 10, 4, 100, 1, 0, 10)
@@ -339,7 +338,7 @@ def request_time_min_s(
 
 
 def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, request_time_min_s: float) -> float:
-    """Highest rate of prompt and output tokens together, given the shortest time of a request.
+    """Highest total rate of prompt and output tokens, given the shortest time of a request.
 
     >>> total_tokens_per_s_ceiling(300, 100, 0.5)
     800.0
@@ -353,7 +352,7 @@ def total_tokens_per_s_ceiling(prompt_tokens: float, output_tokens: float, reque
 def model_bandwidth_utilization(
     read_bytes: Number, time_s: Number, memory_bandwidth_bytes_per_s: Number | float
 ) -> Number:
-    """MBU: the rate at which a step read what it had to, as a share of the device's bandwidth.
+    """MBU: the rate at which a step read the bytes it needs, as a share of the device's bandwidth.
 
     >>> model_bandwidth_utilization(16e9, 0.005, 4.8e12)
     0.6666666666666666
@@ -362,7 +361,7 @@ def model_bandwidth_utilization(
 
 
 def model_flops_utilization(flops: Number, time_s: Number, flop_per_s: Number | float) -> Number:
-    """MFU: the rate at which a step did the operations it had to, as a share of the device's rate.
+    """MFU: the rate at which a step did the operations it needs, as a share of the device's rate.
 
     >>> model_flops_utilization(16e12, 0.04, 1000e12)
     0.4
@@ -376,7 +375,7 @@ def model_flops_utilization(flops: Number, time_s: Number, flop_per_s: Number | 
 def speedup_bounds(bandwidth_ratio: float, flop_ratio: float) -> tuple[float, float]:
     """Lowest and highest speed-up of one device over another, if each step is bound by memory or by arithmetic.
 
-    H200 over L40S: between the ratio of their dense BF16 rates and that of their bandwidths.
+    H200 over L40S: between the ratio of their dense BF16 rates and the ratio of their bandwidths.
 
     >>> low, high = speedup_bounds(4.8e12 / 864e9, 989.5e12 / 362.05e12)
     >>> round(low, 2), round(high, 2)
@@ -386,9 +385,9 @@ def speedup_bounds(bandwidth_ratio: float, flop_ratio: float) -> tuple[float, fl
 
 
 def relative_difference(value: float, reference: float) -> float:
-    """How far `value` lies from `reference`, as a share of the reference; negative below it.
+    """How far `value` is from `reference`, as a share of the reference; negative if it is below.
 
-    The published 2.95 against the bandwidth ratio of H200 and L40S:
+    The published 2.95 compared with the bandwidth ratio of H200 and L40S:
 
     >>> round(relative_difference(2.95, 4.8e12 / 864e9), 2)
     -0.47

@@ -1,7 +1,7 @@
-"""Facts about a dense decoder-only model, read off its `config.json`: shapes, parameters, bytes.
+"""Facts about a dense decoder-only model, taken from its `config.json`: shapes, parameters, bytes.
 
-Counts are exact: biases, norms and learned positions included. A model that is not plain dense attention with one
-feed-forward block a layer (mixture of experts, latent attention, sliding windows on some layers) is refused, since
+Counts are exact: biases, norms and learned positions are included. A model that is not plain dense attention with one
+feed-forward block per layer (mixture of experts, latent attention, sliding windows on some layers) is refused, because
 its KV cache and its reads per token follow other formulas.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from workflow_scripts.physics import formulas
 
-# Bytes an element. KV caches take further types than weights do; "auto" means the model's own.
+# Bytes per element. KV caches allow more types than weights do; "auto" means the model's own.
 DTYPE_BYTES: Mapping[str, int] = {
     "float32": 4,
     "bfloat16": 2,
@@ -24,7 +24,7 @@ DTYPE_BYTES: Mapping[str, int] = {
     "fp8_e5m2": 1,
 }
 
-# Bits a matrix parameter takes when quantized, scales and zero points of groups of 128 included. Embeddings and the
+# Bits per matrix parameter if quantized, including scales and zero points of groups of 128. Embeddings and the
 # output matrix stay in the model's dtype.
 QUANTIZED_BITS: Mapping[str, float] = {
     "awq": 4 + (16 + 4) / 128,
@@ -36,33 +36,33 @@ QUANTIZED_BITS: Mapping[str, float] = {
     "int8": 8,
 }
 COMPRESSED_TENSORS = "compressed-tensors"
-# Weights in that format that are known here: those with one scale a matrix or a row of it.
+# Weights in that format that are supported here: those with one scale per matrix or per row of it.
 _COMPRESSED_WEIGHTS: Mapping[str, str] = {
     f"8 bits {kind} by {strategy}": name
     for kind, name in (("int", "int8"), ("float", "fp8"))
     for strategy in ("tensor", "channel")
 }
-# Under these names a checkpoint lists the layers that it does not quantize.
+# Keys under which a checkpoint lists the layers that it does not quantize.
 _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert")
 
 
 class ModelFactsError(ValueError):
-    """A config.json that cannot be read off; the message says what and which are supported."""
+    """A config.json that cannot be used; the message says what is wrong and what is supported."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Shapes of one model. Widths and lengths are in elements and tokens; sizes derive from them.
+    """Shapes of one model. Widths and lengths are in elements and tokens; sizes are derived from them.
 
     Llama-3.1-8B: 32 layers of 32 query and 8 KV heads with 128 elements each, and of a gated MLP from 4096 to 14,336.
-    A layer's matrices are 4096 x (2 x 4096 + 2 x 1024) + 3 x 4096 x 14,336, and its norms 2 x 4096:
+    A layer's matrices have 4096 x (2 x 4096 + 2 x 1024) + 3 x 4096 x 14,336 parameters, and its norms 2 x 4096:
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_model
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
     >>> llama.attention_width, llama.kv_width, llama.layer_matrix_parameters, llama.layer_vector_parameters
     (4096, 1024, 218103808, 8192)
 
-    Two tables of 128,256 x 4096, of which a decode step multiplies with one and reads but rows of the other:
+    Two tables of 128,256 x 4096: a decode step multiplies with one, and reads only single rows of the other:
 
     >>> llama.token_embedding_parameters, llama.lm_head_parameters, llama.position_embedding_parameters
     (525336576, 525336576, 0)
@@ -101,12 +101,12 @@ class ModelFacts:
 
     @property
     def kv_width(self) -> int:
-        """Elements of all key heads of a token; as many again for values."""
+        """Elements of all key heads of a token; values take as many again."""
         return self.kv_heads * self.head_dim
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters of one layer's matrices: what a token is multiplied with, and what quantization shrinks."""
+        """Parameters of one layer's matrices, which every token is multiplied with and quantization shrinks."""
         attention = self.hidden * (2 * self.attention_width + 2 * self.kv_width)
         mlp = (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
         return attention + mlp
@@ -136,12 +136,12 @@ class ModelFacts:
 
     @property
     def lm_head_parameters(self) -> int:
-        """The output matrix that the model stores; 0 where it is the embedding table itself."""
+        """The output matrix that the model stores; 0 if the embedding table serves as output matrix."""
         return 0 if self.tied_embeddings else self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters, a tied matrix counted once."""
+        """All parameters; a tied matrix is counted once."""
         return (
             self.layers * (self.layer_matrix_parameters + self.layer_vector_parameters)
             + self.final_norm * self._norm_parameters
@@ -157,16 +157,16 @@ class ModelFacts:
 
     @property
     def decode_parameters(self) -> int:
-        """Parameters that a decode step reads whole: all but the tables of which it reads rows.
+        """Parameters that a decode step reads completely: all except the tables from which it reads only rows.
 
-        A tied table is read whole all the same, as the output matrix.
+        A tied table is still read completely, as the output matrix.
         """
         untied_table = 0 if self.tied_embeddings else self.token_embedding_parameters
         return self.parameters - untied_table - self.position_embedding_parameters
 
     @property
     def bytes_per_matrix_parameter(self) -> float:
-        """Bytes of a parameter of a layer's matrices: less than the dtype's where they are quantized."""
+        """Bytes per parameter of a layer's matrices: fewer than the dtype's if they are quantized."""
         return QUANTIZED_BITS[self.quantization] / 8 if self.quantization else DTYPE_BYTES[self.dtype]
 
     @property
@@ -180,7 +180,7 @@ class ModelFacts:
         return self._bytes_of(self.decode_parameters)
 
     def _bytes_of(self, parameters: int) -> int:
-        """Bytes of parameters that hold all layers' matrices; the others are never quantized."""
+        """Bytes of parameters that include all layers' matrices; the others are never quantized."""
         matrices = self.layers * self.layer_matrix_parameters
         return round(matrices * self.bytes_per_matrix_parameter + (parameters - matrices) * DTYPE_BYTES[self.dtype])
 
@@ -226,7 +226,7 @@ class ModelFacts:
         )
 
     def decode_flops(self, sequences: float, kv_tokens: float) -> float:
-        """Operations of one decode step of `sequences` sequences that hold `kv_tokens` tokens together.
+        """Operations of one decode step of `sequences` sequences that hold `kv_tokens` tokens in total.
 
         2 x (3 x 384 + 100 x 8) x 2 sequences and 4 x 3 layers x 8 elements x 50 tokens:
 
@@ -243,7 +243,7 @@ class ModelFacts:
     def request_flops(self, prompt_tokens: float, output_tokens: float) -> float:
         """Operations of a whole request: its prompt, and a decode step for each output token after the first.
 
-        The prompt of 10 tokens as above, and two steps of 2 x 1952 that look at 11 and 12 tokens:
+        The prompt of 10 tokens as above, and two steps of 2 x 1952 that attend to 11 and 12 tokens:
 
         >>> model_facts(_EXAMPLE).request_flops(10, 3) == 29920 + 2 * 2 * 1952 + 4 * 3 * 8 * (11 + 12)
         True
@@ -266,7 +266,7 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
         quantization: method that shrinks the layers' matrices; the config's own if None.
 
     Raises:
-        ModelFactsError: no such file, not JSON, an architecture that is not supported, or a value that is missing.
+        ModelFactsError: no such file, not JSON, an unsupported architecture, or a missing value.
     """
     if path.is_dir():
         path = path / "config.json"
@@ -285,7 +285,7 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
 
 
 def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
-    """How a checkpoint stores its matrices, in words of `QUANTIZED_BITS`; None where it does not quantize them."""
+    """How a checkpoint stores its matrices, as named in `QUANTIZED_BITS`; None if it does not quantize them."""
     method = stored.get("quant_method")
     # The output matrix is counted as not quantized in any case.
     left_out = [name for key in _LEFT_OUT for name in stored.get(key) or () if "lm_head" not in name]
@@ -302,7 +302,7 @@ def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
 
 
 def _compressed_weights(stored: Mapping[str, Any]) -> str:
-    """How a model in the format of compressed-tensors stores its matrices, in words of `QUANTIZED_BITS`."""
+    """How a model in the compressed-tensors format stores its matrices, as named in `QUANTIZED_BITS`."""
     groups = (stored.get("config_groups") or {}).values()
     weights = sorted(
         {
@@ -325,7 +325,7 @@ def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantizatio
     (1, 'float16')
 
     Raises:
-        ModelFactsError: an architecture that is not supported, or a value that is missing or no dense model has.
+        ModelFactsError: an unsupported architecture, a missing value, or one that no dense model has.
     """
     kind = str(config.get("model_type"))
     if kind not in _READERS:
@@ -372,7 +372,7 @@ def _mistral(c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen2(c: Mapping[str, Any]) -> dict[str, Any]:
-    # The config has a window even where it is off.
+    # The config has a window even if it is off.
     if c.get("use_sliding_window", False):
         _refuse_window(c)
     return _llama(c) | {"qkv_bias": True, "attention_output_bias": False}
@@ -473,7 +473,7 @@ def _falcon(c: Mapping[str, Any]) -> dict[str, Any]:
         kv_heads = c.get("num_kv_heads") or heads
     else:
         kv_heads = 1 if c.get("multi_query", True) else heads
-    # The new architecture has one norm for attention and one for the MLP, unless told to share it.
+    # The new architecture has separate norms for attention and MLP, unless the config says that they share one.
     shared_norm = c.get("num_ln_in_parallel_attn") == 1 if new else c.get("parallel_attn", True)
     bias = c.get("bias", False)
     return _LAYER_NORMS | {
@@ -506,7 +506,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "falcon": _falcon,
 }
 
-# What the doctests count on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.
+# What the doctests rely on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.
 _EXAMPLE: Mapping[str, Any] = {
     "model_type": "llama",
     "num_hidden_layers": 3,

@@ -1,12 +1,12 @@
 """How long the steps of an engine take on a device, from what they read and compute.
 
-A step reads the weights and the KV of all live tokens, and computes its tokens. On a GPU one hides behind the other
-and the slower binds; on a CPU the same instructions load and multiply, and the times add up. On top comes what every
-step costs whatever is in it: launching, sampling, scheduling. So three constants of a device give the time of every
-step [Williams], and none belongs to a cell.
+A step reads the weights and the KV of all live tokens, and computes its tokens. On a GPU reading and computing overlap,
+and the slower one decides; on a CPU the same instructions load and multiply, and the times add up. Every step also has
+a fixed overhead: launching, sampling, scheduling. So three constants of a device give the time of every step
+[Williams], and none depends on a cell.
 
-Between two events of a schedule all decode steps are alike but for the KV that grows by a token a sequence and step.
-Such a run of steps is a segment, and sums over it are exact without visiting each step.
+Between two events of a schedule all decode steps are alike, except that the KV grows by one token per sequence and
+step. Such a run of steps is a segment, and sums over it are exact without visiting each step.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Positive = Field(gt=0)
 
 
 class StepConstants(BaseModel):
-    """What a device and an engine make of a step's work.
+    """How fast a device and an engine do a step's work.
 
     `memory_bytes_per_s` and `flop_per_s` are rates that steps really reach, below those of the data sheet.
-    `overlap`: whether reading hides computing, as on a GPU, or both add up, as on a CPU.
+    `overlap`: whether reading and computing overlap, as on a GPU, or add up, as on a CPU.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -36,10 +36,9 @@ class StepConstants(BaseModel):
 
 @dataclass(frozen=True)
 class StepWork:
-    """Segments of steps, one element each: their number, and what the first of them reads and computes.
+    """Segments of steps, one element each: their number of steps, and what the first step reads and computes.
 
-    `read_bytes` and `flops` are those of a segment's first step on one device, and each further step has `*_growth`
-    more.
+    `read_bytes` and `flops` are those of a segment's first step on one device; each further step has `*_growth` more.
     """
 
     steps: FloatArray
@@ -59,7 +58,7 @@ class StepWork:
         )
 
     def totals(self) -> tuple[float, float, float]:
-        """Steps, bytes and operations of all segments together."""
+        """Steps, bytes and operations of all segments in total."""
         read = _progression(self.steps, self.read_bytes, self.read_bytes_growth)
         flops = _progression(self.steps, self.flops, self.flops_growth)
         return float(self.steps.sum()), float(read.sum()), float(flops.sum())
@@ -68,7 +67,7 @@ class StepWork:
 def segment_times_s(work: StepWork, constants: StepConstants) -> FloatArray:
     """Time of each segment.
 
-    Two steps that read 10 and 30 bytes and do 20 operations each, at 1 byte/s and 1 operation/s, with 5 s a step:
+    Two steps that read 10 and 30 bytes and do 20 operations each, at 1 byte/s and 1 operation/s, with 5 s per step:
 
     >>> two = StepWork(*(np.array([v], dtype=float) for v in (2, 10, 20, 20, 0)))
     >>> per_s = {"memory_bytes_per_s": 1, "flop_per_s": 1, "step_overhead_s": 5}
@@ -97,7 +96,7 @@ def _progression(count: FloatArray, first: FloatArray, growth: FloatArray) -> Fl
 
 
 def _positive_part(count: FloatArray, first: FloatArray, growth: FloatArray) -> FloatArray:
-    """Sum of `count` terms first, first + growth, ..., those below zero taken as zero.
+    """Sum of `count` terms first, first + growth, ..., with negative terms taken as zero.
 
     >>> counts, firsts, growths = (np.array(v, dtype=float) for v in ([3, 3, 3], [-1, 1, 2], [2, -1, 0]))
     >>> _positive_part(counts, firsts, growths).tolist()
@@ -105,7 +104,7 @@ def _positive_part(count: FloatArray, first: FloatArray, growth: FloatArray) -> 
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = np.where(growth == 0, 0.0, -first / growth)
-    # Rising terms are above zero from the first whole step after the crossing on, falling ones up to it.
+    # Rising terms are positive from the first whole step after the crossing on, falling ones up to it.
     below = np.clip(np.floor(crossing) + 1, 0, count)
     above = np.clip(np.ceil(crossing), 0, count)
     rising = _progression(count - below, first + below * growth, growth)
