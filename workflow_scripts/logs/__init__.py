@@ -1,1 +1,1 @@
-"""The text of engine logs, and what it says of how a start ended."""
+"""The text of engine logs, and what it says about how a start ended."""

@@ -1,8 +1,8 @@
-"""Whether the engine of a log came up, and if not, why: in its own words.
+"""Whether the engine of a log came up, and if not, why, in the engine's own words.
 
-A log full of tracebacks may be of a run that went well, and a failed one may end in three of them that all say "see
-above". So signs of life and signs of failure are collected in the order of the log; life after a failure wins, and of
-the failures that are left the first that names a cause is the cause.
+A log full of tracebacks may come from a successful run, and a failed run may end in three tracebacks that all say "see
+above". So signs of life and signs of failure are collected in the order of the log. Life after a failure cancels it; of
+the remaining failures, the first one that names a cause is the cause.
 """
 
 import itertools
@@ -19,7 +19,7 @@ Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a log says of its engine. All None: it gives no evidence either way."""
+    """What a log says about its engine. All None: it gives no evidence either way."""
 
     status: Status | None = None
     error: str | None = None
@@ -37,14 +37,14 @@ _LIVES = re.compile(
 )
 _RESULT = re.compile(r"Successful requests: +[1-9]|Throughput: [\d.]+ requests/s|\"(?:completed|num_requests)\": [1-9]")
 
-# Somebody stopped a server: what it prints from then on, of dying workers for example, is no failure of the engine.
+# Somebody stopped a server: what it prints afterwards, such as dying workers, is no failure of the engine.
 _STOPS = re.compile(
     r"^Shutting down(?: FastAPI HTTP server\.?)?$|Received (?:SIGINT|SIGTERM|KeyboardInterrupt)|^KeyboardInterrupt$"
 )
 
 # --- signs of failure ---
 
-# Causes that have a status of their own, in the words of vLLM, torch and the operating system.
+# Causes with a status of their own, in the words of vLLM, torch and the operating system.
 _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
     (
         "kv_too_small",
@@ -79,19 +79,19 @@ _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
         ),
     ),
 )
-# Blocks of something else than the KV cache, and a type that has nothing to do with a size.
+# Blocks of something other than the KV cache, and a type that has nothing to do with a size.
 _OTHER_BLOCKS = re.compile(
     r"(?i)(?:weight|quantization|scale|mamba|prefetch|thread|hash|[kn]-dimension|heterogeneous|fp4 only supports)"
     r"[ _-]block[ _-]?sizes?|block_size has unsupported type"
 )
-# The host stopped a process. That is memory as a rule, but a scheduler's time limit looks the same.
+# The operating system killed a process. Usually memory ran out, but a scheduler's time limit looks the same.
 _KILLED = re.compile(
     r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
     r"|Out of memory: Kill|exit(?: ?code|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
     r"|killed due to memory pressure"
 )
 _TIME_LIMIT = re.compile(r"DUE TO TIME LIMIT|CANCELLED AT")
-# Failures that leave no exception, each with words that stand for themselves.
+# Failures without an exception; the line itself says what failed.
 _OTHER_FAILURE = re.compile(
     r"^(?!srun|slurmstepd)[\w.-]+(?: [\w-]+)*: error: .+|Segmentation fault|Segfault encountered|Fatal Python error"
     r"|\[FATAL ERROR\]"
@@ -99,7 +99,7 @@ _OTHER_FAILURE = re.compile(
     r"|error while attempting to bind|(?:Successful requests: +|\"completed\": )0\b"
     r"|No module named '?vllm|vllm: (?:command )?not found"
 )
-# The engine is gone, but this line does not know why.
+# The engine is gone, but this line does not say why.
 _GENERIC = re.compile(
     r"Engine core initialization failed|EngineCore (?:failed|encountered|hit)|Engine process failed|EngineDeadError"
     r"|Engine loop (?:has died|is not running)|Background loop (?:has errored|is not running|is stopped)"
@@ -108,17 +108,17 @@ _GENERIC = re.compile(
     r"|Call to \w+ method failed|(?:stack ?trace|root cause).{0,20}above|[Ss]ee (?:root cause|stack ?trace)"
     r"|RayTaskError|Actor\w*Error\b|ChildFailedError|CancelledError|BrokenPipeError|ConnectionResetError|ZMQError"
 )
-# Somebody ended it; no failure of the engine.
+# Somebody ended it; this is no failure of the engine.
 _INTENDED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.exceptions\.CancelledError)\b")
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
-# Python reports an exception that it lives with: one request's, or one while cleaning up.
+# Python reports an exception that the process survives: of one request, or during cleaning up.
 _SURVIVED = re.compile(r"Exception in ASGI application|Exception ignored in")
 _EXCEPTION = re.compile(
     r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|OutOfResources|Timeout|BrokenProcessPool)\b(?:\(\w+\))?(?::|$)"
 )
-# Messages of exceptions that name themselves: in front of one the name may have been cut off.
+# Exceptions recognised by their message alone: the name in front of it may have been cut off.
 _NAMELESS = re.compile(
     r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate|No available memory for the cache blocks"
     r"|The model's max seq len \(\d+\) is larger|To serve at least one request with the models?'s max seq len"
@@ -129,7 +129,7 @@ _NAMELESS = re.compile(
     r"|Bfloat16 is only supported on GPUs|User-specified max_model_len \(\d+\) is greater"
     r"|Engine core initialization failed"
 )
-# An exception that somebody put into a message of his own: `future: <Task ... exception=ValueError('...')>`.
+# An exception that is part of another message: `future: <Task ... exception=ValueError('...')>`.
 _REPR = re.compile(r"\b(?P<name>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<words>.*?)(?P=quote)[,)]")
 _FRAME = re.compile(r"\s+File \".+\", line \d+")
 # What a traceback shows of the statement that raised: the name and the texts, over several lines.
@@ -140,15 +140,15 @@ _RAY_GUESSES = re.compile(r"potential root causes")
 
 @dataclass(frozen=True)
 class _Failure:
-    """A line that says that something failed. `certain`: its words name a known cause, and the engine is gone."""
+    """A line that reports a failure. `certain`: its words name a known cause, and the engine is gone."""
 
     index: int  # of the line
     message: str | None
     status: Status
     certain: bool = False
     generic: bool = False
-    chained: bool = False  # it followed from the failure before it
-    harmless: bool = False  # to an engine that was serving: a request's error
+    chained: bool = False  # it followed from the previous failure
+    harmless: bool = False  # to an engine that was serving: an error of one request
 
     @property
     def ends_engine(self) -> bool:
@@ -156,11 +156,11 @@ class _Failure:
 
 
 def judge(lines: Sequence[Line]) -> Verdict:
-    """Tell what became of the engine.
+    """Decide what became of the engine.
 
-    Life after a failure takes it back, but for a failure that no engine lives through: then only a new start can. What
-    happens after a benchmark has printed its result does not count, unless a new engine was started. An error that
-    one request got while the engine went on serving is no failure of the engine.
+    Life after a failure cancels it, except a failure that no engine survives: only a new start cancels that. What
+    happens after a benchmark has printed its result does not count, unless a new engine was started. An error of one
+    request while the engine went on serving is no failure of the engine.
     """
     failures = {failure.index: failure for failure in _failures(lines)}
     pending: list[_Failure] = []
@@ -198,7 +198,7 @@ def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
 def _cause(failures: Sequence[_Failure]) -> _Failure:
     """The first failure whose words name a known cause, else the end of the first chain of exceptions, else any.
 
-    An exception that ended its process goes before one that a logger printed: that one may have been lived with.
+    An exception that ended its process is preferred to one that a logger printed: the process may have survived that.
     """
     specific = [failure for failure in failures if not failure.generic]
     certain = [failure for failure in specific if failure.certain] or [f for f in failures if f.certain]
@@ -223,8 +223,8 @@ class _Stream:
     start: int = 0  # its first line
     indent: int = 0  # of that line
     statement: tuple[int, str] | None = None  # the last `raise` that it showed, with its line
-    chained: bool = False  # one that follows from the one before
-    announced: bool = False  # one that it lives with
+    chained: bool = False  # it follows from the traceback before
+    announced: bool = False  # an exception that the process survives
     survives: bool = False  # the one that it is printing
 
 
@@ -263,7 +263,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
 
 
 def _goes_on(line: Line, indent: int, stream: _Stream) -> bool:
-    """Whether a line is of the inside of a traceback, of one whose beginning was cut off too."""
+    """Whether a line is inside a traceback, even if the traceback's beginning was cut off."""
     if stream.raising:
         return indent > stream.indent
     return bool(_FRAME.match(line.body)) or (line.level == "ERROR" and indent > 1)
@@ -280,7 +280,7 @@ def _statement(index: int, body: str, before: tuple[int, str] | None) -> tuple[i
 def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
     """The failure of a traceback whose last line, the exception, was cut off: what it was about to raise.
 
-    A text with something to fill in is not what the engine printed, so it tells the status alone.
+    A text with placeholders is not what the engine printed, so it gives only the status.
     """
     found = _RAISE.match(statement)
     text = "".join(double or single for double, single in _TEXT.findall(statement))
@@ -318,7 +318,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
     if reported and generic:
         return _Failure(index, message, "error", generic=True, chained=chained)
     if raised:
-        # A traceback that a logger printed may be one request's; one that no logger printed ended its process.
+        # A traceback that a logger printed may be from one request; any other one ended its process.
         return _Failure(index, message, "error", chained=chained, harmless=line.level is not None)
     if quoted and not re.search(r"\bretry", body):
         return _Failure(index, message, "error", harmless=True)
@@ -326,7 +326,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
 
 
 def _message(lines: Sequence[Line], index: int) -> str:
-    """The text of an exception, with the lines below that tell its cause: Pydantic's reasons, a sentence's rest."""
+    """The text of an exception, with the lines below that give its cause: Pydantic's reasons, a sentence's rest."""
     message = lines[index].body.strip()
     if not re.search(r"\d validation errors? for", message):
         return message if _status_of(message) else _whole(message, what_may_follow(lines, index))
@@ -338,7 +338,7 @@ def _message(lines: Sequence[Line], index: int) -> str:
 
 
 def _whole(message: str, rest: Sequence[str]) -> str:
-    """A message that a terminal cut, or that was wrapped between words, where only the whole of it names a cause."""
+    """The whole of a message that a terminal cut or wrapped between words, if only the whole names a cause."""
     for more, joint in itertools.product((rest[:1], rest), ("", " ")):
         whole = joint.join([message, *more])
         if _status_of(whole) and not any(map(_status_of, more)):

@@ -1,7 +1,7 @@
-"""The text of an engine's log as lines to read: decoded, without colours, hard-wrapped lines joined again.
+"""The text of an engine's log as lines to read: decoded, without colours, with hard-wrapped lines joined again.
 
 Logs reach us through terminals, Docker, Kubernetes, Ray, journald and copy and paste. This module undoes what those
-did to the text; it knows nothing of what the lines say.
+did to the text; it does not interpret the lines.
 """
 
 import codecs
@@ -33,11 +33,11 @@ _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
-# Compose, srun --label, a README or a comment: what may also stand at the beginning of an engine's own words.
+# Compose, srun --label, a README or a comment; an engine's own words may begin like this too.
 _LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"> ", r"vLLM STD(?:OUT|ERR): ")
-# FastChat names the stream and calls all of stderr an error; others put a bar before or behind their date.
+# FastChat names the stream and calls all of stderr an error; others put a bar before or after their date.
 _FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d|\()"
-# What is left of an engine's own prefix where the level was cut off, and perhaps the date with it.
+# What remains of an engine's own prefix if the level was cut off, perhaps with the date.
 _REST_OF_A_RECORD = (
     r"(?:(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Z]{0,7} ?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? )?"
     r"\[?[\w./]+\.py:\d+\]\s?"
@@ -50,13 +50,13 @@ _RECORD_START = (
     rf"\s*$|{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[[WEIF]\d{{3,4}} "
     r"|Traceback |={5}|-{5}|.{0,150}?\d{1,3}%\|"
 )
-# A line of these forms is whole in itself even where the line before it fills the terminal.
+# A line of these forms is complete even if the line before it fills the terminal.
 _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: |Namespace\(|\{")
 
 _NARROWEST_TERMINAL = 72
-# Escape codes that the terminal counted but that are gone make a wrapped line look shorter than the terminal.
+# The terminal counted escape codes that are now gone, so a wrapped line may look shorter than the terminal.
 _WRAP_SLACK = 24
-# On one line in five at least: a collector puts its prefix on every record, but not on what a terminal wrapped.
+# On at least one line in five: a collector puts its prefix on every record, but not on lines that a terminal wrapped.
 _SHARE_OF_A_PREFIX = 0.2
 
 
@@ -64,8 +64,8 @@ _SHARE_OF_A_PREFIX = 0.2
 class Line:
     """One line as the engine printed it.
 
-    `text` is all of it; `pieces` holds, per physical line that it was joined from, the offset in `text` and the line
-    number (from 1). `starts` says that it cannot continue the line before.
+    `text` is the whole line; `pieces` holds, for each physical line that was joined, the offset in `text` and the line
+    number (from 1). `starts` means that it cannot continue the line before.
     """
 
     text: str
@@ -78,7 +78,7 @@ class Line:
         return self.pieces[0][1]
 
     def number_at(self, offset: int) -> int:
-        """The number of the physical line that holds the character at `offset`."""
+        """The number of the physical line that contains the character at `offset`."""
         return max((piece for piece in self.pieces if piece[0] <= offset), default=self.pieces[0])[1]
 
     @cached_property
@@ -93,12 +93,12 @@ class Line:
 
     @property
     def rank(self) -> str | None:
-        """The process that printed it, innermost label first (`VllmWorker TP0 pid=1430`), None if it has none."""
+        """The process that printed it, innermost label first (`VllmWorker TP0 pid=1430`); None if it has no label."""
         return self._parts[0]
 
     @property
     def level(self) -> str | None:
-        """The log level, None for a line that no logger printed."""
+        """The log level; None for a line that no logger printed."""
         return self._parts[1]
 
     @property
@@ -108,7 +108,7 @@ class Line:
 
 
 def decode(raw: bytes) -> str:
-    """Decode a log file: UTF-8, or UTF-16 as a PowerShell redirect writes it; what is neither is replaced.
+    """Decode a log file: UTF-8, or UTF-16 as a PowerShell redirect writes it; invalid bytes are replaced.
 
     >>> decode("# GPU blocks: 7".encode("utf-16"))
     '# GPU blocks: 7'
@@ -123,8 +123,8 @@ def decode(raw: bytes) -> str:
 def read_lines(text: str) -> list[Line]:
     r"""Split a log into its lines as the engine printed them.
 
-    A line that a terminal cut is as long as the terminal is wide, and what follows begins no record; both are joined
-    again without a character between. A file in which no width shows stays as it is.
+    A line that a terminal cut is as long as the terminal is wide, and the next line begins no record; both are joined
+    again without a character between. A file in which no width can be recognised stays as it is.
 
     >>> [line.text for line in read_lines("INFO 09-04 01:02:16 [a.py:1] one\r\n\x1b[32mtwo\x1b[0m")]
     ['INFO 09-04 01:02:16 [a.py:1] one', 'two']
@@ -146,13 +146,13 @@ def read_lines(text: str) -> list[Line]:
 
 
 def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
-    """What may continue a line that was cut where its length does not show it: between words, or in a short log."""
+    """Lines that may continue a cut line if its length does not show the cut: between words, or in a short log."""
     follow_up = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 3])
     return [line.text for line in follow_up]
 
 
 def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
-    """What begins a record in this file: always, or because a collector put it before every record here."""
+    """What begins a record in this file: always, or because a collector put it before every record in this file."""
     prefixes = [
         p
         for p in _LOOSE_PREFIXES
@@ -162,12 +162,12 @@ def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
 
 
 def _cut_lengths(lines: Sequence[str]) -> set[int]:
-    """The lengths of the lines that a terminal cut, none where it cut nothing.
+    """The lengths of the lines that a terminal cut; empty if it cut nothing.
 
-    A terminal leaves several lines of just its width, all ending differently, and none that is longer: an engine
-    prints its configuration in one line of thousands of characters. Ranks that print the same leave lines of one
-    length, too, but those end alike. Where escape codes were lost, the lines of each kind of prefix have a length of
-    their own.
+    A terminal leaves several lines of exactly its width, all with different ends, and none that is longer: an engine
+    prints its configuration in one line of thousands of characters. Ranks that print the same text also leave lines of
+    one length, but those have the same end. If escape codes were lost, the lines of each kind of prefix have a length
+    of their own.
     """
     ends: dict[int, set[str]] = defaultdict(set)
     for line in lines:
@@ -180,9 +180,9 @@ def _cut_lengths(lines: Sequence[str]) -> set[int]:
 
 
 def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and text; what a carriage return wrote over a progress bar is a line of its own."""
+    """Yield line number and text; text that a carriage return wrote over a progress bar becomes its own line."""
     for number, line in enumerate(re.split(r"\r?\n", text), start=1):
-        # Half a surrogate pair, which JSON may hold, cannot be printed again.
+        # Half a surrogate pair, which JSON may contain, cannot be printed again.
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in whole.rstrip("\r\n").split("\r"):
             yield number, _ANSI.sub("", piece)
