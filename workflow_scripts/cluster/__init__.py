@@ -1,1 +1,1 @@
-"""Cells on a cluster: batches, attempts and what jobs ask for."""
+"""Cells on a cluster: batches, attempts and what jobs request."""

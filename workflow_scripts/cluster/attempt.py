@@ -1,4 +1,4 @@
-"""Which try of a job this is, and how long a cell may take in it."""
+"""Which attempt of a job this is, and how long a cell may take in it."""
 
 from dataclasses import dataclass
 

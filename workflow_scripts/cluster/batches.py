@@ -1,12 +1,12 @@
-"""Which cells are still to be measured, and which of them share one job of a cluster.
+"""Which cells must still be measured, and which of them share one cluster job.
 
 A batch is a list of cells of one GPU type and one model. Its key follows from its cells and their definitions, and its
-file says to the job what to measure. The cells' own files are what counts: a cell is done when its `outcome.json` is
-that of its present definition, whichever batch, call or machine it comes from.
+file tells the job what to measure. Only the cells' own files decide what is done: a cell is done if its `outcome.json`
+belongs to its present definition, whichever batch, call or machine produced it.
 
     python -m workflow_scripts.cluster.batches --study config/studies/demo.yaml --gpu h200 --out ended.json
 
-lists the cells of a GPU that have ended, which is what parsing waits for.
+lists the cells of a GPU that have ended; parsing waits for this list.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Batch:
 def batches(cells: Iterable[Cell], definitions: Mapping[str, str], size: int) -> Iterator[Batch]:
     """Batches of at most `size` cells; `definitions` holds the hash of each cell's definition.
 
-    Cells of one model come after one another, so that its weights stay in the node's page cache.
+    Cells of one model follow each other, so that its weights stay in the node's page cache.
     """
     alike: dict[tuple[str, str, int], list[str]] = {}
     for cell in cells:
@@ -47,7 +47,7 @@ def batches(cells: Iterable[Cell], definitions: Mapping[str, str], size: int) ->
 
 
 def write_batch(path: Path, batch: Batch) -> None:
-    """Write what a batch measures, for its job; the name says the content, so a file that is there is right."""
+    """Write what a batch measures, for its job; the name depends on the content, so an existing file is right."""
     if not path.exists():
         write_json(path, list(batch.cells))
 
@@ -63,7 +63,7 @@ def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
 
 
 def write_ended(path: Path, ended: dict[str, str]) -> None:
-    """Write the list, unless it is as it was: a newer file would have everything parsed and drawn again."""
+    """Write the list only if it changed: a newer file would cause everything to be parsed and drawn again."""
     if not path.exists() or read_json(path) != ended:
         write_json(path, ended)
 

@@ -1,9 +1,9 @@
-"""What cells ask of a cluster: portable needs, and how one site is asked for them.
+"""What cells request from a cluster: portable needs, and how they are requested at one site.
 
     python -m workflow_scripts.cluster.site --study config/studies/paged_attention.yaml
 
 prints the sbatch options of each kind of job before anything is submitted. GPUs, cores, memory and run time follow
-from the GPU catalogue, the model and the cell. Account, partition, GRES names and the like are the site's and stand
+from the GPU catalogue, the model and the cell. Account, partition, GRES names and the like depend on the site and are
 in one file, `config/site.yaml`. docs/cluster.md explains both.
 """
 
@@ -30,7 +30,7 @@ from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 SITE = Path("config/site.yaml")
 
-# Allowances, not measurements: libraries and engine processes, and weights that pass through the host's memory.
+# Allowances, not measurements: for libraries and engine processes, and for weights that pass through host memory.
 _HOST_BASE_MB, _HOST_MB_PER_GPU, _HOST_MB_PER_WEIGHT_MB = 16_000, 4_000, 1.25
 _CORES_BASE, _CORES_PER_GPU = 4, 4
 _MB = 1e6
@@ -48,7 +48,7 @@ class _Strict(BaseModel):
 
 
 class Queue(_Strict):
-    """How a job is queued; what a GPU's entry leaves out is taken from `defaults`."""
+    """How a job is queued; what a GPU's entry does not set is taken from `defaults`."""
 
     account: Annotated[str | None, Field(description="sbatch --account")] = None
     partition: Annotated[str | None, Field(description="sbatch --partition")] = None
@@ -58,7 +58,7 @@ class Queue(_Strict):
 
 
 class GpuQueue(Queue):
-    """How one device of the catalogue is asked for at this site."""
+    """How one device of the catalogue is requested at this site."""
 
     ask_by: Annotated[
         Literal["gres", "gpus", "nothing"], Field(description="--gres=gpu:TYPE:N, --gpus=TYPE:N, or neither")
@@ -74,7 +74,7 @@ class GpuQueue(Queue):
 
 
 class Site(_Strict):
-    """The file `config/site.yaml`: everything that differs from one cluster to the next."""
+    """The file `config/site.yaml`: everything that differs between clusters."""
 
     name: Annotated[str, Field(min_length=1)]
     defaults: Queue = Queue()
@@ -99,7 +99,7 @@ class Site(_Strict):
         return GpuQueue.model_validate(self._with_defaults(self.gpus[gpu]))
 
     def queue_to_prepare(self) -> Queue:
-        """The queue of preparing jobs, with the site's defaults filled in; plain defaults if none is named."""
+        """The queue of preparing jobs, with the site's defaults filled in; only the defaults if none is named."""
         return Queue.model_validate(self._with_defaults(self.prepare if isinstance(self.prepare, Queue) else Queue()))
 
     def _with_defaults(self, queue: Queue) -> dict[str, object]:
@@ -110,7 +110,7 @@ def load_site(path: Path) -> Site:
     """Read and check a site file.
 
     Raises:
-        SiteError: the file is missing, is no YAML, or says something that is not allowed.
+        SiteError: the file is missing, is no YAML, or contains something that is not allowed.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def _explained(fault: Mapping[str, object], path: Path) -> str:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a cell needs on any cluster; memory is the host's, in MB."""
+    """What a cell needs on any cluster; memory is host memory, in MB."""
 
     gpus: int
     cores: int
@@ -145,7 +145,7 @@ class Needs:
 
 
 def needs_of(cell: Cell) -> Needs:
-    """Portable needs of a cell: one GPU for each rank of its parallelism, cores and host memory to feed them."""
+    """Portable needs of a cell: one GPU per rank of its parallelism, and enough cores and host memory for them."""
     return _needs(cell.gpu, cell.model, cell.knobs.ranks)
 
 
@@ -160,7 +160,7 @@ def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
 
 
 def predicted_limits_s(plan: Path) -> dict[str, float]:
-    """The time limit that a plan (`plan.csv`) gives each cell that it predicts; none without a plan."""
+    """The time limit that a plan (`plan.csv`) gives each cell that it predicts; empty without a plan."""
     if not plan.exists():
         return {}
     with plan.open(encoding="utf-8", newline="") as lines:
@@ -168,7 +168,7 @@ def predicted_limits_s(plan: Path) -> dict[str, float]:
 
 
 def _time_limit_s(cell: Cell, cap_s: float, attempt: Attempt, limits_s: Mapping[str, float]) -> float:
-    """A cell's share of a job's run time: what was predicted, doubled with each attempt; in the last one the cap."""
+    """A cell's share of a job's run time: the prediction, doubled with each attempt; in the last attempt the cap."""
     limit_s = attempt.time_limit_s(cap_s)
     if attempt.last or cell.id not in limits_s:
         return limit_s
@@ -183,10 +183,10 @@ def job_resources(
     avoid_nodes: Iterable[str] = (),
     limits_s: Mapping[str, float] | None = None,
 ) -> Resources:
-    """Resources, in the names of Snakemake's Slurm executor, of a job that measures `cells` one after another.
+    """Resources of a job that measures `cells` one after another, with the names of Snakemake's Slurm executor.
 
     All cells are of one GPU type; `cap_s` is the study's time limit of a cell; `avoid_nodes` had the wrong hardware;
-    `limits_s` are predicted ones, by the cells' ids. The run time is in minutes, memory in MB.
+    `limits_s` are predicted limits by cell id. The run time is in minutes, memory in MB.
     """
     queue = site.queue_of(cells[0].gpu)
     needs = [needs_of(cell) for cell in cells]
@@ -197,7 +197,7 @@ def job_resources(
         "runtime": site.startup_minutes + math.ceil(limit_s / 60),
         "mem_mb": queue.memory_mb or max(n.memory_mb for n in needs),
         "cpus_per_task": cores,
-        # One task a job, whatever the number of its GPUs: engines start their own processes.
+        # One task per job, however many GPUs it has: engines start their own processes.
         "tasks_per_gpu": 0,
         **_asked_for(queue, gpus),
         **queue_resources(queue),
@@ -218,7 +218,7 @@ def _asked_for(queue: GpuQueue, gpus: int) -> Resources:
 
 
 def queue_resources(queue: Queue) -> Resources:
-    """Account, partition, QOS, constraint and other options, in the executor's names; only what is set."""
+    """Account, partition, QOS, constraint and other options, with the executor's names; only those that are set."""
     named = {
         "slurm_account": queue.account,
         "slurm_partition": queue.partition,
@@ -240,7 +240,7 @@ def sbatch_options(resources: Resources) -> str:
             self.resources = ResourceList(fromdict=resources)
             self.threads = 1
 
-    # What the executor looks up on the cluster, or counts itself, is left out.
+    # Options that the executor looks up on the cluster or counts itself are left out.
     told = {"run_uuid": "-", "slurm_logfile": "-", "comment_str": "-", "workdir": None}
     account, partition = resources.get("slurm_account"), resources.get("slurm_partition")
     told["account"] = f"-A {account}" if account else ""
@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _lines(
     study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int, limits_s: Mapping[str, float]
 ) -> Iterable[str]:
-    """Options, with the cells that they are for; cells with the same options are counted in one line."""
+    """Options, with the cells that they are for; cells with the same options share one line."""
     kinds: dict[str, list[str]] = {}
     for cell in cells:
         if cell.gpu in site.gpus:

@@ -1,1 +1,1 @@
-"""The device that work runs on: what it is, what it can do, what else loads it."""
+"""The device that work runs on: what it is, what it can do, what else uses it."""

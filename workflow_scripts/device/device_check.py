@@ -1,4 +1,4 @@
-"""The device that work runs on: is it the right one, is it ours alone, and which cores of a CPU belong to it."""
+"""The device that work runs on: is it the right one, do we use it alone, and which cores of a CPU belong to it."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ from filelock import FileLock, Timeout
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.device.processor import processor_facts
 
-MEMORY_TOLERANCE = 0.1  # cards of one name differ by drivers and by ECC, not by more
-# Why a GPU runs below the clocks that it is set to. A power cap is no fault, and neither are the clocks of an idle GPU.
+MEMORY_TOLERANCE = 0.1  # cards of one name differ only by drivers and ECC
+# Why a GPU runs below its set clocks. A power cap is no fault, and neither are the clocks of an idle GPU.
 FAULTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
-COOLING_S = 60.0  # a GPU that the last cell made hot is cool again in less
-LEAVING_S = 10.0  # the driver lists a killed process until it has freed its memory
+COOLING_S = 60.0  # a GPU that the last cell heated up has cooled down within this time
+LEAVING_S = 10.0  # the driver lists a killed process until its memory is freed
 
 Value = TypeVar("Value")
 
@@ -32,11 +32,11 @@ class WrongDeviceError(RuntimeError):
 def found_device(gpu: Gpu, count: int = 1) -> dict[str, Any]:
     """Describe the device that this process got, and check that it is `gpu`.
 
-    Of a cell on several GPUs all are checked, and the first is described.
+    If a cell uses several GPUs, all of them are checked and the first is described.
 
     Raises:
-        WrongDeviceError: too few cores or GPUs, a GPU of another type, in MIG mode, in use by others, slowed down
-            by heat or its power supply, or not seen by torch.
+        WrongDeviceError: too few cores or GPUs; or a GPU that is of another type, in MIG mode, used by others, slowed
+            down by heat or its power supply, or not visible to torch.
     """
     return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpus(gpu, count)
 
@@ -46,13 +46,13 @@ def _found_cpu(gpu: Gpu) -> dict[str, Any]:
     wanted = gpu.cpu_cores or len(allowed)
     if len(allowed) < wanted:
         raise WrongDeviceError(f"{gpu.name} needs {wanted} cores, this process may use {len(allowed)}")
-    # The first core serves most interrupts, so the last ones are taken.
+    # The first core handles most interrupts, so the last cores are taken.
     cores = allowed[-wanted:]
     return {"cores": cores, "memory_total_bytes": psutil.virtual_memory().total, **processor_facts(cores)}
 
 
 def cpu_here(gpu: Gpu) -> dict[str, Any]:
-    """What a CPU device would be on this host, for what is said before it is measured; empty where it has none."""
+    """What a CPU device would be on this host, for statements made before measuring; empty if there is none."""
     try:
         return _found_cpu(gpu) if gpu.kind == "cpu" else {}
     except WrongDeviceError:
@@ -71,7 +71,7 @@ def use_cores(cores: list[int]) -> None:
 def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
     import pynvml
 
-    # By itself CUDA counts the fastest GPU first, NVML along the bus: the GPUs checked must be those that are used.
+    # CUDA numbers GPUs by speed by default, NVML by bus: the GPUs that are checked must be those that are used.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         pynvml.nvmlInit()
@@ -92,7 +92,7 @@ def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
 
 
 def lost_gpu(count: int = 1) -> str | None:
-    """Why NVML cannot read a GPU of this process, in its own words; None if it can read all."""
+    """Why NVML cannot read a GPU of this process, in NVML's own words; None if it can read all."""
     import pynvml
 
     try:
@@ -158,7 +158,7 @@ def _check(gpu: Gpu, found: dict[str, Any]) -> None:
 
 
 def _settled(read: Callable[[], Value], is_bad: Callable[[Value], bool], limit_s: float) -> Value:
-    """What `read` gives when it is no longer bad, or when `limit_s` are over."""
+    """The first value of `read` that is no longer bad, or the last one when `limit_s` have passed."""
     deadline = time.monotonic() + limit_s
     while is_bad(value := read()) and time.monotonic() < deadline:
         time.sleep(1)
@@ -166,7 +166,7 @@ def _settled(read: Callable[[], Value], is_bad: Callable[[Value], bool], limit_s
 
 
 def throttle_reasons(handle: Any) -> list[str]:
-    """Why the clocks of a GPU are below their highest, in NVML's words, e.g. `GpuIdle` or `SwPowerCap`."""
+    """Why the clocks of a GPU are below their maximum, in NVML's words, e.g. `GpuIdle` or `SwPowerCap`."""
     import pynvml
 
     bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
@@ -185,16 +185,16 @@ def _throttle_bits() -> dict[str, int]:
 def _check_torch(gpu: Gpu, count: int) -> None:
     import torch
 
-    # torch counts through NVML: asking whether CUDA is available would start it here, before the engine forks.
+    # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
     if (seen := torch.cuda.device_count()) < count:
         raise WrongDeviceError(f"of {count} {gpu.name} here torch {torch.__version__} sees {seen} as CUDA devices")
 
 
 def nvml_handle(place: int = 0) -> Any:
-    """NVML's handle of one of the GPUs that this process may see; NVML must be initialised.
+    """NVML's handle of one of the GPUs that are visible to this process; NVML must be initialised.
 
-    NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs, and of a
-    UUID perhaps only its beginning.
+    NVML counts all GPUs of the host, CUDA only those in CUDA_VISIBLE_DEVICES, which holds indices or UUIDs; of a UUID
+    it may hold only the beginning.
 
     Raises:
         IndexError, ValueError, pynvml.NVMLError: there is no such GPU.
@@ -224,7 +224,7 @@ def _or_none(read: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
-    """Hold `count` devices for one job, against any other on this host, of this snakemake or another.
+    """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
 
     All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
     """
@@ -239,9 +239,9 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:
-    """In one order for all jobs, so that no two of them each wait for what the other holds.
+    """Lock names in the same order for all jobs, so that no two jobs each wait for what the other holds.
 
-    A GPU goes by its UUID: a cluster may give each job of a host another GPU as its number 0.
+    A GPU is named by its UUID, because a cluster may give each job on a host another GPU as number 0.
     """
     if gpu.kind == "cpu":
         return ["cpu"]

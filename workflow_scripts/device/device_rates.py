@@ -1,4 +1,4 @@
-"""What a device was measured to do: the record `prepared/devices/NAME.json`."""
+"""The rates that were measured on a device: the record `prepared/devices/NAME.json`."""
 
 from pathlib import Path
 from statistics import median
@@ -17,8 +17,8 @@ class _Record(BaseModel):
 class Samples(_Record):
     """Timed runs of one operation.
 
-    `amount` is what a call moves (bytes, read and written ones alike) or computes (operations), `shape` what it works
-    on, `call_s` the mean time of a call in each run.
+    `amount` is what one call moves (bytes, both read and written) or computes (operations), `shape` the operands'
+    sizes, and `call_s` the mean time of a call in each run.
     """
 
     amount: float
@@ -33,20 +33,20 @@ class Samples(_Record):
 
     @property
     def median_per_s(self) -> float:
-        """Rate of the run in the middle."""
+        """Rate of the median run."""
         return self.amount / median(self.call_s)
 
 
-# Load by others, in per cent of all cores, above which a CPU's rates are too low to call anything impossible.
+# Load by others, in per cent of all cores. Above it a CPU's measured rates are too low to call anything impossible.
 DISTURBED_PCT = 5.0
 
 
 class DeviceRates(_Record):
-    """Rates of one device, in bytes/s and operations/s. A rate is that of the fastest run, for it is to be a ceiling.
+    """Rates of one device, in bytes/s and operations/s. Each is from the fastest run, because it serves as a ceiling.
 
-    `matmul_flop_per_s` has an entry for each arithmetic that was measured, under its name in `config/gpus.yaml`.
-    `last_level_cache_bytes` is null where the system does not tell it. `read_bytes_per_s_by_size` has the rates at
-    which a CPU reads as many bytes over and over, few of them from its caches.
+    `matmul_flop_per_s` has an entry for each measured arithmetic, under its name in `config/gpus.yaml`.
+    `last_level_cache_bytes` is null if the system does not report it. `read_bytes_per_s_by_size` has the rates at
+    which a CPU reads that many bytes repeatedly; small sets come from its caches.
     """
 
     schema_version: Literal[1] = 1
@@ -69,14 +69,14 @@ class DeviceRates(_Record):
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """The highest rate at which its memory was seen to move bytes."""
+        """The highest measured rate at which its memory moves bytes."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def rereading_bytes_per_s(self, set_bytes: float) -> float | None:
-        """The highest rate at which so many bytes, read over and over, can come from caches and memory.
+        """The highest rate at which this many bytes, read repeatedly, can come from caches and memory.
 
-        Larger sets come no faster, so it is the highest rate of the next smaller set that was measured and of all
-        larger ones; None where no smaller one was.
+        Larger sets are not read faster, so it is the highest rate of the next smaller measured set and of all larger
+        ones; None if no smaller set was measured.
         """
         smaller = [size for size in self.read_bytes_per_s_by_size if size <= set_bytes]
         if not smaller:
@@ -86,7 +86,7 @@ class DeviceRates(_Record):
 
     @property
     def disturbed(self) -> bool:
-        """Whether others loaded a CPU while it was measured, so that it can do more than was seen."""
+        """Whether others used the CPU while it was measured, so that it can do more than was measured."""
         load = self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0)
         return self.threads is not None and load > DISTURBED_PCT
 
@@ -99,6 +99,6 @@ def read_device_rates(path: Path) -> DeviceRates:
     """Read a device's record.
 
     Raises:
-        pydantic.ValidationError: the file is of another schema.
+        pydantic.ValidationError: the file does not follow the schema.
     """
     return DeviceRates.model_validate(read_json(path))

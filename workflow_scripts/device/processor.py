@@ -1,6 +1,6 @@
-"""What the processor of this host can do: instruction sets, native types, caches, cores that are one.
+"""What the processor of this host can do: instruction sets, native types, caches, threads that share a core.
 
-`native` is a type that a model may have in config/models/: the smallest that its device computes without emulation.
+`native` is a dtype that a model may have in config/models/: the smallest that its device computes without emulation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, ModelDtype
 CPUINFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
 
-# Those that decide how fast a model runs, in Linux's spelling.
+# Those that determine how fast a model runs, in Linux's spelling.
 INSTRUCTION_SETS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
@@ -25,16 +25,16 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS) -> dict[str, Any]:
-    """Facts of the processor, as plain JSON values; what the system does not tell is left out of the lists.
+    """Facts of the processor, as plain JSON values; what the system does not report is left out of the lists.
 
     Args:
         cores: the cores of the device; caches and shared cores are theirs.
-        cpuinfo: what Linux tells of each core.
+        cpuinfo: Linux's description of each core.
         cpus: Linux's folder of cores, with their caches and siblings.
 
     Returns:
-        `name`; `processor`: name, vendor, family, model and instruction sets in one line, alike for processors of the
-        same abilities; `instruction_sets`; `native_dtypes`; `caches`: `level`, `size_bytes` and `cpus` that share one,
+        `name`; `processor`: name, vendor, family, model and instruction sets in one line, the same for processors with
+        the same abilities; `instruction_sets`; `native_dtypes`; `caches`: `level`, `size_bytes`, `cpus` that share one
         and `instances` that the cores use together; `shared_cores`: those of `cores` that are threads of one core.
     """
     told = _first_core(cpuinfo)
@@ -64,7 +64,7 @@ def _machine() -> str:
 
 
 def _caches(cores: Sequence[int], cpus: Path) -> list[dict[str, int]]:
-    """Caches for data by level; each is counted once, whoever shares it."""
+    """Data caches by level; each is counted once, whoever shares it."""
     sizes: dict[int, dict[str, int]] = {}
     for index in (index for core in cores for index in (cpus / f"cpu{core}" / "cache").glob("index*")):
         if _text(index / "type") != "Instruction":
@@ -96,7 +96,7 @@ def _bytes(path: Path) -> int:
 
 
 def cpu_list(text: str) -> list[int]:
-    """Cores of a list as Linux writes it.
+    """Cores of a list in Linux's notation.
 
     >>> cpu_list("0-2,8")
     [0, 1, 2, 8]
@@ -106,7 +106,7 @@ def cpu_list(text: str) -> list[int]:
 
 
 def last_level_cache_bytes(device: Mapping[str, Any]) -> int | None:
-    """Bytes of all last-level caches that a CPU device uses; None where the system does not tell.
+    """Bytes of all last-level caches that a CPU device uses; None if the system does not report them.
 
     >>> last_level_cache_bytes({"caches": [{"level": 3, "size_bytes": 32, "cpus": 16, "instances": 2}]})
     64
@@ -116,10 +116,10 @@ def last_level_cache_bytes(device: Mapping[str, Any]) -> int | None:
 
 
 def dtype_on(dtype: ModelDtype, gpu: Gpu, device: Mapping[str, Any]) -> Dtype:
-    """The type that a model is computed in on a device: its own, or for `native` the smallest without emulation.
+    """The type in which a model is computed on a device: its own, or for `native` the smallest without emulation.
 
-    Of types of equal size bfloat16 goes first, as models are trained in it. A GPU is known by its data sheet, a CPU by
-    its record; one from before these facts were recorded computed everything in float32.
+    Among types of equal size bfloat16 is preferred, because models are trained in it. A GPU's types come from its data
+    sheet, a CPU's from its record; records from before these facts were recorded computed everything in float32.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
     >>> dtype_on("native", get_gpu("h200"), {}), dtype_on("float16", get_gpu("h200"), {})
