@@ -16,19 +16,19 @@ from huggingface_hub.errors import (
 
 
 class HubError(ValueError):
-    """Files that the hub does not give; the message says what to do about it."""
+    """Files that the hub does not provide; the message says what to do about it."""
 
 
 def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
     """Files at the top of `repo` at commit `revision` whose names match `patterns`, in the hub's cache on disk.
 
-    What the cache (`HF_HOME`) already holds is not fetched again and needs no network. The access token comes from
-    the environment variable `HF_TOKEN` and from nowhere else.
+    Files that are already in the cache (`HF_HOME`) are not fetched again and need no network. The access token comes
+    only from the environment variable `HF_TOKEN`.
 
     Raises:
         HubError: no network, no access, or no such repository or commit.
     """
-    # Each retry is a warning there; the failure itself is told once, below.
+    # Each retry logs a warning; the failure itself is reported once, below.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         snapshot = snapshot_download(

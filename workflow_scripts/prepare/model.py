@@ -1,4 +1,4 @@
-"""The folder that an engine is started on: a model's config, tokenizer and, from the hub, its weights.
+"""The folder that an engine is started on: a model's config, tokenizer and, if from the hub, its weights.
 
     python -m workflow_scripts.prepare.model --study config/studies/demo.yaml --model tiny-llama-57m \\
         --out results/demo/prepared/models/tiny-llama-57m
@@ -33,7 +33,7 @@ TOKENIZER_FILES = (
     "chat_template*",
 )
 CODE_FILES = ("*.py",)
-# In the order of preference; a repository often holds the same weights in several formats.
+# In order of preference; a repository often holds the same weights in several formats.
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 
 
@@ -44,14 +44,14 @@ class ModelError(ValueError):
 def prepare_model(
     model: Model, load_format: str, out: Path, *, weights: bool = False, trust_remote_code: bool = False
 ) -> None:
-    """Write the folder `out` for `model`, whole or not at all; a folder that is already there is replaced.
+    """Write the folder `out` for `model`, whole or not at all; an existing folder is replaced.
 
-    Python code of the model's repository is fetched only with `trust_remote_code`; nothing of it is run here.
+    Python code of the model's repository is fetched only with `trust_remote_code`; it is never run here.
 
     Raises:
         CatalogError: `load_format` is `hub` and the catalogue names no commit.
-        HubError: the hub does not give the files.
-        ModelError: the hub has no weights, or another config than the catalogue.
+        HubError: the hub does not provide the files.
+        ModelError: the hub has no weights, or a config that differs from the catalogue's.
         TokenizerError: the config's vocabulary is too small for a tokenizer.
     """
     if trust_remote_code and load_format == "dummy":
@@ -87,7 +87,7 @@ def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) 
         shutil.copyfile(path, folder / path.name)
     _check_same_config(model, folder / "config.json")
     if weights:
-        # The hub's cache holds weights once for all studies; it must stay while the study is measured.
+        # The hub's cache holds weights once for all studies; it must remain while the study is measured.
         for path in _fetch_weights(repo, revision):
             (folder / path.name).symlink_to(path.resolve())
     return {"source": repo, "revision": revision, "weights": weights, "tokenizer": "of the source"}
@@ -101,7 +101,7 @@ def _fetch_weights(repo: str, revision: str) -> list[Path]:
 
 
 def _check_same_config(model: Model, fetched: Path) -> None:
-    """Predictions are made from the catalogue's config; they would be about another model if the two differed."""
+    """Predictions are made from the catalogue's config; if the two differed, they would be about another model."""
     if not fetched.is_file():
         raise ModelError(f"{model.hub_repo} has no config.json at {model.revision}")
     ours, theirs = read_json(model.config), read_json(fetched)
@@ -114,7 +114,7 @@ def _check_same_config(model: Model, fetched: Path) -> None:
 
 @contextmanager
 def _replaced_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside `path` that takes its place when the block ends well, and is removed when it does not."""
+    """A new folder beside `path` that replaces it if the block succeeds, and is removed if it fails."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     beside.mkdir(parents=True)
     try:

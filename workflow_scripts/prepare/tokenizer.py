@@ -1,4 +1,4 @@
-"""Tokenizers: a byte-level one for a model that is a config alone, and the token ids of any one that stand for text."""
+"""Tokenizers: a byte-level one for a model that is only a config, and the token ids of any that stand for text."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +18,8 @@ class TokenizerError(ValueError):
 def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
     """A byte-level BPE tokenizer without merges that has exactly `vocab_size` tokens, the same on every call.
 
-    Special tokens (id -> text) lie where they are asked for, the 256 bytes at the lowest other ids. The rest of the
-    vocabulary is filler: no text encodes to it, but a model that generates it can be decoded.
+    Special tokens (id -> text) have the ids asked for, the 256 bytes the lowest other ids. The rest of the vocabulary
+    is filler: no text encodes to it, but if a model generates it, it can be decoded.
 
     >>> tokenizer = build_tokenizer(300, {0: "<s>", 299: "</s>"})
     >>> tokenizer.get_vocab_size()
@@ -50,12 +50,12 @@ def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Token
 def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` for a model's config, with the special tokens at its ids.
 
-    Of several tokens that end a sequence the first is the tokenizer's own.
+    If several tokens end a sequence, the tokenizer uses the first.
     """
     ids = {role: _as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
     special_tokens = {i: f"<|special-{i}|>" for role in ids for i in ids[role]}
-    # The name by which transformers' class for Qwen models, which no setting averts, looks for its own tokens;
-    # it would append them to the vocabulary.
+    # transformers' class for Qwen models looks for its own tokens under this name, whatever the settings; without it
+    # the class would append them to the vocabulary.
     special_tokens |= dict.fromkeys(ids["eos"][:1], "<|endoftext|>")
     write_text(folder / "tokenizer.json", build_tokenizer(config["vocab_size"], special_tokens).to_str())
     write_json(
@@ -82,7 +82,7 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
     Raises:
         TokenizerError: the folder has no tokenizer that can be read.
     """
-    from transformers import AutoTokenizer  # seconds to import, so not before arguments are checked
+    from transformers import AutoTokenizer  # takes seconds to import, so not before arguments are checked
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)

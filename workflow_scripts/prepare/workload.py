@@ -1,10 +1,10 @@
-"""The requests of a workload, tokenised for a model, with those that warm an engine up.
+"""The requests of a workload, tokenised for a model, and those that warm an engine up.
 
     python -m workflow_scripts.prepare.workload --study config/studies/demo.yaml --workload chat \\
         --model tiny-llama-57m --model-dir results/demo/prepared/models/tiny-llama-57m \\
         --out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl
 
-The kinds of workload are described in docs/workloads.md.
+docs/workloads.md describes the kinds of workload.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from workflow_scripts.workloads.request import Request, WorkloadError
 
 
 def cells_with(study: Study, workload: str, model: str) -> list[Cell]:
-    """The study's cells of one workload and model.
+    """The study's cells with this workload and model.
 
     Raises:
         StudyError: there are none.
@@ -42,7 +42,7 @@ def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions
     """Check that every request fits the shortest context of the cells that it is for.
 
     Raises:
-        WorkloadError: one does not; the message names the longest request and the cell.
+        WorkloadError: a request does not fit; the message names the longest request and the cell.
     """
 
     def context(cell: Cell) -> int:
@@ -95,7 +95,7 @@ def prepare_workload(
 ) -> None:
     """Make the requests of one workload for one model and write them.
 
-    `num_prompts`: how many; by default as many as the study's neediest cell takes.
+    `num_prompts`: how many; by default as many as the study's most demanding cell needs.
 
     Raises:
         StudyError, ModelFactsError, TokenizerError, WorkloadError: the workload cannot be made.
