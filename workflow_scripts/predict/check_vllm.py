@@ -1,9 +1,9 @@
-"""What vLLM itself says of settings, on a machine without their GPU: its argument parser and its config classes.
+"""What vLLM itself says about settings, on a machine without their GPU: its argument parser and its config classes.
 
-Only configurations are built, as a start builds them; no weights, no kernels, no device. For a CUDA device vLLM is told
-to be on one: a platform with the memory and the compute capability of the catalogue stands in, and empty modules
-for the compiled extensions that a CPU build of vLLM lacks. What kernels take (block sizes, attention backends on this
-very GPU) is decided later in a start, so it is not checked here: a cell that asks for more ends as `infeasible`.
+Only configurations are built, as at a start; there are no weights, no kernels and no device. For a CUDA device vLLM
+sees a fake one: a platform with the memory and the compute capability from the catalogue, and empty modules for the
+compiled extensions that a CPU build of vLLM lacks. What kernels accept (block sizes, attention backends on this exact
+GPU) is decided later in a start, so it is not checked here: a cell that asks for more ends as `infeasible`.
 """
 
 import multiprocessing
@@ -22,15 +22,15 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.knobs import SPECULATION, VllmKnobs, command_line
 
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
-# What modules of quantization methods ask the extensions while they are imported.
+# Functions of the extensions that modules of quantization methods call while they are imported.
 _QUESTIONS = (
     "cutlass_scaled_mm_supports_fp4",
     "cutlass_scaled_mm_supports_fp8",
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_group_gemm_supported",
 )
-# Operators that modules of compilation passes name while they are imported. vLLM's CPU build has them; its CUDA build
-# has them in an extension that cannot be loaded without NVIDIA's driver.
+# Operators that modules of compilation passes use by name while they are imported. vLLM's CPU build has them; its CUDA
+# build has them in an extension that cannot be loaded without NVIDIA's driver.
 _OPERATORS = (
     "dynamic_per_token_scaled_fp8_quant",
     "dynamic_scaled_fp8_quant",
@@ -56,7 +56,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class VllmSetting:
-    """One way to start vLLM; of a model's folder only `config.json` is needed. `serves`: by the API server."""
+    """One way to start vLLM; it needs only `config.json` from a model's folder. `serves`: with the API server."""
 
     gpu: Gpu
     model_dir: Path
@@ -68,16 +68,16 @@ class VllmSetting:
 
 @dataclass(frozen=True)
 class Fault:
-    """What an engine refuses, in its words; `knobs`: those without any one of which it would not."""
+    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting."""
 
     knobs: tuple[str, ...]
     words: str
 
 
 def vllm_faults(settings: Sequence[VllmSetting]) -> list[Fault | None]:
-    """A fault for each setting that vLLM refuses, in the order of `settings`.
+    """The fault of each setting that vLLM refuses, else None, in the order of `settings`.
 
-    vLLM is on one platform for the life of a process, so each kind of device has a process of its own.
+    vLLM keeps one platform for the life of a process, so each kind of device is checked in its own process.
     """
     faults: dict[int, Fault | None] = {}
     by_kind: dict[bool, list[int]] = {}
@@ -100,7 +100,7 @@ def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | Non
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not typed for us
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM has no types
         def error(self, message: str) -> Any:
             raise ValueError(message)
 
@@ -125,7 +125,7 @@ def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | Non
         words = refusal(setting)
         if words is None:
             return None
-        # What is refused as it is and without the knob is not that knob's fault.
+        # If a setting is refused with and without a knob, it is not that knob's fault.
         culprits = [
             name for name, knobs in _without_one(setting.knobs) if refusal(replace(setting, knobs=knobs)) is None
         ]
@@ -135,7 +135,7 @@ def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | Non
 
 
 def _without_one(knobs: VllmKnobs) -> Iterator[tuple[str, VllmKnobs]]:
-    """The knobs that are set, each with the settings without it; those of speculative decoding go together."""
+    """The knobs that are set, each with the settings without it; those of speculative decoding stay together."""
     values = knobs.set_values()
     for name in values:
         dropped = SPECULATION if name in SPECULATION else {name}
@@ -155,7 +155,7 @@ def _words(error: BaseException) -> str:
 
 
 def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
-    """Put vLLM, which is not imported yet, on a platform of the device's kind; what is returned changes the device."""
+    """Put vLLM, not yet imported, on a platform of the device's kind; the returned function changes the device."""
     if gpu.kind != "cuda":
         os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # a build for GPUs would look for one
         return lambda gpu: None
@@ -166,7 +166,7 @@ def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
     from vllm.platforms.cuda import CudaPlatformBase
     from vllm.platforms.interface import DeviceCapability
 
-    class CatalogueGpu(CudaPlatformBase):  # type: ignore[misc]  # vLLM is not typed for us
+    class CatalogueGpu(CudaPlatformBase):  # type: ignore[misc]  # vLLM has no types
         gpu: Gpu
 
         @classmethod
@@ -184,7 +184,7 @@ def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
 
         @classmethod
         def device_count(cls) -> int:
-            return 1024  # how many a node has is the site's to say
+            return 1024  # the site decides how many a node has
 
         @classmethod
         def is_fully_connected(cls, device_ids: list[int]) -> bool:
@@ -209,7 +209,7 @@ def _stand_on(gpu: Gpu) -> Callable[[Gpu], None]:
 
 
 class _Absent(ModuleType):
-    """Stands in for a compiled module, so that what imports it can be imported; nothing of it is called."""
+    """Replaces a compiled module, so that modules that import it can be imported; nothing in it is ever called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

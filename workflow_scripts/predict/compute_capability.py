@@ -1,8 +1,8 @@
-"""What vLLM refuses on an NVIDIA GPU for its compute capability, told before anything runs.
+"""What vLLM refuses on an NVIDIA GPU because of its compute capability, reported before anything runs.
 
 Source: vLLM 0.32, `check_if_supports_dtype` of `platforms/cuda.py`, `get_min_capability` of its quantization methods,
-and its attention backends. fp8 needs no GPU with fp8 arithmetic: Marlin's kernels take fp8 weights from 7.5 on, and
-FlashInfer takes an fp8 cache from 8.0 on.
+and its attention backends. fp8 needs no GPU with fp8 arithmetic: Marlin's kernels accept fp8 weights from 7.5 on, and
+FlashInfer accepts an fp8 cache from 8.0 on.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ _BFLOAT16 = (8, 0)
 _FP8_CACHE_OF_FLASHINFER = (8, 0)
 _FP8_CACHE_OF_OTHERS = (8, 9)
 _BACKENDS: Mapping[str | None, tuple[int, int]] = {"FLASH_ATTN": (8, 0), "FLASHINFER": (8, 0)}
-# Of weights by how a model stores them; methods that are not here take any GPU of the catalogue.
+# For weights, by how a model stores them; methods that are not here run on any GPU of the catalogue.
 _WEIGHTS: Mapping[str | None, tuple[int, int]] = dict.fromkeys(
     ("awq", "awq_marlin", "fp8", "fp8_per_tensor", "int8"), (7, 5)
 )
 
 
 def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | None:
-    """Why vLLM does not start on this GPU, with a remedy; None if its compute capability suffices.
+    """Why vLLM does not start on this GPU, with a remedy; None if its compute capability is sufficient.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
     >>> from workflow_scripts.physics.model_facts import read_model_facts

@@ -1,12 +1,12 @@
-"""The sequences that decode, kept as a group: each computes one token in every step."""
+"""The decoding sequences as one group: each computes one token in every step."""
 
 
 class DecodeGroup:
-    """What a group of decoding sequences does in a step, whichever it is, without visiting them.
+    """What a group of decoding sequences does in any step, without visiting each sequence.
 
-    A sequence is known by its birth: the step before which it would have computed nothing, had it only decoded ever
-    since. Before step t it has computed t - birth tokens, and it takes a block in step t if that is a multiple of the
-    block size. So the group needs the sum of births and, for each remainder, their number.
+    A sequence is represented by its birth: the step before which it would have computed nothing, had it always been
+    decoding. Before step t it has computed t - birth tokens, and it takes a block in step t if that is a multiple of
+    the block size. So the group only needs the sum of births and, for each remainder, their number.
 
     >>> group = DecodeGroup(block_size=4)
     >>> group.join(birth=-4)
@@ -24,30 +24,30 @@ class DecodeGroup:
         self._by_remainder = [0] * block_size
 
     def join(self, birth: int) -> None:
-        """Let a sequence in."""
+        """Add a sequence."""
         self.size += 1
         self._sum_of_births += birth
         self._by_remainder[birth % self._block_size] += 1
 
     def leave(self, birth: int) -> None:
-        """Let a sequence out."""
+        """Remove a sequence."""
         self.size -= 1
         self._sum_of_births -= birth
         self._by_remainder[birth % self._block_size] -= 1
 
     def kv_tokens(self, step: int) -> int:
-        """Tokens that the group attends to in a step, those that it computes included."""
+        """Tokens that the group attends to in a step, including those that it computes."""
         return self.size * (step + 1) - self._sum_of_births
 
     def blocks(self, step: int, steps: int) -> int:
-        """Blocks that the group takes in `steps` steps from `step` on."""
+        """Blocks that the group takes in `steps` steps, beginning with `step`."""
         cycles, rest = divmod(steps, self._block_size)
         first = step % self._block_size
         beyond = max(0, first + rest - self._block_size)
         return cycles * self.size + sum(self._by_remainder[first : first + rest]) + sum(self._by_remainder[:beyond])
 
     def steps_with(self, blocks: int, step: int) -> int:
-        """Steps from `step` on for which so many blocks are enough; the group must not be empty.
+        """Number of steps, beginning with `step`, for which this many blocks suffice; the group must not be empty.
 
         >>> group = DecodeGroup(block_size=4)
         >>> group.join(birth=0)
@@ -55,7 +55,7 @@ class DecodeGroup:
         >>> [group.steps_with(blocks, step=1) for blocks in range(4)]
         [1, 3, 5, 7]
         """
-        # Each sequence takes one block in as many steps as a block has tokens.
+        # Each sequence takes one block per as many steps as a block has tokens.
         cycles, left = divmod(blocks, self.size)
         steps = cycles * self._block_size
         while (taken := self._by_remainder[(step + steps) % self._block_size]) <= left:

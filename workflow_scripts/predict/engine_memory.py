@@ -1,10 +1,10 @@
 """Memory terms of one device as vLLM profiles them at start-up: budget, weights, activation, graphs, the rest.
 
-vLLM loads the weights, runs a dummy batch of `max_num_batched_tokens` tokens, samples for `max_num_seqs` sequences and
-gives what is left of `gpu_memory_utilization` times the device's memory to the KV cache
+vLLM loads the weights, runs a dummy batch of `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences.
+What is then left of `gpu_memory_utilization` times the device's memory goes to the KV cache
 (vllm/v1/worker/gpu_worker.py, `determine_available_memory`). What can be counted is counted: weights, layer outputs,
-copies of the logits. What the driver and libraries take is not visible in a config; these numbers are named below,
-with where they were seen.
+copies of the logits. What the driver and libraries take is not visible in a config; these numbers are constants below,
+with their origin.
 """
 
 import math
@@ -20,32 +20,32 @@ from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
 GIB = 2**30
 MIB = 2**20
 
-# vLLM versions from which the profiled memory differs, as release notes, source and published logs say.
+# vLLM versions at which the profiled memory changed, according to release notes, source and published logs.
 _FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
 _MORE_LIBRARIES = (0, 18)
-_COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is taken off the budget
+_COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the budget
 _IN_PLACE_SAMPLER = (0, 25, 1)  # model runner V2 for dense models: no float32 copies of the logits
 
 # Copies of [max_num_seqs, vocab] in float32 beside the logits themselves. Fused: the logits, the masked logits and the
 # probabilities. Sort: the logits, sorted values (1), their int64 indices (2) and the sort's own buffers (5).
 _FLOAT32_COPIES = {"in-place": 0, "fused": 3, "sort": 9}
 
-# Device memory that PyTorch does not allocate: CUDA modules and libraries. vLLM reports it as non-torch memory, on an
-# H100 0.13 GiB until 0.17 and 0.25 GiB from 0.18 on.
+# Device memory that PyTorch does not allocate: CUDA modules and libraries. vLLM reports it as non-torch memory: on an
+# H100 0.13 GiB until 0.17, and 0.25 GiB from 0.18 on.
 _NON_TORCH_BYTES, _NON_TORCH_BYTES_BEFORE = 0.25 * GIB, 0.13 * GIB
 
-# Driver memory of captured graphs, seen with 28 layers: 0.50 GiB for 67 sizes in 29 pieces each (vLLM 0.10.1.1), and
-# 0.31 GiB for 35 sizes in pieces and 19 of them as a whole (0.22.0).
+# Driver memory of captured graphs, observed with 28 layers: 0.50 GiB for 67 sizes in 29 pieces each (vLLM 0.10.1.1),
+# and 0.31 GiB for 35 sizes in pieces and 19 of them as a whole (0.22.0).
 _GRAPH_BYTES_PER_PIECE, _WHOLE_GRAPH_BYTES_PER_LAYER = 0.26 * MIB, 0.1 * MIB
 
-# PyTorch hands out large blocks in steps of 2 MiB, and vLLM loads weights with blocks above 20 MiB never split.
+# PyTorch allocates large blocks in steps of 2 MiB, and vLLM loads weights with blocks above 20 MiB never split.
 _ALLOCATOR_STEP, _NEVER_SPLIT = 2 * MIB, 20 * MIB
 
 _VOCABULARY_STEP = 64  # vLLM pads the vocabulary to a multiple of this
 
 
 class CapacityError(ValueError):
-    """Settings for which there is no prediction; the message says which and what is allowed."""
+    """Settings without a prediction; the message says which and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Term:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the engine is started with, by vLLM's argument names; None is the engine's default on this GPU.
+    """How the engine is started, by vLLM's argument names; None is the engine's default on this GPU.
 
-    `usage` tells the API server from the offline `LLM` class, whose default batch sizes differ. `sampler` matters
-    before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` goes by the version alone.
+    `usage` distinguishes the API server from the offline `LLM` class, whose default batch sizes differ. `sampler`
+    matters before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` depends only on the version.
     """
 
     block_size: int = 16
@@ -81,13 +81,13 @@ class EngineSettings:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """The version's numbers, to compare by.
+        """The version's numbers, for comparisons.
 
         >>> EngineSettings(vllm_version="0.6.4.dev9+g5d264f4a").version
         (0, 6, 4)
 
         Raises:
-            CapacityError: the text is no version.
+            CapacityError: the text is not a version.
         """
         found = re.match(r"v?(\d+(?:\.\d+)*)", self.vllm_version)
         if found is None:
@@ -115,7 +115,7 @@ class PipelineRank:
 
 
 def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
-    """Sizes that were asked for, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which go by the GPU."""
+    """The sizes asked for, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which depend on the GPU."""
     memory_gib = (gpu.usable_memory_bytes or gpu.memory_bytes or 0) / GIB
     offline = settings.usage == "offline"
     if gpu.kind == "cpu":
@@ -134,7 +134,7 @@ def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
 
 
 def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]:
-    """Layers of each pipeline rank; a remainder goes to the ranks before the last, from behind.
+    """Layers of each pipeline rank; a remainder goes to the ranks before the last, beginning from the end.
 
     >>> [rank.layers for rank in split_layers(14, 4)]
     [3, 4, 4, 3]
@@ -147,7 +147,7 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
 
 
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
-    """Bytes that a token holds on one device; where there are more ranks than KV heads, each rank keeps a whole one."""
+    """Bytes of a token on one device; if there are more ranks than KV heads, each rank keeps a whole head."""
     kv_heads = max(1, facts.kv_heads // settings.tensor_parallel_size)
     element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
     value = formulas.bytes_per_token(rank.layers, kv_heads, facts.head_dim, element)
@@ -162,12 +162,12 @@ def memory_terms(
     rank: PipelineRank,
     log_gib: Mapping[str, float],
 ) -> dict[str, Term]:
-    """Bytes of one device from its memory down to what is left for the KV cache.
+    """Bytes of one device, from its memory down to what is left for the KV cache.
 
-    `log_gib` holds what an engine's log said in GiB; such a term is taken over instead of predicted.
+    `log_gib` holds values in GiB from an engine's log; such a term is used instead of a prediction.
 
     Raises:
-        CapacityError: the device has no memory of its own and no size of the KV cache was given.
+        CapacityError: the device has no memory of its own and no size of the KV cache is given.
     """
     if settings.kv_cache_memory_bytes is not None:
         return {
@@ -197,7 +197,7 @@ def _logged(log_gib: Mapping[str, float], name: str) -> Term | None:
 
 
 def device_memory(gpu: Gpu) -> Term:
-    """Memory that the driver gives to programs on this GPU, of which the engine takes its share."""
+    """Memory that the driver gives to programs on this GPU; the engine takes its share of it."""
     for name in ("usable_memory_bytes", "memory_bytes"):
         if (value := getattr(gpu, name)) is not None:
             return Term(round(value), "bytes", f"{gpu.name}: {name}, {gpu.sources[name]}")
@@ -205,12 +205,12 @@ def device_memory(gpu: Gpu) -> Term:
 
 
 def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
-    """Weights of one rank: matrices and vocabulary tables are cut over tensor ranks, norms and biases copied."""
+    """Weights of one rank: matrices and vocabulary tables are split over tensor ranks; norms and biases are copied."""
     tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
     query = facts.attention_width // tensor
     key = max(1, facts.kv_heads // tensor) * facts.head_dim
     intermediate = math.ceil(facts.intermediate / tensor)
-    # In the engine query, key and value are one matrix, and so are the two that go into a gated MLP.
+    # The engine joins query, key and value into one matrix, and also the two matrices that go into a gated MLP.
     matrices = [
         hidden * (query + 2 * key),
         query * hidden,
@@ -219,7 +219,7 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
     ]
     vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
     tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
-    # Rotary positions are a table of cosines and sines, as long as the model's longest text.
+    # Rotary positions are a table of cosines and sines, as long as the model's longest context.
     positions = facts.position_embedding_parameters or facts.max_positions * facts.head_dim
     value = (
         rank.layers * sum(_allocated(m * facts.bytes_per_matrix_parameter) for m in matrices)
@@ -239,7 +239,7 @@ def _allocated(size: float) -> float:
 
 
 def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, batch: Batch) -> Term:
-    """Peak of the dummy batch: in a layer's MLP, or in the sampler, which the last pipeline rank alone runs."""
+    """Peak of the dummy batch: in a layer's MLP, or in the sampler, which only the last pipeline rank runs."""
     element, tokens, seqs = DTYPE_BYTES[facts.dtype], batch.max_num_batched_tokens, batch.max_num_seqs
     mlp = (3 if facts.gated_mlp else 2) * facts.intermediate / settings.tensor_parallel_size
     forward = tokens * (mlp + 4 * facts.hidden) * element
@@ -264,7 +264,7 @@ def _sampler(settings: EngineSettings) -> str:
 def cuda_graphs(
     gpu: Gpu, settings: EngineSettings, rank: PipelineRank, batch: Batch, log_gib: Mapping[str, float]
 ) -> Term:
-    """What the engine takes off the budget for the graphs that it is to capture."""
+    """What the engine subtracts from the budget for the graphs that it is going to capture."""
     if settings.enforce_eager:
         return Term(0, "bytes", "none are captured (enforce_eager)")
     if settings.version < _COUNTS_GRAPHS:
@@ -293,7 +293,7 @@ def capture_sizes(batch: Batch, limit: int = 512) -> list[int]:
 
 
 def other(settings: EngineSettings) -> Term:
-    """CUDA modules and libraries. Buffers of collectives come on top and are not predicted: 0.1 to 2 GiB were seen."""
+    """CUDA modules and libraries. Buffers of collectives add 0.1 to 2 GiB, as observed; they are not predicted."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     without = "; without buffers of collectives" if several else ""
     if settings.version >= _MORE_LIBRARIES:

@@ -1,7 +1,7 @@
-"""Forecast of a study: a record for each cell of what it should do, before it is measured.
+"""Forecast of a study: one record per cell of what it should do, before it is measured.
 
-Cells whose engines decide alike share one schedule, on whatever device. docs/plan.md says how a prediction is made and
-what a record holds.
+Cells whose engines make the same decisions share one schedule, on whatever device. docs/plan.md says how a prediction
+is made and what a record holds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ from workflow_scripts.workloads.request import WorkloadError
 
 
 class UnpredictableError(Exception):
-    """A cell for which there is no prediction; the message says why."""
+    """A cell without a prediction; the message says why."""
 
 
 def predict_cells(
@@ -39,17 +39,17 @@ def predict_cells(
     calibrations: Path = CALIBRATIONS,
     run: Callable[..., Iterable[list[Record]]] = map,
 ) -> Iterator[Record]:
-    """A record for each cell, in no particular order.
+    """One record per cell, in no particular order.
 
     Args:
-        study: the study that the cells are of.
+        study: the study that the cells belong to.
         cells: which of its cells.
-        devices: folder with records of devices that were measured.
-        calibrations: folder with calibrations by the names of devices.
-        run: `map`, or one that works in parallel.
+        devices: folder with records of measured devices.
+        calibrations: folder with calibrations, named after devices.
+        run: `map`, or a function that does the same in parallel.
 
     Raises:
-        WorkloadError: a workload's requests cannot be told.
+        WorkloadError: a workload's requests cannot be determined.
         CalibrationError: a calibration cannot be read.
     """
     tasks, unpredictable = tasks_of(study, cells, devices, calibrations)
@@ -61,7 +61,7 @@ def predict_cells(
 def tasks_of(
     study: Study, cells: Iterable[Cell], devices: Path | None = None, calibrations: Path = CALIBRATIONS
 ) -> tuple[list[Task], list[Record]]:
-    """Cells grouped by the schedule that they share, and records of those that have none."""
+    """Cells grouped by the schedule that they share, and records of those that have no schedule."""
     known = _Known(study, devices, calibrations)
     groups: dict[Any, list[CellTask]] = {}
     unpredictable = []
@@ -129,10 +129,10 @@ class _Known:
         self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
 
     def task(self, cell: Cell, record: Record) -> tuple[Any, CellTask]:
-        """The cell's task with the key of those that share its schedule; fills what is known in `record`.
+        """The cell's task, with the key of those that share its schedule; fills in `record` what is known.
 
         Raises:
-            UnpredictableError: its speed is not predicted.
+            UnpredictableError: the cell's speed is not predicted.
         """
         gpu, knobs = self.gpus[cell.gpu], cell.knobs
         count = record["num_requests"] = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
@@ -165,7 +165,7 @@ class _Known:
             margin_pct=self.study.equivalence_margin_pct,
             cache=knobs.cache_implementation if isinstance(knobs, HfStaticKnobs) else None,
         )
-        # Where requests arrive over time, a faster engine decides otherwise: the cell has a schedule of its own.
+        # If requests arrive over time, decisions depend on the engine's speed: the cell has a schedule of its own.
         own = cell.id if requests.arrival_s is not None else None
         return (cell.workload, count, settings, batch_size, own), task
 
@@ -197,7 +197,7 @@ class _Known:
 
 
 def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) -> tuple[SchedulerSettings, int]:
-    """What vLLM's scheduler goes by, and its KV blocks; fills what is known in `record`."""
+    """Settings of vLLM's scheduler, and its KV blocks; fills in `record` what is known."""
     capacity = predict_vllm(knobs, gpu, facts)
     record |= {name: capacity[name] for name in ("num_blocks", "kv_cache_tokens", "max_concurrency")}
     record |= {"infeasible": capacity["infeasible"], "unknown": capacity["unknown"]}
@@ -219,13 +219,13 @@ def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) ->
         max_model_len=batch.max_model_len,
         enable_prefix_caching=knobs.enable_prefix_caching is not False,
         enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
-        async_scheduling=gpu.kind != "cpu",  # where vLLM turns it off
+        async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
     )
     return settings, int(capacity["num_blocks"])
 
 
 def _is_of(calibration: Calibration, gpu: Gpu, measured: DeviceRates | None) -> bool:
-    """Whether a calibration is of this very device: the CPUs of two hosts have one name in the catalogue."""
+    """Whether a calibration is of this very device: CPUs of different hosts have the same name in the catalogue."""
     if calibration.device_name is None:
         return True
     if measured is not None:
@@ -234,7 +234,7 @@ def _is_of(calibration: Calibration, gpu: Gpu, measured: DeviceRates | None) -> 
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepConstants | None:
-    """Constants that no engine on the device beats; None where they are not known."""
+    """Constants that no engine on the device exceeds; None if they are unknown."""
     flop_per_s = gpu.peak_flop_per_s(facts.dtype)
     if gpu.memory_bandwidth_bytes_per_s is None or flop_per_s is None:
         return None

@@ -1,4 +1,4 @@
-"""Which knobs of a study can matter at all, by its forecast: alike cells are compared in which one knob differs."""
+"""Which knobs of a study can matter at all, by its forecast: compares cells that differ in one knob only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ import pandas as pd
 from workflow_scripts.predict.speed import KV_BLOCKS, PROMPTS, TOKEN_BUDGET
 from workflow_scripts.study.grid import Cell
 
-# Predicted rates that differ by less are the same.
+# Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
 COLUMNS = ("gpu", "engine", "model", "workload", "knob", "values", "spread_pct", "verdict", "why")
 SIZES_OF_THE_CACHE = ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib", "knob_max_model_len")
-# A limit that is reached for a smaller share of the time than this is hardly tried.
+# A limit that is reached for a smaller share of the time than this is hardly tested.
 HARDLY_TRIED = 0.5
 MOST_VALUES = 8
-# A knob that changes no step may still choose other kernels, which no schedule knows.
+# A knob that changes no step may still select other kernels, which a schedule does not know.
 MATTERS, CANNOT, NO_STEP, OPEN = "can matter", "cannot matter", "changes no step", "not predicted"
 
 
 def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
     """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `COLUMNS`.
 
-    `spread_pct`: how much faster the fastest value is than the slowest, in the predicted output tokens/s; the largest
-    such difference between cells that are alike in all other knobs.
+    `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
+    difference between cells that agree in all other knobs.
     """
     knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
     settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
@@ -40,7 +40,7 @@ def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shown(values: list[Any]) -> str:
-    """Values of a knob in order, many of them by their ends.
+    """Values of a knob in order; if there are many, the first ones and the last.
 
     >>> _shown([16, 8, 32]), _shown([i / 100 for i in range(50, 96)])
     ('8, 16, 32', '0.5, 0.51, ... 0.95 (46 values)')
@@ -69,7 +69,7 @@ def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float
 
 
 def _why_not(known: pd.DataFrame, knob: str) -> str:
-    """What never comes into play, so that the knob cannot either; nothing if the steps only happen to be alike."""
+    """Why the knob cannot matter: what never becomes a limit; empty if the steps only happen to be the same."""
     bound = set(known["bound_by"].dropna())
     if knob == "knob_max_num_seqs":
         return _up_to(known, knob)
@@ -81,7 +81,7 @@ def _why_not(known: pd.DataFrame, knob: str) -> str:
 
 
 def _up_to(known: pd.DataFrame, knob: str) -> str:
-    """For max-num-seqs: from which value on something else binds, and what it would take for more."""
+    """For max-num-seqs: from which value on something else is the limit, and how many prompts more would need."""
     if knob != "knob_max_num_seqs":
         return ""
     numbers = known.astype(dict.fromkeys(["running_peak", "max_num_seqs", "full_share", "prompts_to_fill"], float))

@@ -1,24 +1,24 @@
-"""KV blocks of a device as vLLM's pool hands them out: which are free, and which of these still hold something.
+"""KV blocks of a device as vLLM's pool gives them out: which are free, and which of these still hold something.
 
-Blocks are counted, not listed. With prefix caching a freed block keeps what it holds until it is needed for something
-else, the one freed longest ago first. So the free blocks stand in a queue: in front those that hold nothing, then runs
-of full blocks. Three kinds of blocks are enough to tell every cache hit (vllm/v1/core/block_pool.py):
+Blocks are counted, not listed. With prefix caching a freed block keeps its content until it is needed for something
+else; the block that was freed first is used first. So the free blocks form a queue: blocks that hold nothing at the
+front, then runs of full blocks. Three kinds of blocks suffice to find every cache hit (vllm/v1/core/block_pool.py):
 
 - blocks of a text that several prompts begin with: each has its own place in the queue and a count of its users;
-- full blocks of one request alone, which only the request itself can hit, when it comes back from a preemption: a run
-  in the queue, of which the last block goes first;
+- full blocks of only one request, which only that request can hit, when it comes back from a preemption: a run
+  in the queue, of which the last block is used first;
 - the rest, the block that is not full: it holds nothing that could be hit.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-# As many blocks as anything takes, where no number is given.
+# More blocks than anything takes, if no number is given.
 UNLIMITED = 1 << 48
 
 
 class SharedBlock:
-    """A full block of a text that several prompts begin with."""
+    """A full block of a text with which several prompts begin."""
 
     __slots__ = ("content", "users")
 
@@ -31,11 +31,11 @@ class BlockPool:
     """The blocks of one device.
 
     Args:
-        capacity: blocks that requests can get, without the one that the engine keeps back.
+        capacity: blocks that requests can get, without the one that the engine reserves.
         block_size: tokens in a block.
-        caching: whether blocks keep what they hold when they are freed.
-        shared_contents: for each request, what the leading blocks of its prompt hold that others' may hold too, as
-            numbers; nothing without caching.
+        caching: whether blocks keep their content when they are freed.
+        shared_contents: for each request, numbers that identify the contents of its prompt's leading blocks, as far as
+            other prompts may have them too; empty without caching.
     """
 
     def __init__(self, capacity: int, block_size: int, caching: bool, shared_contents: Sequence[Sequence[int]]) -> None:
@@ -84,9 +84,9 @@ class BlockPool:
             del self._holders[block.content]
 
     def lookup(self, request: int, most_blocks: int) -> tuple[list[SharedBlock], int]:
-        """Leading blocks of a waiting request that are still there: shared ones, and the number of its own.
+        """Leading blocks of a waiting request that are still there: the shared ones, and the number of its own.
 
-        `most_blocks`: no more than these, for the last token has to be computed anyway.
+        `most_blocks`: upper limit, because the last token must be computed anyway.
         """
         shared: list[SharedBlock] = []
         contents = self.shared_contents[request]
@@ -110,7 +110,7 @@ class BlockPool:
             self.free -= own
 
     def fill(self, request: int, tokens: int) -> None:
-        """Note that a prompt is computed up to `tokens` tokens: what it shares can be hit from now on."""
+        """Note that a prompt is computed up to `tokens` tokens: its shared blocks can be hit from now on."""
         contents = self.shared_contents[request]
         if not contents:
             return
@@ -121,7 +121,7 @@ class BlockPool:
             mine.append(block)
 
     def release(self, request: int, blocks: int, full_blocks: int) -> None:
-        """Take back a request's blocks, the last first; it is known what the first `full_blocks` of them hold."""
+        """Take back a request's blocks, the last first; the contents of the first `full_blocks` are known."""
         self.most_filled = max(self.most_filled, self.capacity - self._empty)
         if not self.caching:
             full_blocks = 0

@@ -3,8 +3,8 @@
     python -m workflow_scripts.predict.kv_capacity --model llama-3.1-8b-instruct --gpu h200 \\
         --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
 
-prints JSON. Each term has a value, a unit and how it was found: predicted by the way in which vLLM profiles memory,
-read from an engine's log (`--from-log`), or given. Sizes are those of the device that binds, the one with the fewest
+prints JSON. Each term has a value, a unit and how it was found: predicted from the way in which vLLM profiles memory,
+read from an engine's log (`--from-log`), or given. Sizes are those of the limiting device, the one with the fewest
 blocks.
 """
 
@@ -36,16 +36,16 @@ from workflow_scripts.predict.engine_memory import (
     split_layers,
 )
 
-# What an engine's log may say of its memory, as `workflow_scripts.parse.engine_log` names it.
+# What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
 LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
 
 
 def predict_capacity(
     facts: ModelFacts, gpu: Gpu, settings: EngineSettings, log_facts: Mapping[str, Any] | None = None
 ) -> dict[str, Term]:
-    """Memory terms, blocks, tokens and concurrency of the pipeline rank that binds: the one with the fewest blocks.
+    """Memory terms, blocks, tokens and concurrency of the limiting pipeline rank: the one with the fewest blocks.
 
-    Qwen2-7B where a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
+    Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
 
     >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve("a100-pcie-80gb")[0]
     >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
@@ -55,11 +55,11 @@ def predict_capacity(
     Args:
         facts: the model.
         gpu: the devices, all of one kind.
-        settings: what the engine is started with.
-        log_facts: what an engine's log said, by the names of `LOG_FACTS`; used in place of predictions.
+        settings: how the engine is started.
+        log_facts: values from an engine's log, by the names of `LOG_FACTS`; used in place of predictions.
 
     Raises:
-        CapacityError: no prediction for these settings.
+        CapacityError: there is no prediction for these settings.
     """
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
     if facts.heads % tensor:
@@ -100,7 +100,7 @@ def _requests(block_size: int, max_model_len: int, terms: Mapping[str, Term]) ->
     return {
         "kv_cache_tokens": Term(blocks * block_size, "tokens", "num_blocks x block_size"),
         "max_concurrency": Term(round(concurrency, 4), "requests", how),
-        # The engine keeps one block back that stands for none in its tables.
+        # The engine reserves one block, which stands for "no block" in its tables.
         "feasible": Term(
             blocks > needed, "bool", f"a request of {max_model_len} tokens fits beside the engine's own block"
         ),
@@ -108,11 +108,11 @@ def _requests(block_size: int, max_model_len: int, terms: Mapping[str, Term]) ->
 
 
 def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """What blocks that were seen at several utilizations say of the device's memory and of the overhead.
+    """What the numbers of blocks observed at several utilizations imply for the device's memory and the overhead.
 
-    A prediction that misses can be told from a device that was another one: see `formulas.memory_and_overhead`.
+    This distinguishes a wrong prediction from a different device: see `formulas.memory_and_overhead`.
 
-    Blocks of 1 MB on a device of 10 GB, of which 1 GB is predicted to be taken and 2 GB are:
+    Blocks of 1 MB on a device of 10 GB, on which 1 GB is predicted to be taken but 2 GB are:
 
     >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
     >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
@@ -147,7 +147,7 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
 
 
 def _factor(factor: float) -> str:
-    """What it would take for the blocks to fill the whole GPU, if they were `factor` times as large as predicted."""
+    """What it would mean if the blocks filled the whole GPU only when `factor` times as large as predicted."""
     whole = round(factor)
     if abs(factor - 1) < 0.03:
         return "The blocks are those of this GPU."

@@ -2,8 +2,8 @@
 
     python -m workflow_scripts.predict.plan --study config/studies/paged_attention.yaml
 
-prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), a row a cell, and `knobs.csv`. It needs
-no GPU, no engine and no prepared file. docs/plan.md says how the numbers are made.
+prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, and `knobs.csv`. It
+needs no GPU, no engine and no prepared file. docs/plan.md says how the numbers are made.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
-# Fewer cells than this are planned before a second process has started.
+# With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
 TEXTS = (
     *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
@@ -42,7 +42,7 @@ MOST_GROUPS = 40
 def plan(
     study: Study, cells: Sequence[Cell], devices: Path | None, calibrations: Path = CALIBRATIONS, processes: int = 1
 ) -> pd.DataFrame:
-    """One row a cell, in the order of the grid, with the columns `predict.speed.FIELDS`."""
+    """One row per cell, in the order of the grid, with the columns `predict.speed.FIELDS`."""
     if processes > 1 and len(cells) >= CELLS_WORTH_A_PROCESS:
         with ProcessPoolExecutor(processes) as pool:
             records = list(predict_cells(study, cells, devices, calibrations, partial(pool.map, chunksize=4)))
@@ -63,7 +63,7 @@ def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, folder: Path) -> None:
 
 
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
-    """A summary that stays readable for hundreds of cells; the files hold each of them."""
+    """A summary that stays readable for hundreds of cells; the files contain each cell."""
     console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, every number predicted")
     _print_reasons(console, table, "infeasible", "Infeasible")
     _print_reasons(console, table, "unknown", "Not predicted")
@@ -112,7 +112,7 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
 
 
 def _range(values: pd.Series, before: str = "", after: str = "") -> str:
-    """The lowest and highest value, or the one that there is.
+    """The lowest and highest value, or the value if there is only one.
 
     >>> _range(pd.Series([3.0, 12000.0])), _range(pd.Series([0.5, 0.5])), _range(pd.Series([float("nan")]))
     ('3 to 12,000', '0.5', '')

@@ -1,10 +1,10 @@
-"""What one cell should do, as JSON: KV blocks, what binds, tokens/s, latencies and time, with their bands.
+"""What one cell should do, as JSON: KV blocks, the limit, tokens/s, latencies and time, with their bands.
 
     python -m workflow_scripts.predict.predict_cell --model llama-3.1-8b-instruct --gpu h200 --block-size 16 \\
         --max-num-seqs 256 --workload sharegpt-300 --study config/studies/paged_attention.yaml
 
-The workload is one of the study; without one, every request has `--prompt-tokens` and `--output-tokens`. Every number
-is predicted; docs/plan.md says how.
+The workload is one of the study's; without one, every request has `--prompt-tokens` and `--output-tokens`. Every
+number is predicted; docs/plan.md says how.
 """
 
 import argparse
@@ -41,7 +41,7 @@ KNOBS = {
 
 
 def one_cell(args: argparse.Namespace) -> Study:
-    """A study of the one cell that was asked for.
+    """A study with only the cell asked for.
 
     Raises:
         StudyError, CatalogError: a name or value that is not allowed.
@@ -105,7 +105,7 @@ def answer(record: Record) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    """To five digits, more of which no prediction has.
+    """Rounded to five digits; no prediction is more precise.
 
     >>> _rounded(123456.7), _rounded(0.00123456789), _rounded(256)
     (123457, 0.0012346, 256)

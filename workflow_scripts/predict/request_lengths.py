@@ -1,4 +1,4 @@
-"""Lengths of a workload's requests without a tokenizer: what a schedule needs, from the generators of the prompts."""
+"""Lengths of a workload's requests without a tokenizer, as a schedule needs them, from the generators of prompts."""
 
 import math
 
@@ -13,10 +13,10 @@ CHARACTERS_PER_TOKEN = 4
 
 
 class _LengthsOnly(Vocabulary):
-    """Stands in for a model's vocabulary where only the number of tokens matters."""
+    """Replaces a model's vocabulary where only the number of tokens matters."""
 
     def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` tokens, all alike; nothing is drawn."""
+        """`count` equal tokens; nothing is drawn."""
         return [0] * count
 
 
@@ -28,12 +28,12 @@ _VOCABULARY = _LengthsOnly(np.zeros(1, dtype=np.int64), _guess)
 
 
 def lengths_of(spec: Workload, count: int) -> tuple[RequestLengths, str]:
-    """The first `count` requests of a workload by their lengths, and what they really are.
+    """The lengths of the first `count` requests of a workload, and what they really are.
 
-    They are those that are measured, but for texts of a file, whose tokens are guessed from their characters.
+    They are the requests that are measured, except for texts of a file, whose tokens are estimated from characters.
 
     Raises:
-        WorkloadError: the workload's file is not there or not what it should be, or has fewer requests.
+        WorkloadError: the workload's file is missing or wrong, or has fewer requests.
     """
     requests, stream = make_requests(spec, _VOCABULARY, count)
     guessed = stream.kind in ("sharegpt", "prompts")

@@ -1,8 +1,8 @@
-"""What an engine runs when: the requests that go in, the settings that decide, and the schedule that comes out.
+"""What an engine runs when: the requests as input, the settings that decide, and the schedule as result.
 
-A schedule says which work each step does, not how long it takes. Where all requests are there from the start, nothing
-in it depends on time, so one schedule serves every device: lay step times over its segments instead of making it
-again. It also serves other numbers of KV blocks, as far as `Schedule.holds_for` says.
+A schedule says which work each step does, not how long it takes. If all requests are there from the start, nothing
+in it depends on time, so one schedule serves every device: combine step times with its segments instead of making it
+again. It also serves other numbers of KV blocks, within the limits of `Schedule.holds_for`.
 
 `predict.scheduler` makes schedules.
 """
@@ -20,18 +20,18 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class ScheduleError(ValueError):
-    """Requests or settings for which there is no schedule; the message says why."""
+    """Requests or settings that have no schedule; the message says why."""
 
 
 @dataclass(frozen=True)
 class RequestLengths:
-    """What a scheduler sees of requests, one element each, in the order in which they arrive.
+    """What a scheduler sees of requests, one element each, in order of arrival.
 
-    `prompt_tokens`, `output_tokens`: at least 1 each; as many tokens are generated, whatever they are.
-    `arrival_s`: seconds from the start, not falling; None if all are there from the start.
+    `prompt_tokens`, `output_tokens`: at least 1 each; exactly that many tokens are generated.
+    `arrival_s`: seconds from the start, never decreasing; None if all are there from the start.
     `prefix_id`, `prefix_tokens`: the prompt begins with the first `prefix_tokens` tokens of the text `prefix_id`, so
-    prompts of one text have the smaller of their `prefix_tokens` in common; id -1 and 0 tokens where it shares nothing;
-    None if no prompts do. Tokens that are generated count as nobody else's.
+    prompts of one text have the smaller of their `prefix_tokens` in common; id -1 and 0 tokens if it shares nothing;
+    None if no prompts do. Generated tokens are never shared.
     """
 
     prompt_tokens: IntArray
@@ -58,7 +58,7 @@ class RequestLengths:
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "RequestLengths":
-        """Those of a workload's requests."""
+        """The lengths of a workload's requests."""
         arrivals = np.array([request.arrival_s for request in requests], dtype=np.float64)
         tokens = np.array([request.prefix_tokens for request in requests], dtype=np.int64)
         ids = [-1 if request.prefix_id is None else request.prefix_id for request in requests]
@@ -73,11 +73,11 @@ class RequestLengths:
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What the engine's scheduler goes by, by vLLM's argument names.
+    """Settings of the engine's scheduler, by vLLM's argument names.
 
-    `num_blocks`: KV blocks of the device, of which the engine keeps one back; None for as many as it takes.
-    `async_scheduling`: vLLM's default; a step is put together while the one before still runs, so a request that ends
-    keeps its place and its blocks for one step more.
+    `num_blocks`: KV blocks of the device, of which the engine reserves one; None for as many as needed.
+    `async_scheduling`: vLLM's default; a step is planned while the previous one still runs, so a request that ends
+    keeps its place and its blocks for one more step.
     """
 
     max_num_seqs: int
@@ -92,21 +92,21 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of alike steps, one element each, in order: all steps of a run do the same, but for KV that grows.
+    """Runs of equal steps, one element each, in order: all steps of a run do the same, except that the KV grows.
 
-    Tokens are those of one step. Each decoding sequence computes one token, and attends to one token more in the next
-    step of the run. A run of several steps only decodes.
+    Tokens are per step. Each decoding sequence computes one token, and attends to one more token in the next step of
+    the run. A run of several steps only decodes.
 
     `steps`: number of steps.
-    `decode_seqs`: sequences that compute one token; also the growth of `decode_kv_tokens` from a step to the next.
-    `decode_kv_tokens`: tokens that they attend to in the run's first step, the new ones included.
+    `decode_seqs`: sequences that compute one token; also the growth of `decode_kv_tokens` from one step to the next.
+    `decode_kv_tokens`: tokens that they attend to in the run's first step, including the new ones.
     `prefill_seqs`: sequences that compute a prompt or a part of one (or compute again what a preemption took away).
-    `prefill_tokens`: tokens of prompts that are computed; those found in the prefix cache are not.
-    `prefill_kv_tokens`: tokens held by the sequences of `prefill_seqs` after the step, from the prefix cache too.
+    `prefill_tokens`: tokens of prompts that are computed, without those found in the prefix cache.
+    `prefill_kv_tokens`: tokens held by the sequences of `prefill_seqs` after the step, including cached ones.
     `prefill_attended_tokens`: summed over `prefill_tokens`, how many tokens each attends to, itself included.
-    `sampled_tokens`: tokens generated: one for each decoding sequence and for each prompt that gets complete.
-    `running_seqs`: sequences in the engine's running queue; more than compute something, with `async_scheduling`.
-    `waiting_seqs`: requests in its waiting queue.
+    `sampled_tokens`: tokens generated: one for each decoding sequence and for each prompt that is completed.
+    `running_seqs`: sequences in the engine's running queue; with `async_scheduling` some of them compute nothing.
+    `waiting_seqs`: requests in the engine's waiting queue.
     `blocks_held`: KV blocks that sequences hold in the run's first step.
     `idle_s`: how long the engine waited for a request before the run's first step.
     """
@@ -129,7 +129,7 @@ class Segments:
 
     @property
     def first_step(self) -> IntArray:
-        """Number of each run's first step, from 0."""
+        """Number of each run's first step, counted from 0."""
         return np.cumsum(self.steps) - self.steps
 
 
@@ -141,15 +141,15 @@ StepTime = Callable[[Segments], FloatArray]
 class Schedule:
     """What runs when. Steps are numbered from 0; steps without any work are not counted.
 
-    One element for each request:
-    `first_step`: the step in which the first of its tokens are computed.
+    One element per request:
+    `first_step`: the step that computes the first of its tokens.
     `first_token_step`, `last_token_step`: the steps that generate its first and its last token.
-    `preemptions`: how often its blocks were taken away; all its tokens but the cached ones are then computed again.
+    `preemptions`: how often its blocks were taken away; all its tokens except cached ones are then computed again.
     `cached_tokens`: prompt tokens that it found in the prefix cache when it was first scheduled.
 
-    `peak_blocks_held`: most KV blocks that sequences held in any step.
-    `needs_blocks`: with this many blocks (the one that the engine keeps back included) or more, every decision is the
-    same; None where it holds for `settings.num_blocks` alone, because blocks were short.
+    `peak_blocks_held`: maximum number of KV blocks that sequences held in any step.
+    `needs_blocks`: with at least this many blocks (including the one that the engine reserves) every decision is the
+    same; None if it holds only for `settings.num_blocks`, because blocks were short.
     """
 
     settings: SchedulerSettings
@@ -163,7 +163,7 @@ class Schedule:
     needs_blocks: int | None
 
     def holds_for(self, num_blocks: int) -> bool:
-        """Whether an engine with this many blocks decides the same."""
+        """Whether an engine with this many blocks makes the same decisions."""
         return num_blocks == self.settings.num_blocks or (
             self.needs_blocks is not None and num_blocks >= self.needs_blocks
         )

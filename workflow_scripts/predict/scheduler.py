@@ -1,13 +1,14 @@
 """The schedule of an engine, made without the engine: what vLLM's scheduler and its KV-cache manager decide.
 
-Between two events (a request is admitted, ends, arrives or loses its blocks) every step is alike: each running request
-computes one token. So the work grows with the requests and not with their tokens: sequences that decode are kept as a
+Between two events (a request is admitted, ends, arrives or loses its blocks) all steps are equal: each running request
+computes one token. So the cost grows with the requests, not with their tokens: decoding sequences are kept as a
 group (`decode_group`), and blocks are counted (`kv_blocks`).
 
-The rules are those of vLLM 0.32 (vllm/v1/core/sched/scheduler.py, `schedule`): requests that run come first, in the
-order of their admission; then waiting ones first come, first served, as long as tokens, places and blocks last, and
-only if all blocks of the prompt are free; who finds no block takes those of the last that runs, which then waits in
-front of all others and computes everything again. docs/schedule.md says what is not there.
+The rules are those of vLLM 0.32 (vllm/v1/core/sched/scheduler.py, `schedule`). Running requests come first, in the
+order of their admission. Then waiting requests are admitted first come, first served, as long as tokens, places and
+blocks last, and only if all blocks of the prompt are free. A request that finds no block takes those of the last
+running one, which then waits in front of all others and computes everything again. docs/schedule.md says what is
+left out.
 """
 
 import heapq
@@ -33,10 +34,10 @@ from workflow_scripts.predict.schedule import (
 
 @dataclass(frozen=True)
 class StepRun:
-    """A run of alike steps with its requests by index, for those who look closely.
+    """A run of equal steps with its requests by index, for detailed checks.
 
-    `running`: in the engine's order, after the step was put together. `scheduled_tokens`: of each request that
-    computes something, in one step. `blocks_held`: in each step of the run.
+    `running`: in the engine's order, after the step was planned. `scheduled_tokens`: of each request that computes
+    something, in one step. `blocks_held`: in each step of the run.
     """
 
     steps: int
@@ -53,16 +54,16 @@ def make_schedule(
     step_time: StepTime | None = None,
     observe: Callable[[StepRun], None] | None = None,
 ) -> Schedule:
-    """What runs when, for all requests to their end.
+    """What runs when, until all requests have ended.
 
     Args:
-        requests: in the order in which they arrive.
-        settings: what the engine goes by.
-        step_time: needed where requests arrive over time, for what waits at a step depends on how long steps take.
+        requests: in order of arrival.
+        settings: of the engine.
+        step_time: needed if requests arrive over time, because what waits at a step depends on how long steps take.
         observe: is called with each run of steps, in order.
 
     Raises:
-        ScheduleError: a request that can never run with these settings, or arrivals without step times.
+        ScheduleError: a request can never run with these settings, or there are arrivals but no step times.
     """
     _check(requests, settings, step_time)
     return _Scheduler(requests, settings, step_time, observe).run()
@@ -84,7 +85,7 @@ def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: Ste
             f"without chunked prefill max_num_batched_tokens {settings.max_num_batched_tokens} must be at least "
             f"max_model_len {settings.max_model_len}"
         )
-    # The last token that is generated is never computed.
+    # The last generated token is never computed.
     needed = -(-(longest - 1) // settings.block_size) + 1
     if settings.num_blocks is not None and settings.num_blocks < needed:
         raise ScheduleError(
@@ -94,7 +95,7 @@ def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: Ste
 
 
 class _Chunk(NamedTuple):
-    """A prompt, or what a request computes again, from token `start` up to token `end`."""
+    """A prompt, or what a request computes again, from token `start` to before token `end`."""
 
     request: int
     start: int
@@ -102,7 +103,7 @@ class _Chunk(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A step as `Segments` has it."""
+    """One step, with the fields of `Segments`."""
 
     decode_seqs: int
     decode_kv_tokens: int
@@ -143,12 +144,12 @@ class _Scheduler:
         self.step = 0
 
         self.waiting: deque[int] = deque()
-        # In the order of admission; a dict, for its members leave from anywhere.
+        # In the order of admission; a dict, because requests leave from anywhere.
         self.running: dict[int, None] = {}
-        # Runs, and only a part of its prompt is computed. It is always the last: it got the rest of a step's tokens.
+        # The running request whose prompt is only partly computed. It is the last: it got what was left of the budget.
         self.partial: int | None = None
         self.partial_tokens = 0
-        # Generated their last token in the step before, and keep their places for one step more.
+        # They generated their last token in the previous step, and keep their places for one more step.
         self.ending: list[int] = []
 
         self.decoding = DecodeGroup(settings.block_size)
@@ -172,8 +173,8 @@ class _Scheduler:
         self.step_time = step_time
         self.arrivals: list[float] = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
         self.arrived = 0
-        self.now_s = 0.0  # when the step is put together
-        self.free_s = 0.0  # when the device has done the step before
+        self.now_s = 0.0  # when the step is planned
+        self.free_s = 0.0  # when the device has finished the previous step
 
     def run(self) -> Schedule:
         """Schedule steps until all requests have ended."""
@@ -190,7 +191,7 @@ class _Scheduler:
             if self.decoding.size or chunks:
                 self._pass(chunks, preempted)
             else:
-                # Nothing to compute until those that end have left.
+                # Nothing to compute until the ending requests have left.
                 self._release(self.ending)
                 self.ending = []
                 self.now_s = self.free_s
@@ -204,7 +205,7 @@ class _Scheduler:
         return -(-tokens // self.block_size)
 
     def _schedule_running(self) -> tuple[list[_Chunk], list[int]]:
-        """Give every running request its tokens and blocks; returns the chunk in this step and who lost its blocks."""
+        """Give every running request its tokens and blocks; return this step's chunk and who lost its blocks."""
         blocks = self.decoding.blocks(self.step, 1)
         if self.partial is None:
             if blocks <= self.pool.free:
@@ -220,13 +221,13 @@ class _Scheduler:
             self.pool.take(blocks + chunk_blocks)
         else:
             preempted = self._schedule_one_by_one(chunk_blocks)
-        if preempted:  # the last that runs goes first
+        if preempted:  # the last running request loses its blocks first
             return [], preempted
         self.pool.fill(request, chunk.end)
         return [chunk], []
 
     def _schedule_one_by_one(self, chunk_blocks: int) -> list[int]:
-        """Give every running request its blocks in turn, while the last ones lose theirs; returns those."""
+        """Give every running request its blocks in turn, taking them from the last ones if needed; return those."""
         order = list(self.running)
         preempted = []
         turn = 0
@@ -252,7 +253,7 @@ class _Scheduler:
             computed = known = self.partial_tokens
         else:
             computed = self.step - self.birth[request]
-            # The token of the step that still runs is not known yet.
+            # The token of the step that is still running is not known yet.
             known = max(self.prefilled[request], computed - 1) if self.settings.async_scheduling else computed
             if request not in self.ending:
                 last = self.last_token_step[request]
@@ -265,7 +266,7 @@ class _Scheduler:
         self.pool.release(request, self._blocks(computed), known // self.block_size)
 
     def _admit(self, chunks: list[_Chunk]) -> None:
-        """Let waiting requests in, first come, first served; what they compute is added to `chunks`."""
+        """Admit waiting requests, first come, first served; what they compute is added to `chunks`."""
         budget = self.settings.max_num_batched_tokens - self.decoding.size
         budget -= sum(chunk.end - chunk.start for chunk in chunks)
         while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
@@ -276,7 +277,7 @@ class _Scheduler:
             start = cached * self.block_size
             if tokens - start > budget and not self.settings.enable_chunked_prefill:
                 return
-            # Cached blocks that nobody uses are free ones too.
+            # Cached blocks without users also count as free.
             asked = self._blocks(tokens) - cached + own + sum(not block.users for block in shared)
             if asked > self.pool.free:
                 self.short_of_blocks = True
@@ -295,7 +296,7 @@ class _Scheduler:
             budget -= end - start
 
     def _pass(self, chunks: list[_Chunk], preempted: list[int]) -> None:
-        """Let the step pass, and those after it that are alike."""
+        """Advance past this step and the equal steps after it."""
         complete = sum(
             chunk.end == self.prompt_tokens[chunk.request] + self.generated[chunk.request] for chunk in chunks
         )
@@ -335,19 +336,19 @@ class _Scheduler:
             self.ending = []
 
     def _alike_steps(self) -> int:
-        """Steps from this one on in which all that decode go on and find blocks; this one has them already."""
+        """Steps, including this one, in which all decoding requests go on and find blocks; this one has its blocks."""
         steps = self.next_ends[0] - self.step + 1
         if self.decoding.blocks(self.step + 1, steps - 1) > self.pool.free:
             steps = 1 + self.decoding.steps_with(self.pool.free, self.step + 1)
         return steps
 
     def _pass_time(self, row: _Row, steps: int) -> tuple[int, float]:
-        """Let the clock go on; returns the steps before the next request arrives, and how long the device was idle."""
+        """Advance the clock; return the steps before the next request arrives, and how long the device was idle."""
         assert self.step_time is not None
         start_s = max(self.free_s, self.now_s)
         idle_s = start_s - self.free_s
         ends_s = start_s + np.cumsum(self.step_time(_one_by_one(row, steps)))
-        # The step after each one is put together when that one starts; without `async_scheduling`, when it ends.
+        # A step is planned when the previous one starts; without `async_scheduling`, when that ends.
         put_together_s = np.concatenate(([start_s], ends_s[:-1])) if self.settings.async_scheduling else ends_s
         steps = 1 + int(np.searchsorted(put_together_s[: steps - 1], self.arrivals[self.arrived]))
         self.now_s, self.free_s = float(put_together_s[steps - 1]), float(ends_s[steps - 1])
@@ -366,7 +367,7 @@ class _Scheduler:
         )
 
     def _computed(self, chunk: _Chunk) -> None:
-        """A chunk was computed in the step that has just passed; if its request is complete, it decodes from now on."""
+        """A chunk was computed in the step that just passed; if its request is complete, it decodes from now on."""
         request = chunk.request
         tokens = self.prompt_tokens[request] + self.generated[request]
         if chunk.end < tokens:
@@ -387,7 +388,7 @@ class _Scheduler:
         self.decoding.join(self.birth[request])
 
     def _end(self) -> list[int]:
-        """Those that generated their last token in the step that has just passed, in the order of admission."""
+        """Requests that generated their last token in the step that just passed, in the order of admission."""
         if not self.next_ends or self.next_ends[0] >= self.step:
             return []
         ended = self.ends_at.pop(heapq.heappop(self.next_ends))
@@ -423,13 +424,13 @@ class _Scheduler:
     def _needs_blocks(self) -> int | None:
         if self.short_of_blocks or any(self.preemptions) or self.pool.evicted_shared:
             return None
-        # With fewer blocks, others would be evicted than were, and they may be shared ones.
+        # With fewer blocks, other blocks would have been evicted, possibly shared ones.
         filled = self.pool.most_filled if self.shares else 0
         return max(self.peak_blocks_held, self.peak_blocks_asked, filled) + 1
 
 
 def _shared_contents(requests: RequestLengths, block_size: int) -> list[Sequence[int]]:
-    """For each request the numbers of the shared blocks that its prompt begins with."""
+    """For each request, the numbers of the shared blocks that its prompt begins with."""
     assert requests.prefix_id is not None
     assert requests.prefix_tokens is not None
     blocks = requests.prefix_tokens // block_size

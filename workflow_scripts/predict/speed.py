@@ -1,4 +1,4 @@
-"""How fast a cell should be: its schedule laid over its device, with what that means for its knobs and its cost."""
+"""How fast a cell should be: its schedule timed on its device, and what that means for its knobs and its cost."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,25 +26,25 @@ from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
 Record = dict[str, Any]
 
-# What the pipeline itself takes for a cell besides the engine's work, in seconds: `start` until the engine is ready,
-# `stop` until its memory is free. On a CPU as `make bench-harness` measures it, where a cell is forked from a process
-# that has the engine loaded; on a GPU an allowance for graphs and profiling, to which loading the weights is added.
+# Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
+# until its memory is free. On a CPU as `make bench-harness` measures it, where a cell is forked from a process that has
+# the engine loaded; on a GPU an allowance for graphs and profiling; the time to load the weights is added to it.
 START_S = {"cpu": 6.0, "cuda": 60.0, "rocm": 90.0}
 EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
 STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
 WEIGHTS_BYTES_PER_S = 1.5e9
 
-# Standard deviation of the logarithm of repeated wall times where no calibration knows it.
+# Standard deviation of the logarithm of repeated wall times if no calibration gives it.
 DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.01, "rocm": 0.01}
 MOST_REPEATS = 100
 
-# A time limit is so many times what a cell takes at the slow end of its band.
+# A time limit is this many times what a cell takes at the slow end of its band.
 LIMIT_MARGIN = 2.0
 
-# What keeps more sequences from running at once, in the words of the measured cells' analysis.
+# What keeps more sequences from running at once, in the terms of the analysis of measured cells.
 PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
 
-# Fields of a record that are null where nothing is predicted.
+# Fields of a record that are null if nothing is predicted.
 TIMES = ("output_tokens_per_s", "total_tokens_per_s", "wall_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "tpot_s_p99")
 COUNTS = (
     "num_blocks",
@@ -79,9 +79,9 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Task:
-    """Cells that one schedule may serve: same requests, same settings of the scheduler but for its KV blocks.
+    """Cells that one schedule may serve: same requests, same scheduler settings except for KV blocks.
 
-    `batch_size` is that of static batches, None for a scheduler with `settings`.
+    `batch_size` is that of static batches; None for a scheduler with `settings`.
     """
 
     requests: RequestLengths
@@ -92,9 +92,9 @@ class Task:
 
 @dataclass(frozen=True)
 class CellTask:
-    """One cell of a `Task`: what is known of it, and what its device makes of a step's work.
+    """One cell of a `Task`: what is known of it, and how fast its device does a step's work.
 
-    `cache` is that of static batches, None for vLLM.
+    `cache` is that of static batches; None for vLLM.
     """
 
     record: Record
@@ -112,10 +112,10 @@ class CellTask:
 
 
 def predict_task(task: Task) -> list[Record]:
-    """The records of cells that share a schedule, or as many schedules as their KV blocks need."""
+    """The records of cells that share a schedule, or of as many schedules as their KV blocks require."""
     made: list[Schedule] = []
     records = []
-    # A schedule for many blocks serves all who have enough of them.
+    # A schedule for many blocks serves all cells that have enough of them.
     for cell in sorted(task.cells, key=lambda cell: -(cell.num_blocks or 0)):
         try:
             records.append(_predict(cell, task, made))
@@ -146,7 +146,7 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
 
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
-    """A schedule that holds for the cell's blocks, one of those made already if there is one."""
+    """A schedule that holds for the cell's blocks; an existing one if possible."""
     for known in made:
         if cell.num_blocks is None or known.holds_for(cell.num_blocks):
             return known
@@ -179,9 +179,9 @@ def _step_time(cell: CellTask, speed: Speed) -> StepTime:
 
 
 def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) -> Record:
-    """What runs at once and why not more; shares are of the time that segments take."""
+    """How many sequences run at once and why not more; shares are of the time that segments take."""
     segments, settings = found.segments, found.settings
-    # A request that has ended keeps its place for a step, but does nothing in it.
+    # A request that has ended keeps its place for one step, but does nothing in it.
     active = segments.decode_seqs + segments.prefill_seqs
     peak = int(active.max())
     short_of_blocks = found.needs_blocks is None
@@ -207,7 +207,7 @@ def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) ->
 
 
 def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLengths) -> Record:
-    """Rates and latencies with their bands; nothing in a band is beyond what the device's data sheet allows."""
+    """Rates and latencies with their bands; no band exceeds what the device's data sheet allows."""
     error = speed.error_pct / 100
     output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
     slower, faster = 1 + error, max(1 / (1 + error), fastest_s / timed.wall_s)
@@ -228,7 +228,7 @@ def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLength
 
 
 def _shares(work: StepWork, constants: StepConstants) -> Record:
-    """Shares of reading, computing and overhead in the time that they take one after the other."""
+    """Shares of reading, computing and overhead, as if each took place after the other."""
     steps, read_bytes, flops = work.totals()
     memory_s, arithmetic_s = read_bytes / constants.memory_bytes_per_s, flops / constants.flop_per_s
     overhead_s = steps * constants.step_overhead_s
@@ -237,9 +237,9 @@ def _shares(work: StepWork, constants: StepConstants) -> Record:
 
 
 def _prompts_to_fill(counts: Record, task: Task) -> int | None:
-    """Fewest prompts with which as many sequences run as the settings allow; null where it is not for want of them.
+    """Fewest prompts with which as many sequences run as allowed; null if prompts are not the limit.
 
-    More prompts are of the same lengths, over and over.
+    Additional prompts repeat the lengths of the existing ones.
     """
     if task.settings is None or counts["bound_by"] != PROMPTS or task.requests.arrival_s is not None:
         return None
@@ -257,7 +257,7 @@ def _prompts_to_fill(counts: Record, task: Task) -> int | None:
 
 
 def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
-    """Seconds of the whole cell, and how many repeats the study's margin needs."""
+    """Seconds of the whole cell, and how many repeats the study's margin requires."""
     requests = len(task.requests)
     at_once = task.batch_size or (task.settings.max_num_seqs if task.settings else requests)
     warmup_s = USUAL_PASSES * pass_size(requests, at_once) / requests * timed.wall_s
@@ -281,7 +281,7 @@ def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
 def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
     """Fewest repeats whose mean has a 95 % interval within a margin; null if `MOST_REPEATS` are not enough.
 
-    Repeats that differ by 1 % (standard deviation of their logarithm), to be known within 2 %:
+    Repeats vary by 1 % (standard deviation of their logarithm); the mean is to be known within 2 %:
 
     >>> repeats_needed(0.01, 2.0)
     4

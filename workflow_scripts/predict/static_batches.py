@@ -1,6 +1,6 @@
-"""HuggingFace's `generate()` on static batches: its schedule, which needs no scheduler to be known, and its work.
+"""HuggingFace's `generate()` on static batches: its schedule, which follows without a scheduler, and its work.
 
-What its steps read and compute is as in `transformers` 5.19 (`cache_utils`, `masking_utils`, `sdpa_attention`) and
+What its steps read and compute follows `transformers` 5.19 (`cache_utils`, `masking_utils`, `sdpa_attention`) and
 torch 2.13. docs/plan.md lists it.
 """
 
@@ -22,8 +22,8 @@ CacheKind = Literal["dynamic", "static"]
 class _Batches:
     """Batches in the order of the requests, one element each.
 
-    `prompt` is the length that its `rows` prompts are padded to, `further` its steps after the first, and `padded`
-    whether any row has padding.
+    `prompt` is the length to which its `rows` prompts are padded, `further` the number of steps after the first, and
+    `padded` whether any row has padding.
     """
 
     rows: IntArray
@@ -46,8 +46,8 @@ class _Batches:
 def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
     """Batches in the order of the requests, one after the other, each padded to its longest prompt and answer.
 
-    A step reads the prompts of a batch, padding included, and each further one makes a token for all its rows, those
-    included that have all theirs already.
+    The first step reads the prompts of a batch, including padding. Each further step makes a token for all its rows,
+    even for those that are complete.
     """
     batches = _Batches.of(requests, batch_size)
     rows, prompt, further = batches.rows, batches.prompt, batches.further
@@ -55,7 +55,7 @@ def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
     waiting = len(requests) - np.cumsum(rows)
 
     def both(prefill: IntArray, decode: IntArray) -> IntArray:
-        """A segment for each batch's prompts and one for its further steps, in turn."""
+        """Alternately a segment for each batch's prompts and one for its further steps."""
         values: IntArray = np.stack([prefill, decode], axis=1).ravel()[kept]
         return values
 
@@ -94,30 +94,30 @@ def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
 def static_work(
     requests: RequestLengths, batch_size: int, facts: ModelFacts, cache: CacheKind, *, copies_matrices: bool
 ) -> StepWork:
-    """Bytes and operations of the segments of `static_schedule`; every row is computed, padding included.
+    """Bytes and operations of the segments of `static_schedule`; every row is computed, including padding.
 
-    Besides the weights, a step moves the KV of all slots that its attention looks over, some of it several times:
+    Besides the weights, a step moves the KV of all slots that its attention covers, some of it several times:
 
-    - A dynamic cache is a new tensor in each step: all of it is read and written. A static one is written whole when it
-      is made, and then where tokens are new; but attention looks over all its slots, empty ones too.
-    - Attention reads that KV once. Under a mask, for padding or for empty slots, KV heads that several query heads
-      share are spread out before: read, written for each query head, and read from there.
+    - A dynamic cache is a new tensor in each step: all of it is read and written. A static one is written completely
+      when it is made, and then only where tokens are new; but attention covers all its slots, even empty ones.
+    - Attention reads that KV once. With a mask, for padding or for empty slots, KV heads that several query heads
+      share are expanded before: read, written for each query head, and read from there.
 
-    Masks take a few bytes a slot and are left out. Logits are made for the last token of each row alone.
+    Masks take a few bytes per slot and are left out. Logits are made only for the last token of each row.
 
     Args:
         requests: the requests.
         batch_size: rows of a batch.
         facts: of the model.
-        cache: which of the two.
-        copies_matrices: whether a product of several rows copies its matrix into another layout first, and so reads
+        cache: the kind of cache.
+        copies_matrices: whether a product of several rows first copies its matrix into another layout, and so reads
             its bytes twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
     batches = _Batches.of(requests, batch_size)
     static = cache == "static"
     rows, prompt, padded = batches.rows[:, None], batches.prompt, batches.padded
     slots = prompt + batches.further + 1
-    # A column for a batch's prompts and one for the first of its further steps.
+    # One column for a batch's prompts and one for the first of its further steps.
     masked = np.stack([padded, padded | static], axis=1)
     held = np.stack([prompt, prompt + 1], axis=1)
     looked_over = np.where(masked & static, slots[:, None], held)

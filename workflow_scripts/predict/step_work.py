@@ -1,10 +1,10 @@
-"""What the steps of cells read and compute: the evidence that a calibration is fitted to.
+"""What the steps of cells read and compute: the data to which a calibration is fitted.
 
     python -m workflow_scripts.predict.step_work --study config/studies/demo.yaml --out work.parquet
     python -m workflow_scripts.predict.step_work --published config/published/concurrency_sweeps.csv --out work.parquet
 
-One row a segment of a cell's schedule: `steps`, and bytes and operations of its first step with their growth, as in
-`step_time.StepWork`; with each the cell's `cell_id`, `gpu`, `engine`, `model`, `dtype` and
+One row per segment of a cell's schedule: `steps`, and bytes and operations of its first step with their growth, as in
+`step_time.StepWork`; each row also has the cell's `cell_id`, `gpu`, `engine`, `model`, `dtype` and
 `output_tokens`.
 """
 
@@ -32,7 +32,7 @@ from workflow_scripts.predict.timing import step_work
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import StudyError, load_study
 
-# vLLM's defaults for a server, and more prompts than its clients were said to send where nobody said.
+# vLLM's defaults for a server, and the number of prompts per client for sweeps that do not give one.
 SERVER_TOKENS, BLOCK_SIZE, PROMPTS_PER_CLIENT = 2048, 16, 20
 
 
@@ -59,10 +59,10 @@ def of_study(study_file: Path) -> Iterator[pd.DataFrame]:
 
 
 def of_published(path: Path) -> Iterator[pd.DataFrame]:
-    """The work of each point of published sweeps: so many clients, each with a request at a time, all alike.
+    """The work of each point of published sweeps: a number of clients, each with one request at a time, all equal.
 
     Raises:
-        SweepError: a row without a column, or with a value that is no number or a device or model that is unknown.
+        SweepError: a row lacks a column, or has a value that is not a number, or an unknown device or model.
     """
     models = models_by_repo()
     with path.open(encoding="utf-8", newline="") as lines:
@@ -79,7 +79,7 @@ def of_published(path: Path) -> Iterator[pd.DataFrame]:
                 raise SweepError(f"{path}: row {number}: {row['gpu']} may be {gpu.name} or {others[0].name}")
             facts = read_model_facts(model.config, dtype_on(model.dtype, gpu, {}))
             requests = RequestLengths(np.full(prompts, prompt), np.full(prompts, output))
-            # A client sends its next request when it has the answer, as a place becomes free to a request that waits.
+            # A client sends its next request when it has the answer: like a waiting request that gets a free place.
             settings = SchedulerSettings(
                 clients, SERVER_TOKENS, BLOCK_SIZE, facts.max_positions, async_scheduling=False
             )

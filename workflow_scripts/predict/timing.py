@@ -1,4 +1,4 @@
-"""A schedule laid over a device: what its steps read and compute, and so when every request gets its tokens."""
+"""A schedule timed on a device: what its steps read and compute, and so when every request gets its tokens."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengt
 def step_work(segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1) -> StepWork:
     """Bytes and operations of each segment's steps on one of `ranks` devices that share every matrix evenly.
 
-    A step reads all weights, and the KV of the tokens that its own ones look back at. Logits are computed once for
-    each sequence, also for one whose prompt is not complete. What devices tell each other takes no time here.
+    A step reads all weights, and the KV of the earlier tokens that its own tokens attend to. Logits are computed once
+    per sequence, even if its prompt is not complete. Communication between devices takes no time here.
     """
     per_token, width = facts.bytes_per_token(kv_cache_dtype), facts.layers * facts.attention_width
     looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
@@ -41,8 +41,8 @@ def step_work(segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto
 class Timed:
     """A schedule with times: seconds from the first request's arrival.
 
-    `segment_s` is the time of each segment; `wall_s` the end of the last step. `ttft_s` and `tpot_s` have an element
-    for each request; `tpot_s` is NaN for one of a single token.
+    `segment_s` is the time of each segment; `wall_s` the end of the last step. `ttft_s` and `tpot_s` have one element
+    per request; `tpot_s` is NaN for a request of a single token.
     """
 
     segment_s: FloatArray
@@ -57,7 +57,7 @@ def lay(schedule: Schedule, work: StepWork, constants: StepConstants, requests: 
     Args:
         schedule: what runs when.
         work: its segments by `step_work`.
-        constants: the device's.
+        constants: of the device.
         requests: the requests of the schedule.
     """
     segment_s = segment_times_s(work, constants)
