@@ -26,7 +26,7 @@ GOAL_S, GOAL_GB = 120, 2
 
 @dataclass(frozen=True)
 class Cost:
-    """What one command took."""
+    """What one command cost."""
 
     seconds: float
     peak_bytes: int
@@ -66,9 +66,9 @@ def commands(study: Path) -> dict[str, list[str]]:
 
 
 def run(command: Sequence[str]) -> Cost:
-    """Run a command to its end; exit with its words if it fails."""
+    """Run a command to its end; if it fails, exit with its output."""
     began = time.monotonic()
-    # A process of its own between, so that the peak is of this command and not of any before it.
+    # An intermediate process, so that the peak memory is that of this command and not of an earlier one.
     timed = (
         "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:]);"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)"

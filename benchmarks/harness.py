@@ -1,11 +1,11 @@
-"""What the pipeline costs: its wall time for the vLLM cells of the demo against a shell loop of vLLM's own benchmark.
+"""What the pipeline costs: its wall time for the demo's vLLM cells, compared with a shell loop of vLLM's own benchmark.
 
     make bench-harness            (or: python -m benchmarks.harness [--cells 2] [--agreement-runs 1])
 
-Both measure the same cells on the same requests, one pass a cell. The loop starts `vllm.benchmarks.throughput` anew
-for each cell, as users do. Printed: both times and their ratio, where the pipeline's time goes, and for one cell the
-total tokens/s of the pipeline beside vLLM's own benchmark, in one process (as the pipeline runs on a CPU) and in
-vLLM's default processes, so that the choice of one process shows what it changes.
+Both measure the same cells on the same requests, one pass per cell. The loop starts `vllm.benchmarks.throughput` anew
+for each cell, as users do. It prints both times and their ratio, and where the pipeline's time goes. For one cell it
+prints the pipeline's total tokens/s beside vLLM's own benchmark, in one process (as the pipeline runs on a CPU) and in
+vLLM's default processes, to show what the choice of one process changes.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from workflow_scripts.study.study_file import Study, load_study
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
-REFUSED_BLOCK_SIZE = 16  # the cell that shows a refusal; there is nothing to time
+REFUSED_BLOCK_SIZE = 16  # the cell that demonstrates a refusal; there is nothing to time
 GOAL_RATIO = 0.35
 console = Console(width=110)
 
@@ -55,8 +55,8 @@ class Bench:
         ][:cells]
 
     def run_pipeline(self, cells: Sequence[Cell]) -> float:
-        """Measure the cells with snakemake, preparation included; seconds."""
-        # A server of this run's own, so that its start is part of the time.
+        """Measure the cells with snakemake, including preparation; seconds."""
+        # This run has its own fork server, so that the server's start is part of the time.
         environment = {**os.environ, "TMPDIR": str(self.file.parent)}
         config = ("--config", f"study={self.file}", f"results={self.paths.results}")
         targets = [str(self.paths.outcome(cell)) for cell in cells]
@@ -88,11 +88,11 @@ class Bench:
         return time.monotonic() - began, read_json(result)["total_tokens_per_s"]
 
     def outcome(self, cell: Cell) -> Outcome:
-        """What the pipeline measured of a cell."""
+        """The pipeline's outcome of a cell."""
         return read_outcome(self.paths.outcome(cell))
 
     def total_tokens_per_s(self, cell: Cell) -> list[float]:
-        """The pipeline's rate of a cell, a value a repeat."""
+        """The pipeline's rate of a cell, one value per repeat."""
         requests = list(read_jsonl(self.paths.cell(cell) / "raw" / "requests.jsonl"))
         rates = []
         for repeat in self.outcome(cell).repeats:
@@ -139,7 +139,7 @@ def cost(folder: Path, cells: int | None) -> None:
 
 
 def agreement(folder: Path, runs: int) -> None:
-    """Print the pipeline's rate of one cell beside vLLM's own, warmed up alike."""
+    """Print the pipeline's rate of one cell beside vLLM's own, warmed up in the same way."""
     bench = Bench(folder, repeats=runs, cells=None)
     cell = next(c for c in bench.cells if c.gpu == "cpu-all" and c.knobs.max_concurrency == 16)
     bench.run_pipeline([cell])

@@ -1,9 +1,9 @@
-"""Which small faults in a module its tests notice: a random sample of mutmut's mutants, run against those tests.
+"""Which small faults in a module its tests detect: a random sample of mutmut's mutants, run against those tests.
 
     python -m benchmarks.mutants analyse.limits [--sample 60]        (all modules that compute: make mutants)
 
-Each mutant runs in a process of its own, with those of the module's tests and doctests that call the changed function,
-the fastest first, up to the first that fails. Printed: the mutants that survive, and a row of docs/mutants.md.
+Each mutant runs in its own process, with those of the module's tests and doctests that call the changed function,
+the fastest first, until one fails. It prints the mutants that survive, and a row of docs/mutants.md.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from mutmut.state import state
 
 from workflow_scripts.common.command import run_command
 
-TESTED_IN = {"facts": "cells", "engine_memory": "kv_capacity"}  # modules without a test file of their own name
-CPU_LIMIT_S = 90  # of the tests on one mutant
+TESTED_IN = {"facts": "cells", "engine_memory": "kv_capacity"}  # modules without a test file named after them
+CPU_LIMIT_S = 90  # for the tests on one mutant
 
 
 class Survey:
@@ -38,7 +38,7 @@ class Survey:
         assert spec is not None
         assert spec.origin is not None
         self.module, self.mutated = module, mutate_file_contents(spec.origin, Path(spec.origin).read_text())
-        # All mutants are in the module that takes its place; which one is called is told later.
+        # All mutants are in the module that takes its place; which one is called is set later.
         sys.modules[module] = mutants = importlib.util.module_from_spec(spec)
         exec(compile(self.mutated.code, spec.origin, "exec"), mutants.__dict__)
         setattr(sys.modules[spec.parent], module.rpartition(".")[2], mutants)
@@ -47,7 +47,7 @@ class Survey:
         self.sample = names[:sample]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what happens to the test that runs."""
+        """Note the result of the running test."""
         self.failed |= report.failed
         self.seconds += report.duration
 
@@ -66,12 +66,12 @@ class Survey:
         calling = defaultdict(list)
         for test in session.items:
             state()._stats.clear()
-            # Every mutant of a function is a copy of it, doctest and all.
+            # Every mutant of a function is a copy of it, including its doctest.
             is_copy = isinstance(test, pytest.DoctestItem) and "__mutmut_orig" not in test.name
             if not is_copy and self.passes(test):
                 for function in state()._stats:
                     calling[function].append((self.seconds, test))
-        gc.freeze()  # so that collecting garbage copies no memory that the processes share
+        gc.freeze()  # so that garbage collection copies no memory that the processes share
         self.survivors = [mutant for mutant in self.sample if not self.is_killed(mutant, calling)]
         return True
 

@@ -1,10 +1,10 @@
-"""What planning costs, and how it grows: an engine's schedule; plans and dry runs of studies of 100 to 10,000 cells.
+"""What planning costs and how it grows: an engine's schedule; plans and dry runs of studies of 100 to 10,000 cells.
 
     make bench-plan          (or: python -m benchmarks.plan [--cells 100 1000 10000] [--requests 10000 100000 1000000])
 
-Schedules are of synthetic ShareGPT-like lengths and made in this process, on one core. A plan is
-`predict.plan` on all cores, of 300 such requests a cell. A dry run is a `snakemake -n` of a study of which nothing is
-measured yet, with a job a cell and with the batches of `--profile slurm`.
+Schedules are of synthetic ShareGPT-like lengths and are made in this process, on one core. A plan is
+`predict.plan` on all cores, with 300 such requests per cell. A dry run is `snakemake -n` of a study of which nothing is
+measured yet, with one job per cell and with the batches of `--profile slurm`.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def sharegpt_like(requests: int) -> RequestLengths:
 
 
 def schedule_s(requests: int) -> float:
-    """Seconds of one core to schedule so many requests."""
+    """Seconds on one core to schedule this many requests."""
     lengths = sharegpt_like(requests)
     began = time.process_time()
     make_schedule(lengths, SETTINGS)
@@ -57,7 +57,7 @@ def schedule_s(requests: int) -> float:
 
 
 def costs_of_study(cells: int) -> dict[str, Cost]:
-    """What a plan of so many cells costs, and a `snakemake -n` by the way in which they would be measured."""
+    """What a plan of this many cells costs, and a `snakemake -n` for each way in which they would be measured."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         study = str(write_study_file(Path(scratch), cells, CHAT))
         dry_run = ["snakemake", "--dry-run", "--quiet", "--configfile", study, "--config", f"results={scratch}"]

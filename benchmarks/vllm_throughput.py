@@ -1,4 +1,4 @@
-"""vLLM's own throughput benchmark on the requests of a cell, in a process of its own.
+"""vLLM's own throughput benchmark on the requests of a cell, in its own process.
 
     python -m benchmarks.vllm_throughput JOB.json RESULT.json
 

@@ -1,9 +1,9 @@
-"""What the driver itself costs on one cell: the device trace, and the pipeline beside vLLM's own benchmark.
+"""What the driver itself costs on one cell: the cost of the device trace, and the pipeline beside vLLM's own benchmark.
 
     python3 -m benchmarks.h200.compare --study STUDY.yaml --cell CELL --out compare.json
 
-One engine serves the cell's requests again and again, in turns with and without the trace. Then vLLM's own throughput
-benchmark serves them in a process of its own, without any trace. Seconds of each pass are written, and total tokens/s.
+One engine serves the cell's requests repeatedly, alternating with and without the trace. Then vLLM's own throughput
+benchmark serves them in its own process, without any trace. The seconds of each pass and total tokens/s are written.
 """
 
 import argparse
@@ -31,11 +31,11 @@ PAIRS = 4
 
 
 def passes_s(engine: Engine, requests: Sequence[Request], kind: str, pairs: int = PAIRS) -> dict[str, list[float]]:
-    """Seconds of passes over the requests with and without the trace of a device of this kind, in turns."""
+    """Seconds of alternating passes over the requests with and without the trace of a device of this kind."""
     seconds: dict[str, list[float]] = {"traced": [], "untraced": []}
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(2 * pairs):
-            # ABBA: a drift hits both alike.
+            # ABBA order: a drift affects both equally.
             traced = number % 4 in (0, 3)
             engine.reset()
             with sampled(kind, Path(scratch) / "trace.jsonl") if traced else nullcontext():
@@ -46,7 +46,7 @@ def passes_s(engine: Engine, requests: Sequence[Request], kind: str, pairs: int 
 
 
 def compare(study: Study, cell: Cell, paths: StudyPaths) -> dict[str, object]:
-    """Measure a cell of the engine vllm both ways."""
+    """Measure a cell of the engine vllm in both ways."""
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition["model"]))
     workload = paths.workload(cell.model, cell.workload, workload_key(definition))
@@ -81,7 +81,7 @@ def _own_benchmark_s(cell: Cell, model_dir: Path, load_format: str, dtype: str, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare both on one cell and write the seconds."""
+    """Compare both ways on one cell and write the seconds."""
     parser = argparse.ArgumentParser(description="What the driver itself costs on one cell of the engine vllm.")
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--cell", required=True, help="gpu/vllm/model/workload/knobs")

@@ -1,4 +1,4 @@
-"""What comes back from the host: cells, device rates and a description of the host, in a few small archives."""
+"""What is copied back from the host: cells, device rates and a description of the host, in a few small archives."""
 
 import importlib.metadata
 import subprocess
@@ -10,12 +10,12 @@ from pathlib import Path
 from workflow_scripts.common.files import write_json
 from workflow_scripts.study.paths import StudyPaths
 
-# A host that takes files of 16 MiB gets archives that are closed before that.
+# Some hosts accept files of at most 16 MiB, so archives are closed before that.
 FULL_BYTES = 12 * 2**20
 
 
 def describe_host(path: Path) -> None:
-    """Write every installed package with its version, and all that nvidia-smi says of the GPU."""
+    """Write every installed package with its version, and all that nvidia-smi reports about the GPU."""
     try:
         smi = subprocess.run(["nvidia-smi", "-q"], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -25,7 +25,7 @@ def describe_host(path: Path) -> None:
 
 
 def _contents(paths: StudyPaths) -> Iterator[Path]:
-    """The host, the devices, then each cell that has ended or at least said something."""
+    """The host, the devices, then each cell that has ended or at least wrote something."""
     describe_host(paths.root / "host.json")
     yield from sorted(path for path in paths.root.glob("*.*") if path.suffix in (".json", ".log"))
     yield from sorted(paths.device("any").parent.glob("*.json"))
@@ -33,14 +33,14 @@ def _contents(paths: StudyPaths) -> Iterator[Path]:
 
 
 def _ended(cell: Path) -> tuple[bool, str]:
-    """Cells that have ended come first: where archives are left behind, it is the others that are missed."""
+    """Sort key: cells that have ended come first, so that archives left behind hold only the others."""
     return not (cell / "outcome.json").exists(), str(cell)
 
 
 def pack(paths: StudyPaths, folder: Path, full_bytes: int = FULL_BYTES) -> list[Path]:
-    """Pack a study's evidence, but for what was prepared elsewhere; to be unpacked in the folder of all studies.
+    """Pack a study's evidence, except what was prepared elsewhere; to be unpacked in the folder of all studies.
 
-    An archive is closed when it has `full_bytes`; no cell is cut in two.
+    An archive is closed when it has `full_bytes`; no cell is split.
     """
     folder.mkdir(parents=True, exist_ok=True)
     contents = deque(_contents(paths))

@@ -1,8 +1,8 @@
-"""What a host is and lets its users do, before anything is measured on it.
+"""What a host is and what it lets its users do, before anything is measured on it.
 
     python3 -m benchmarks.h200.probe
 
-prints a line for each thing that measuring needs; what is missing is told with its error, and nothing ends here.
+prints one line for each thing that measuring needs. Missing things are reported with their error; nothing ends here.
 """
 
 import importlib.metadata
@@ -70,11 +70,11 @@ QUESTIONS: dict[str, Callable[[], str]] = {
 
 
 def main(_: Sequence[str] | None = None) -> int:
-    """Print the answer to each question, or what stands in its way; always 0."""
+    """Print the answer to each question, or the error that prevents it; always 0."""
     for name, ask in QUESTIONS.items():
         try:
             answer = ask()
-        except Exception as e:  # whatever it is, the next question is asked
+        except Exception as e:  # whatever it is, go on with the next question
             answer = f"no: {type(e).__name__}: {e}"
         print(f"{name}: {answer}", flush=True)
     return 0

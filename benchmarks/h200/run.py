@@ -1,11 +1,11 @@
-"""Measure a study unattended within a time budget; call it again to go on.
+"""Measure a study unattended within a time budget; call it again to continue.
 
     python3 -m benchmarks.h200.run --budget-s 480 --evidence OUT
 
-It prints what the host is, then measures the device's own rates, the cells in the study's order, and last what the
-driver itself costs. A cell is measured by `measure.cell` and counts from the moment that it is done. None is started
-that is not expected to end in time, one that hangs or runs into the budget is killed and left to the next call, and
-what there is gets packed at the end. README.md says how to get a host ready for it.
+It prints what the host is, then measures the device's own rates, the cells in the study's order, and finally what the
+driver itself costs. A cell is measured by `measure.cell` and counts as soon as it is done. A cell is started only if it
+is expected to end in time. A cell that hangs or exceeds the budget is killed and left to the next call. At the end the
+results so far are packed. README.md says how to get a host ready for it.
 """
 
 import argparse
@@ -31,12 +31,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 STUDY = CHECKOUT / "config/studies/h200_reference.yaml"
 PACKING_S = 20.0
 RATES_S = 60.0
-# What a cell may take at first, with everything to import and to compile; one that takes more hangs.
+# What a cell may take at first, including all imports and compilation; a cell that takes longer hangs.
 FIRST_TRY_S = 180.0
 LAST_LINES = 25
 RETRY_S = 5.0
 FAILURES_IN_A_ROW = 3
-# What the trimmed installation leaves out, and what looks for a network.
+# For what the trimmed installation leaves out, and for what would look for a network.
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def outcomes(study: Study, paths: StudyPaths) -> dict[Cell, str | None]:
-    """What became of each cell, in the study's order; None where there is no outcome of its present definition."""
+    """What became of each cell, in the study's order; None if there is no outcome for its present definition."""
     models = resolved_models(study)
 
     def outcome(cell: Cell) -> str | None:
@@ -61,8 +61,8 @@ def measure_until(deadline_s: float, study_file: Path, study: Study, paths: Stud
     """Measure cells one after another, until `deadline_s` on the monotonic clock.
 
     Cells that were never tried come first, then those that were killed in an earlier call, then those whose engine
-    failed. A cell is started if `cell_s` are left for it. Where several in a row fail, the host is at fault and the
-    rest is left alone.
+    failed. A cell is started if `cell_s` are left for it. If several in a row fail, the host is at fault and the
+    remaining cells are not tried.
     """
     before = outcomes(study, paths)
     waiting = sorted((cell for cell in before if before[cell] is None), key=lambda cell: paths.log(cell).exists())
@@ -75,7 +75,7 @@ def measure_until(deadline_s: float, study_file: Path, study: Study, paths: Stud
             return
         began = time.monotonic()
         status = _measure(study_file, paths, cell, left_s if paths.log(cell).exists() else min(left_s, FIRST_TRY_S))
-        if status == WRONG_DEVICE and left_s > RETRY_S:  # the cell before may still be leaving it
+        if status == WRONG_DEVICE and left_s > RETRY_S:  # the previous cell may still be leaving it
             time.sleep(RETRY_S)
             status = _measure(study_file, paths, cell, deadline_s - time.monotonic())
         ended, reason = _end_of(paths, cell, status)
@@ -97,7 +97,7 @@ def _end_of(paths: StudyPaths, cell: Cell, status: int | None) -> tuple[str, str
 
 
 def _last_lines(paths: StudyPaths, cell: Cell, status: int | None) -> str:
-    """The end of the engine's log, or of the measuring command's, which holds it where the measuring process broke."""
+    """The end of the engine's log, or of the measuring command's if the measuring process broke."""
     folder = {0: "raw", None: PARTIAL}.get(status)
     logs = [paths.log(cell), *([paths.cell(cell) / folder / "engine.log"] if folder else [])]
     lines = next((lines for log in reversed(logs) if (lines := _lines(log))), [])
@@ -109,9 +109,9 @@ def _lines(log: Path) -> list[str]:
 
 
 def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> int | None:
-    """Exit status of a cell's measurement; None if its time was up."""
+    """Exit status of a cell's measurement; None if its time ran out."""
     command = [sys.executable, "-m", "workflow_scripts.measure.cell", "--study", str(study_file), "--cell", cell.id]
-    # As a first attempt of two: a device that is not free yet, or too little time, is then no outcome.
+    # As the first of two attempts: a device that is not free yet, or too little time, then gives no outcome.
     command += ["--results", str(paths.results), "--attempt", "1", "--attempts", "2"]
     paths.log(cell).parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -124,7 +124,7 @@ def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> 
 def compare_within(left_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
     """Measure what the driver itself costs, if there is time for two starts of an engine.
 
-    That is on the study's second cell: the first is there to see that anything runs.
+    It uses the study's second cell: the first is there to see that anything runs.
     """
     out, cells = paths.root / "compare.json", expand(study)
     if out.exists() or left_s < 2 * cell_s or len(cells) < 2 or cells[1].engine != "vllm":
