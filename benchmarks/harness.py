@@ -3,8 +3,8 @@
     make bench-harness            (or: python -m benchmarks.harness [--cells 2] [--agreement-runs 1])
 
 Both measure the same cells on the same requests, one pass per cell. The loop starts `vllm.benchmarks.throughput` anew
-for each cell, as users do. It prints both times and their ratio, and where the pipeline's time goes. For one cell it
-prints the pipeline's total tokens/s beside vLLM's own benchmark, in one process (as the pipeline runs on a CPU) and in
+for each cell, as users do. The output is both times and their ratio, and where the pipeline's time goes; and for one
+cell the pipeline's total tokens/s beside vLLM's own benchmark, in one process (as the pipeline runs on a CPU) and in
 vLLM's default processes, to show what the choice of one process changes.
 """
 

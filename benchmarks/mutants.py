@@ -3,7 +3,7 @@
     python -m benchmarks.mutants analyse.limits [--sample 60]        (all modules that compute: make mutants)
 
 Each mutant runs in its own process, with those of the module's tests and doctests that call the changed function,
-the fastest first, until one fails. It prints the mutants that survive, and a row of docs/mutants.md.
+the fastest first, until one fails. The output is the mutants that survive, and a row of docs/mutants.md.
 """
 
 import argparse

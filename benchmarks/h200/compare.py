@@ -1,4 +1,4 @@
-"""What the driver itself costs on one cell: the cost of the device trace, and the pipeline beside vLLM's own benchmark.
+"""What the driver itself costs on one cell: the device trace, and the pipeline beside vLLM's own benchmark.
 
     python3 -m benchmarks.h200.compare --study STUDY.yaml --cell CELL --out compare.json
 

@@ -1,4 +1,4 @@
-"""What else loads the host while a cell is measured."""
+"""Load by other programs on the host while a cell is measured."""
 
 import contextlib
 import os

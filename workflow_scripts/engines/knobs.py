@@ -248,7 +248,7 @@ class VllmServeKnobs(VllmKnobs, Load):
 
 
 class OpenAiKnobs(Load, Knobs):
-    """A server of config/endpoints.yaml, and the load on it. Its own settings stand in its command there."""
+    """A server of config/endpoints.yaml, and the load on it. The server's own settings are in its command there."""
 
     codes: ClassVar[dict[str, str]] = {"endpoint": "at-", **Load.load_codes}
 

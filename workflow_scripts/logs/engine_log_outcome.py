@@ -75,7 +75,7 @@ _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
             r"|requires? (?:only |the cache )?(?:--)?block[ _-]size|--block-size=\d+ requires|reduce --block-size"
             r"|supports? (?:only )?.{0,30}?block[ _-]?size|\bdivide .{0,20}?block[ _-]size"
             r"|share no supported .{0,20}?block[ _-]size"
-            r"|: \['?block_size not supported'?\]"  # in quotes where the study itself chose the backend
+            r"|: \['?block_size not supported'?\]"  # in quotes if the study itself chose the backend
         ),
     ),
 )

@@ -55,7 +55,7 @@ class DecodeGroup:
         >>> [group.steps_with(blocks, step=1) for blocks in range(4)]
         [1, 3, 5, 7]
         """
-        # Each sequence takes one block per as many steps as a block has tokens.
+        # Each sequence takes one block every `block_size` steps.
         cycles, left = divmod(blocks, self.size)
         steps = cycles * self._block_size
         while (taken := self._by_remainder[(step + steps) % self._block_size]) <= left:

@@ -81,7 +81,7 @@ def _why_not(known: pd.DataFrame, knob: str) -> str:
 
 
 def _up_to(known: pd.DataFrame, knob: str) -> str:
-    """For max-num-seqs: from which value on something else is the limit, and how many prompts more would need."""
+    """For max-num-seqs: from which value on something else is the limit, and how many prompts would fill more."""
     if knob != "knob_max_num_seqs":
         return ""
     numbers = known.astype(dict.fromkeys(["running_peak", "max_num_seqs", "full_share", "prompts_to_fill"], float))

@@ -228,7 +228,7 @@ def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLength
 
 
 def _shares(work: StepWork, constants: StepConstants) -> Record:
-    """Shares of reading, computing and overhead, as if each took place after the other."""
+    """Shares of reading, computing and overhead, as if they came one after the other."""
     steps, read_bytes, flops = work.totals()
     memory_s, arithmetic_s = read_bytes / constants.memory_bytes_per_s, flops / constants.flop_per_s
     overhead_s = steps * constants.step_overhead_s

@@ -1,1 +1,1 @@
-"""Everything a cell needs before a device is held: models, workloads, device facts, predictions."""
+"""Everything a cell needs before it occupies a device: models, workloads, device facts, predictions."""

@@ -49,7 +49,7 @@ class StudyPaths:
         return self.root / "prepared" / "devices" / f"{gpu}.json"
 
     def batch(self, gpu: str, key: str) -> Path:
-        """Which cells share a job of a cluster."""
+        """Which cells share a cluster job."""
         return self.root / "batches" / gpu / f"{key}.json"
 
     def ended(self, gpu: str) -> Path:

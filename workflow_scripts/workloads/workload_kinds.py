@@ -212,7 +212,7 @@ class SharedPrefixWorkload(SharedTextWorkload):
 
 
 class MultiTurnWorkload(SharedTextWorkload):
-    """Conversations: each turn's prompt holds all former prompts and answers, and what the user says next.
+    """Conversations: each turn's prompt holds all earlier prompts and answers, and what the user says next.
 
     Answers are random tokens too, because an engine's own are not known beforehand. A prefix cache therefore finds the
     previous prompt but not the previous answer.
