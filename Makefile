@@ -1,5 +1,5 @@
-# `make help` lists what can be made. Nothing has to be set up first: what a target needs is installed
-# into $(VENV) from the locks in envs/, once per change of a lock.
+# `make help` lists the targets. No set-up is needed: what a target needs is installed into $(VENV) from the locks in
+# envs/, once per change of a lock.
 
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
@@ -10,7 +10,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 # Rules call `python` and other commands by name; they must be those of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
-# Modules stay compiled between commands, which halves their start, also where the machine's default is otherwise.
+# Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-slurm test-cuda lint env tools lock bench-harness bench-analysis bench-plan mutants clean-env
@@ -23,15 +23,15 @@ demo: $(VENV)/cpu.installed ## run the demo study on this machine's CPU (CORES=a
 	$(BIN)/snakemake --cores $(CORES) $(ARGS)
 	@echo "The report: $(CURDIR)/results/demo/report.html"
 
-# Real engines and clusters need the machine for themselves, the other tests do not. 5: pytest found none to run.
-test: $(VENV)/dev.installed ## run all tests (ARGS="-k page" for some of them, ARGS="-m 'not slurm'" for all but the long ones)
+# Real engines and clusters need the whole machine, the other tests do not. Exit code 5: pytest found no test to run.
+test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS="-m 'not slurm'": all but the long ones)
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile tests/unit workflow_scripts $(ARGS) || test $$? = 5
 	$(BIN)/pytest tests/integration $(ARGS) || test $$? = 5
 
-test-slurm: $(VENV)/dev.installed ## run only those on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
+test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
 
-test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install cuda and test what needs no GPU there (9 GB, some minutes)
+test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install the CUDA environment and test what needs no GPU (9 GB, some minutes)
 	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)
 
 lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
@@ -47,7 +47,7 @@ env: $(if $(filter cuda,$(ENV)),$(CUDA_VENV),$(VENV))/$(ENV).installed ## instal
 tools: ## install the Debian packages that some tests need
 	envs/tools.sh
 
-lock: ## resolve all locks again (ARGS=--upgrade for the newest versions allowed)
+lock: ## resolve all locks again (ARGS=--upgrade: take the newest allowed versions)
 	envs/setup.sh compile uv $(VENV) $(ARGS)
 	envs/setup.sh compile cpu $(VENV) $(ARGS)
 	envs/setup.sh compile dev $(VENV) $(ARGS)
@@ -59,20 +59,20 @@ bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs p
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
 	$(BIN)/python -m benchmarks.analysis $(ARGS)
 
-bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with cells
+bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
 MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
 	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/predict/%.py,kv_capacity engine_memory capacity_of_cells) \
 	workflow_scripts/physics/formulas.py workflow_scripts/physics/model_facts.py))))
 
-mutants: $(VENV)/dev.installed ## change the code that computes in small ways and count what its tests notice (MUTATED=formulas)
+mutants: $(VENV)/dev.installed ## make small changes to the code that computes and count those that its tests notice (MUTATED=formulas)
 	@for module in $(MUTATED); do $(BIN)/python -m benchmarks.mutants $(ARGS) $$module; done
 
 clean-env: ## delete the environments that make has installed
 	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg))
 
-# One empty file for each lock that an environment holds.
+# One empty file per lock that is installed in an environment.
 SETUP := envs/setup.sh envs/uv.txt
 INSTALL = envs/setup.sh install $(basename $(@F)) $(@D) && touch $@
 

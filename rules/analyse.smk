@@ -2,7 +2,7 @@
 
 
 rule measured_cells:
-    """One row a cell and repeat, with everything measured of it; nothing is held against its ceilings yet."""
+    """One row per cell and repeat, with everything measured; nothing is compared with its ceilings yet."""
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("analyse.cells"),
@@ -52,7 +52,7 @@ rule limits:
 
 
 rule waste:
-    """KV memory that holds no token: paged, contiguous, padded, and as HuggingFace reserves it."""
+    """KV memory without tokens: paged, contiguous, padded, and as HuggingFace reserves it."""
     input:
         cells=table("cells"),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
@@ -75,7 +75,7 @@ rule waste:
 
 
 rule ratios:
-    """The speed-up of each device over each other, beside what the devices can do."""
+    """The speed-up of each device over each other, beside the rates of the devices."""
     input:
         cells=table("cells"),
         devices=lambda wildcards: device_records(),
@@ -204,7 +204,7 @@ rule capacity:
 
 
 rule predictions:
-    """What every cell was predicted to do, beside what it did."""
+    """The prediction of every cell beside its measurement."""
     input:
         cells=table("cells"),
         plan=PATHS.plan / "plan.parquet",
@@ -227,7 +227,7 @@ rule predictions:
 
 
 rule claims:
-    """What others published, held against limits, arithmetic and this study; asked for where the study names claims."""
+    """Published claims, compared with limits, arithmetic and this study; made only if the study names claims."""
     input:
         tables=[table(name) for name in TABLES if name != "claims"],
         published=PUBLISHED,

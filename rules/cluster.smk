@@ -1,8 +1,8 @@
-"""Cluster: cells in batches, one Slurm job a batch, and everything else but preparation on the login node.
+"""Cluster: cells in batches, one Slurm job per batch. All else except preparation runs on the login node.
 
-A batch's job has one marker as its output and no cell: Snakemake deletes the outputs of a job that fails, and nothing
-that was measured may be lost because another cell of the batch failed. A cell is done when its outcome is there, so a
-second call makes batches of the others. workflow_scripts/cluster/batches.py says what a batch is.
+The job of a batch has one marker as its output, not its cells: Snakemake deletes the outputs of a job that fails, and
+no measurement may be lost because another cell of the batch failed. A cell is done when its outcome is there, so a
+second call makes batches of the other cells. workflow_scripts/cluster/batches.py says what a batch is.
 """
 
 from workflow_scripts.cluster.attempt import Attempt
@@ -57,7 +57,7 @@ if workflow.is_main_process:
     for batch in batches(cells_to_measure(), definitions, CELLS_PER_JOB):
         BATCHES.setdefault(batch.gpu, []).append(batch)
         write_batch(PATHS.batch(batch.gpu, batch.key), batch)
-        # A batch of pending cells is not done, whatever became of it before.
+        # A batch of pending cells is not done, however it ended before.
         marker(batch.gpu, batch.key).unlink(missing_ok=True)
 
 
@@ -72,7 +72,7 @@ def needed_by_batch(wildcards):
 
 
 def batch_resource(name):
-    """A resource of a batch's job as a function, as Snakemake asks for it; None where the site does not set it."""
+    """A resource of a batch's job as a function, as Snakemake expects it; None if the site does not set it."""
 
     def resource(wildcards, attempt):
         return batch_resources(wildcards.gpu, wildcards.key, attempt).get(name)
@@ -88,7 +88,7 @@ def planned_limits_s():
 
 @cache
 def batch_resources(gpu, key, attempt):
-    """Resources of a batch's attempt; of the cells that are still to be measured, if there are any."""
+    """Resources of a batch's attempt, for the cells that are still to be measured, if there are any."""
     cells = read_batch(PATHS.batch(gpu, key))
     left = [cell for cell in cells if not is_current(cell)]
     avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("*")]
@@ -98,14 +98,14 @@ def batch_resources(gpu, key, attempt):
 
 
 rule measure_batch:
-    """Measure some cells in one allocation; a cell that fails stops no other, and what has an outcome is kept."""
+    """Measure some cells in one allocation; a cell that fails stops no other, and every outcome is kept."""
     input:
         needed_by_batch,
     output:
         touch(marker("{gpu}", "{key}")),
     log:
         PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
-    # The processes inside a job read this too, and would try again there, with the same node and limit.
+    # The processes inside a job read this too. They would try again there, on the same node with the same limit.
     retries: SITE.attempts - 1 if workflow.is_main_process else 0
     conda:
         ENGINE_ENVIRONMENT
@@ -131,7 +131,7 @@ rule measure_batch:
 if BATCHES:
 
     rule ended_cells:
-        """Which cells of a GPU have ended, once its batches have; of GPUs without a batch the list is there already."""
+        """Which cells of a GPU have ended, once its batches have; for GPUs without a batch the list already exists."""
         input:
             lambda wildcards: [marker(batch.gpu, batch.key) for batch in BATCHES[wildcards.gpu]],
         output:

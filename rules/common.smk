@@ -52,28 +52,29 @@ if STUDY.claims:
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 
-# What every command is told. Not in the rules' own text, where a study under another path would look like other code.
+# What every command gets. If it were in the text of the rules, a study under another path would look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
 COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
 if not workflow.deployment_settings.deployment_method:
     COMMAND_ENVIRONMENT += [f"PATH={quote(str(Path(sys.executable).parent))}:$PATH"]
 shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 
-# The slurm profile sets it: then cells are measured in batches, as rules/cluster.smk says.
+# Set by the slurm profile; then cells are measured in batches (rules/cluster.smk).
 CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
 
-# Snakemake tells a workflow its targets only after reading it. Its jobs, which are other processes, are told by this.
+# Snakemake tells a workflow its targets only after reading it. This variable tells its jobs, which are other
+# processes.
 if "partial_report" in sys.argv:
     os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 # Targets for which it does not matter which devices this machine has.
 MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report"}
 
-# What rules/cluster.smk fills: batches of cells by GPU, where preparing is queued, and rules that need a node.
+# Filled by rules/cluster.smk: batches of cells by GPU, where preparing is queued, and rules that need a node.
 BATCHES = {}
 PREPARE_RESOURCES = {}
 ON_NODES = ["measure"]
-# What rules/measure.smk fills: cells that this machine has no device for, and the same in words.
+# Filled by rules/measure.smk: cells that this machine has no device for, and the same in words.
 LEFT = {}
 WHY_LEFT = ""
 
@@ -84,8 +85,8 @@ def one_of(names):
     return "|".join(re.escape(name) for name in sorted(set(names)))
 
 
-# An off-grid target is an error at once, not a job that fails. Knobs are looked up, as `cell_id` does: thousands of them
-# in a pattern would cost more than all the rest of planning.
+# A target outside the grid is an error at once, not a job that fails. Knobs are looked up by `cell_id` instead: a
+# pattern of thousands of them would cost more than the rest of planning.
 wildcard_constraints:
     gpu=one_of(cell.gpu for cell in CELLS.values()),
     engine=one_of(cell.engine for cell in CELLS.values()),
@@ -120,13 +121,13 @@ def prepared_workload(cell_id):
 
 
 def prepared_models(cell_id):
-    """Those of the cell's model and of the model that drafts for it, if one does."""
+    """Those of the cell's model and of its draft model, if it has one."""
     cell = CELLS[cell_id]
     return [prepared_model(model) for model in (cell.model, cell.knobs.draft_model) if model is not None]
 
 
 def needed_to_measure(wildcards):
-    """The prepared files of a cell; none if it is measured and they are not there, as with cells of another host."""
+    """The prepared files of a cell; none if it is measured and they are missing, as for cells of another host."""
     cell = cell_id(wildcards)
     files = [*prepared_models(cell), prepared_workload(cell)]
     if not all(file.exists() for file in files) and is_current(cell):
@@ -135,7 +136,7 @@ def needed_to_measure(wildcards):
 
 
 def is_current(cell):
-    """Whether the cell's outcome is there and is that of its present definition."""
+    """Whether the cell's outcome is there and matches its present definition."""
     return is_outcome_of(PATHS.outcome(cell), definition_sha256(definition(cell)))
 
 
@@ -144,7 +145,7 @@ def outcomes_of(gpu):
 
 
 def device_records():
-    """Records of the devices' rates; none is asked for where all cells of a device were measured on another host."""
+    """Records of the devices' rates; none for a device whose cells were all measured on another host."""
     only_known = PARTIAL or CELLS_PER_JOB
     wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
     return [PATHS.device(gpu) for gpu in wanted]
@@ -159,5 +160,5 @@ def table(name):
 
 
 def written(name, of=""):
-    """Both files of a table, by the names `table` and `csv`; with another name in front where a rule writes two."""
+    """Both files of a table, by the names `table` and `csv`, with another name in front if a rule writes two tables."""
     return {f"{of}table": table(name), f"{of}csv": table(name).with_suffix(".csv")}

@@ -1,10 +1,10 @@
-"""Ended: parsing takes the cells that there are. In batches and for a partial report, no job makes a cell's outcome."""
+"""Ended: parsing takes the cells that exist. In batches and for a partial report, no job makes a cell's outcome."""
 
 from workflow_scripts.cluster.batches import ended_cells, write_ended
 
 
 def measured_outcomes(gpu):
-    """A list of the cells that have ended. Its path is always the same: another set of inputs would parse them again."""
+    """A list of the cells that have ended. Its path never changes, because other inputs would parse the cells again."""
     return [PATHS.ended(gpu)]
 
 

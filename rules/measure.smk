@@ -1,6 +1,6 @@
-"""Measure: one job a cell, which holds the device.
+"""Measure: one job per cell, which holds the device.
 
-The rule does not depend on the measuring code: editing a comment there never repeats a GPU hour. It depends on the
+The rule does not depend on the measuring code, so editing a comment there never repeats GPU hours. It depends on the
 cell's definition, which carries the version of the measuring protocol. Inputs are `ancient`, so that results copied
 from another machine are not measured again because of their times.
 """
@@ -11,7 +11,7 @@ from workflow_scripts.study.outcome import never_ran
 
 measured_outcomes = outcomes_of
 
-# With `--jobs`, which other machines need, jobs find their devices where they run.
+# With `--jobs`, which is for other machines, jobs find their devices where they run.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
 if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     found = gpus_here()
@@ -39,7 +39,7 @@ rule measure:
         PATHS.cell(CELL_PATTERN) / "measure.log",
     conda:
         ENGINE_ENVIRONMENT
-    # All cores of a local run: nothing else may load the machine while a cell is timed.
+    # All cores of a local run, because nothing else may load the machine while a cell is timed.
     threads: workflow.resource_settings.cores or 1
     resources:
         host_device=1,

@@ -1,8 +1,8 @@
-"""Parse: raw evidence of all cells of a GPU becomes rows of typed facts, in one job a GPU."""
+"""Parse: raw evidence of all cells of a GPU becomes rows of typed facts, in one job per GPU."""
 
 
 rule parse:
-    """Read the evidence of one GPU's cells; unchanged cells are taken over from the last time."""
+    """Read the evidence of one GPU's cells; unchanged cells are taken over from the previous call."""
     input:
         outcomes=lambda wildcards: measured_outcomes(wildcards.gpu),
         code=sources("parse.cell_tables"),

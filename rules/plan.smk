@@ -1,4 +1,4 @@
-"""Plan: what every cell should do and cost, before anything is queued; no GPU, no engine and no prepared file."""
+"""Plan: predict speed and cost of every cell before anything is queued, without GPU, engine or prepared files."""
 
 
 rule plan:
@@ -17,7 +17,7 @@ rule plan:
 
 
 rule predict_cells:
-    """What every cell should do, for the report to hold against what it did."""
+    """Predictions for every cell, which the report compares with the measurements."""
     input:
         devices=lambda wildcards: device_records(),
         calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),

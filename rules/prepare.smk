@@ -1,11 +1,11 @@
 """Prepare: everything that a cell needs before a device is held.
 
-What is prepared carries a key of its definition in its name, so that it never changes under a measured cell.
+Prepared files have a key of their definition in their name, so that they never change under a measured cell.
 """
 
 
 rule prepare_model:
-    """A model folder that an engine can be started on: configuration and tokenizer."""
+    """A model folder that an engine can start from: configuration and tokenizer."""
     output:
         config=PATHS.model("{model}", "{key}") / "config.json",
         manifest=PATHS.model("{model}", "{key}") / "model_manifest.json",
@@ -28,7 +28,7 @@ rule prepare_model:
 
 
 rule prepare_workload:
-    """The requests of a workload, tokenised for a model, and others to warm up with."""
+    """The requests of a workload, tokenised for a model, and others for the warm-up."""
     input:
         model=lambda wildcards: ancient(prepared_model(wildcards.model)),
     output:
@@ -61,7 +61,7 @@ rule prepare:
 
 
 rule check_study:
-    """Whether the installed engines take the study's settings; needs no GPU, and no other target asks for it."""
+    """Whether the installed engines take the study's settings; needs no GPU, and no other target runs it."""
     log:
         PATHS.root / "logs/check_study.log",
     conda:
@@ -71,7 +71,7 @@ rule check_study:
 
 
 rule prepare_device:
-    """The rates at which a device copies, reads and multiplies: what its cells are held against."""
+    """The rates at which a device copies, reads and multiplies, which limit its cells."""
     output:
         PATHS.device("{gpu}"),
     log:
@@ -90,7 +90,7 @@ rule prepare_device:
 
 
 rule predict_capacity:
-    """KV blocks, tokens and concurrency of every cell, as they should come out."""
+    """Predicted KV blocks, tokens and concurrency of every cell."""
     input:
         PUBLISHED,
     output:
