@@ -35,7 +35,7 @@ include: "rules/present.smk"
 if LEFT:
 
     rule all:
-        """The report of the study; it fails once that is drawn, since cells were left out."""
+        """Draw the report of the study, then fail, because cells were left out."""
         default_target: True
         input:
             PATHS.report,
@@ -51,20 +51,20 @@ if LEFT:
 else:
 
     rule all:
-        """The report of the study, every cell measured."""
+        """Measure every cell of the study and draw its report."""
         default_target: True
         input:
             PATHS.report,
 
 
 rule partial_report:
-    """The report of what there is; cells that have not ended are shown as missing."""
+    """Draw the report of the cells that have ended; the others are shown as missing."""
     input:
         PATHS.report,
 
 
 rule status:
-    """What became of every cell: counts, and the reason and the log of each that is not ok."""
+    """Print the outcome of every cell: counts, and the reason and log of each cell that is not ok."""
     log:
         PATHS.root / "logs/status.log",
     conda:
@@ -74,7 +74,7 @@ rule status:
 
 
 rule archive_study:
-    """Study file, locks, cells, tables, report and code in one archive, with hashes and an RO-Crate."""
+    """Pack study file, locks, cells, tables, report and code into one archive, with hashes and an RO-Crate."""
     input:
         PATHS.report,
     output:

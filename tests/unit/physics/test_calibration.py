@@ -120,7 +120,7 @@ def test_those_of_the_project_can_be_read_and_met_what_they_were_not_fitted_to()
         found = read_calibration(path)
         assert found.gpu == path.stem == get_gpu(found.gpu).name
         assert all(engine.model in load_models() for engine in found.engines.values())
-        # Three constants a device, whatever runs on it, and all cells of all engines that it was tested on.
+        # Three constants per device, whatever runs on it, and all cells of all engines that it was tested on.
         assert len({engine.constants for engine in found.engines.values()}) == 1
         assert sum(len(engine.quality.fitted) for engine in found.engines.values()) <= 5
         held_out = np.abs([error for engine in found.engines.values() for error in engine.quality.held_out.values()])
