@@ -2,9 +2,9 @@
 
     python -m workflow_scripts.measure.batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
 
-Each cell is a command of its own, with its own log and its own end: one that fails stops no other. What the allocation
-saves is shared: the wait in the queue, the node's page cache, the compile cache and the warm parent of the engines.
-Cells that have their outcome already, from an earlier attempt or another job, are left alone.
+Each cell runs as its own command with its own log and exit status: a cell that fails does not stop the others. The
+cells share what an allocation saves: the wait in the queue, the node's page cache, the compile cache and the warm
+parent of the engines. A cell that already has its outcome, from an earlier attempt or another job, is skipped.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from workflow_scripts.study.study_file import StudyError, load_study
 
 
 def measure_batch(study_file: Path, paths: StudyPaths, cells: Sequence[str], attempt: int, attempts: int) -> list[str]:
-    """Measure cells in turn; return those that have no outcome afterwards.
+    """Measure cells one after another; return those that have no outcome afterwards.
 
-    On a node with the wrong device the rest is not tried.
+    If the node has the wrong device, the remaining cells are not tried.
     """
     failed = []
     for number, cell in enumerate(cells, start=1):
@@ -47,7 +47,7 @@ def _measure_one(study_file: Path, paths: StudyPaths, cell: str, attempt: int, a
 
 
 def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None:
-    """Measure the device's own rates while it is held, unless they are known; cells do not depend on them."""
+    """Measure the device's own rates while the job holds it, unless they are known; cells do not depend on them."""
     if record.exists():
         return
     command = [sys.executable, "-m", "workflow_scripts.measure.device_speed", "--gpu", gpu, "--out", str(record)]

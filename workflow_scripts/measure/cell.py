@@ -4,9 +4,10 @@
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
-`outcome.json` beside it. A cell that the engine refuses, that breaks the engine or that takes too long is a result:
-it ends as an outcome and exit 0. A fault of the infrastructure (a killed process, a full disk) is exit 1, and so is the
-time limit while `--attempts` are left. The wrong device is exit 3: a cell that never ran has not ended.
+`outcome.json` beside it. If the engine refuses the cell, breaks on it or takes too long, that is a result: the command
+writes an outcome and exits with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk),
+and for a time limit that was reached while `--attempts` are left. It exits with 3 on the wrong device, without an
+outcome, because the cell never ran.
 """
 
 import argparse
@@ -51,11 +52,11 @@ ONLY_ATTEMPT = Attempt()
 def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT) -> int:
     """Measure a cell and write its folder; return the exit status.
 
-    The wrong device is exit 3, and a time limit that is reached in an attempt that is not the last is exit 1.
+    The status is 3 on the wrong device, and 1 if an attempt other than the last reached the time limit.
 
     Raises:
         StudyError: the cell's model or workload was not prepared.
-        ForkServerError: the process that was to measure it could not be started.
+        ForkServerError: the process that should measure the cell could not be started.
     """
     folder = paths.cell(cell)
     definition = cell_definition(study, cell, resolved_models(study))
@@ -136,7 +137,7 @@ def _note_wrong_node(folder: Path, reason: str) -> None:
 
 @contextlib.contextmanager
 def cell_lock(path: Path) -> Iterator[None]:
-    """Let one process at a time measure a cell, of whatever job and on whatever host that shares the results."""
+    """Let only one process at a time measure a cell, across all jobs and all hosts that share the results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, mode=0o666)
     try:
@@ -160,7 +161,7 @@ def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
 
 
 def _report_failure(evidence: Path, exit_status: int) -> None:
-    """Keep the end of the engine's log in this command's own, and leave no half evidence behind."""
+    """Copy the end of the engine's log to this command's log, and leave no incomplete evidence behind."""
     how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
     log = (evidence / "engine.log").read_text(encoding="utf-8", errors="replace").splitlines()
     print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
@@ -174,7 +175,7 @@ def _is_done(study: Study, cell: Cell, paths: StudyPaths) -> bool:
 
 
 def find_cell(study: Study, cell_id: str) -> Cell:
-    """The cell of that id.
+    """The cell with that id.
 
     Raises:
         StudyError: the grid of the study has no such cell.

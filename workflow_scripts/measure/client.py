@@ -1,8 +1,8 @@
-"""The client of a server: vLLM's own serving benchmark, called from Python on exactly the requests of the workload.
+"""The client of a server: vLLM's own serving benchmark, called from Python with exactly the requests of the workload.
 
-`vllm.benchmarks.serve.benchmark` sends the requests when they are due and streams the answers. What it sums up counts
-latency from the moment a request was sent; the records here hold the scheduled arrival too, so that time spent waiting
-in the client counts.
+`vllm.benchmarks.serve.benchmark` sends the requests when they are due and streams the answers. Its own summary counts
+latency from the moment when a request was sent. The records here also hold the scheduled arrival, so that time spent
+waiting in the client counts.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ BACKEND = "kvsweep"
 class Target:
     """A server as a client sees it.
 
-    `extra_body`: further fields of each request, such as what makes it generate on past an end token.
+    `extra_body`: further fields of each request, such as one that makes it generate past an end token.
     """
 
     address: Address
@@ -42,19 +42,19 @@ def send(
     users: int | None,
     log: Path,
 ) -> list[RequestRecord]:
-    """Send all requests and return their records, in the order of `requests`; a failed one has its `error`.
+    """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
 
     Args:
         prompts: what is sent for each request, token ids or text.
-        arrivals_s: when each is due, in seconds from the first.
-        users: most requests under way at once; None: no limit.
-        log: what the benchmark prints is added here.
+        arrivals_s: when each request is due, in seconds after the first.
+        users: maximum number of requests in flight at once; None: no limit.
+        log: file to which the benchmark's output is appended.
     """
-    # The session of the benchmark would ask a proxy of the environment, as nothing else that talks to the server does.
+    # The benchmark's session would use a proxy from the environment; nothing else that talks to the server does.
     os.environ |= {"NO_PROXY": "*", "no_proxy": "*"}
     with log.open("a", encoding="utf-8", buffering=1) as out, contextlib.redirect_stdout(out):
         outputs, began_s = asyncio.run(_benchmark(target, requests, prompts, arrivals_s, users))
-    # With users alone a request is there when one of them is free; its place in the file is no arrival.
+    # With a number of users only, a request arrives when a user is free; its position in the file is no arrival time.
     closed_loop = users is not None and not any(arrivals_s)
     records = []
     for request, due_s in zip(requests, arrivals_s, strict=True):
@@ -70,7 +70,7 @@ async def _benchmark(
     arrivals_s: Sequence[float],
     users: int | None,
 ) -> tuple[dict[str, Any], float]:
-    """What became of each request, by its id, and the moment from which arrivals count."""
+    """The output of each request by its id, and the moment from which arrivals count."""
     from vllm.benchmarks import serve
     from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
@@ -110,7 +110,7 @@ async def _benchmark(
         profile=False,
         selected_percentile_metrics=["ttft", "tpot", "itl", "e2el"],
         selected_percentiles=[50.0, 90.0, 99.0],
-        ignore_eos=False,  # that is among the fields of the body, where the server knows it
+        ignore_eos=False,  # `extra_body` holds it, if the server knows it
         goodput_config_dict={},
         max_concurrency=users,
         lora_modules=None,
@@ -119,13 +119,14 @@ async def _benchmark(
         ready_check_timeout_sec=0,
         self_timed=True,
     )
-    # A request is never handed out before it is due, so the promptest one tells when the clock of arrivals began.
+    # A request is never handed out before it is due, so the one with the least delay shows when the clock of arrivals
+    # began.
     handed_out_s = [outputs[s.request_id].start_time - outputs[s.request_id].client_queue_time for s in samples]
     return outputs, min(at - due_s for at, due_s in zip(handed_out_s, arrivals_s, strict=True))
 
 
 def _record(request: Request, output: Any, arrival_s: float) -> RequestRecord:
-    # The benchmark's clock is the performance counter, an offset away from the monotonic one (none on Linux).
+    # The benchmark uses the performance counter, which differs from the monotonic clock by an offset (0 on Linux).
     offset_s = time.monotonic() - time.perf_counter()
     first_s = output.start_time + output.ttft + offset_s if output.success else None
     return RequestRecord(

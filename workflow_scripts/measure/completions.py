@@ -1,7 +1,7 @@
 """One streamed completion, as the client sees it: when each piece of the answer came, and what the server counted.
 
-vLLM's benchmark has a function for this, and calls this one in its place: that one sends fields that servers other
-than vLLM refuse, and passes over counts that come with the last piece of an answer.
+vLLM's benchmark has a function for this, but calls this one instead: its own function sends fields that servers other
+than vLLM refuse, and ignores counts that come with the last piece of an answer.
 """
 
 import json
@@ -15,7 +15,7 @@ MOST_WORDS_OF_AN_ERROR = 300
 
 
 async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
-    """Send one request and read the answer; `vllm.benchmarks` says what goes in and out.
+    """Send one request and read the answer; `vllm.benchmarks` defines the types of arguments and result.
 
     Args:
         asked: a `RequestFuncInput`.
@@ -23,8 +23,8 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
         pbar: not used.
 
     Returns:
-        A `RequestFuncOutput`. The times are of the performance counter, from the moment of sending; `itl` has the times
-        between pieces. Counts are those of the server's usage report.
+        A `RequestFuncOutput`. Times are from the performance counter and count from the moment of sending; `itl` has
+        the times between pieces. Counts are those of the server's usage report.
     """
     from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 
@@ -58,7 +58,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
         if not pieces_s:
             if ended_s is None:
                 raise ServerError("the answer has no text")
-            # Tokens that no text stands for, such as halves of a character: the client sees but the end of the answer.
+            # Tokens without text, such as half a character: the client sees only the end of the answer.
             pieces_s.append(ended_s)
         if not output.output_tokens:
             raise ServerError("the answer does not say how many tokens it has")
@@ -72,7 +72,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """What a line of the stream of server-sent events says; None where it says nothing.
+    """The content of a line in the stream of server-sent events; None if it has none.
 
     >>> _event(b'data: {"choices": []}'), _event(b'data: [DONE]'), _event(b': ping')
     ({'choices': []}, None, None)
@@ -87,7 +87,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_piece(event: dict[str, Any]) -> bool:
-    """Whether an event brings a token: its text may be empty, but not where it only ends the answer with the counts.
+    """Whether an event brings a token: its text may be empty, unless the event only ends the answer with the counts.
 
     >>> counts = {"completion_tokens": 3}
     >>> [_is_piece({"choices": [{"text": text}], "usage": counts}) for text in ("a", "")]

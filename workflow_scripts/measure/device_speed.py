@@ -2,8 +2,8 @@
 
     python -m workflow_scripts.measure.device_speed --gpu cpu-all --out results/demo/prepared/devices/cpu-all.json
 
-A CPU is measured on exactly the cores that its cells use; every device under the lock that its cells take. Reading is
-a matrix-vector product of a float32 matrix larger than the last-level cache: what decoding does with weights.
+A CPU is measured on exactly the cores that its cells use. Every device is measured under the lock that its cells take.
+Reading is a matrix-vector product with a float32 matrix larger than the last-level cache, as decoding reads weights.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RUNS = 20
 RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
 COLUMNS = 4096
 ROW_BYTES = 4 * COLUMNS
-CACHES = 4  # a working set of so many last-level caches finds next to nothing there
+CACHES = 4  # a working set of this many last-level caches finds almost nothing in the cache
 MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 WORKING_SET_MIN_BYTES = {"cpu": 2**28, "cuda": 2**30}
 ARITHMETIC: tuple[FlopDtype, ...] = ("fp32", "tf32", "bf16", "fp16")
@@ -52,7 +52,7 @@ class Operation:
 
 
 def working_set_bytes(device: str, cache_bytes: int | None, memory_bytes: float) -> int:
-    """Bytes of the matrix that is copied and read: larger than the caches, an eighth of the memory at most.
+    """Bytes of the matrix that is copied and read: larger than the caches, at most an eighth of the memory.
 
     >>> working_set_bytes("cpu", 32 * 2**20, 16 * 2**30) // 2**20
     256
@@ -68,14 +68,14 @@ def working_set_bytes(device: str, cache_bytes: int | None, memory_bytes: float)
 def operations(
     device: str, set_bytes: int, side: int, arithmetic: Sequence[FlopDtype], reread: Sequence[int] = ()
 ) -> dict[str, Operation]:
-    """What is timed, by name: `copy`, `read`, `read-BYTES` of smaller sets, and a matrix product for each arithmetic.
+    """What is timed, by name: `copy`, `read`, `read-BYTES` for smaller sets, and one matrix product per arithmetic.
 
     Args:
         device: `cpu` or `cuda`.
         set_bytes: size of the matrix to copy and read, a multiple of `ROW_BYTES`.
         side: rows and columns of the matrices to multiply.
         arithmetic: names of the products; `tf32` is a product of float32 matrices that may be rounded to TF32.
-        reread: bytes of the smaller sets to read over and over, so that they may stay in caches.
+        reread: bytes of the smaller sets to read repeatedly, so that they may stay in caches.
     """
     import torch
 
@@ -116,9 +116,9 @@ def time_runs(
     run_min_s: float = RUN_MIN_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Samples]:
-    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one.
+    """Time each operation `runs` times, in turns, so that a disturbance does not hit all runs of one operation.
 
-    A first call of each is not counted; a second one tells how many calls make a run of `run_min_s`.
+    The first call of each operation is not counted; the second shows how many calls a run of `run_min_s` needs.
     """
 
     def call_s(operation: Operation, calls: int) -> float:
@@ -144,7 +144,7 @@ def time_runs(
 
 
 def step_bytes(study: Study, gpu: Gpu, device: Mapping[str, Any]) -> list[int]:
-    """Bytes of weights that a decode step reads, of each model of the study on the device; unknown models left out."""
+    """Bytes of weights that a decode step reads, for each model of the study on the device, except unknown models."""
     models, sizes = load_models(), set()
     for name in resolved_models(study):
         with contextlib.suppress(ModelFactsError):
@@ -154,7 +154,7 @@ def step_bytes(study: Study, gpu: Gpu, device: Mapping[str, Any]) -> list[int]:
 
 
 def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
-    """Sizes in bytes of the sets that a CPU reads over and over: each twice the last, and those of the models.
+    """Sizes in bytes of the sets that a CPU reads repeatedly: a series in which each doubles, and those of the models.
 
     >>> [size // 2**20 for size in sets_to_read(2**26, [20 * 2**20, 2**30])]
     [4, 8, 16, 20, 32]
@@ -165,12 +165,12 @@ def sets_to_read(largest: int, of_models: Sequence[int]) -> list[int]:
 
 
 def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
-    """Measure the device that this process got; nothing else may use it meanwhile.
+    """Measure the device that this process has; nothing else may use it meanwhile.
 
     A CPU also reads as many bytes as a decode step of each of the study's models.
 
     Raises:
-        WrongDeviceError: it is not `gpu`.
+        WrongDeviceError: the device is not `gpu`.
     """
     found = found_device(gpu)
     if gpu.kind == "cpu":
@@ -186,7 +186,7 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     else:
         device, threads, synchronize = "cuda", None, torch.cuda.synchronize
         cache_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        # What a GPU has no units for, it emulates, slowly.
+        # A GPU emulates arithmetic for which it has no units, slowly.
         arithmetic = tuple(name for name in ARITHMETIC if name in (gpu.dense_flop_per_s or {}))
     set_bytes = working_set_bytes(device, cache_bytes, found["memory_total_bytes"])
     of_models = step_bytes(study, gpu, found) if study else []

@@ -1,4 +1,4 @@
-"""What the measuring code asks of an engine, and the engines that there are."""
+"""The interface between the measuring code and an engine, and the list of engines."""
 
 import importlib
 import math
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from workflow_scripts.measure.forkserver import Preload
 
-# Folder below the evidence for what an engine needs only while it runs.
+# Folder below the evidence for files that an engine needs only while it runs.
 SCRATCH = "scratch"
 RESET_LIMIT_S = 5.0
 _RESET_POLL_S = 0.05
@@ -31,9 +31,9 @@ class RequestRecord:
     """What happened to one request; times in seconds of the host's monotonic clock, None where unknown.
 
     `output_tokens` counts tokens really generated for the request: no padding, nothing past its own length.
-    `queued_s` is the scheduled arrival: of a request to a server it may lie before `sent_s`. `itl_s` holds the times
-    between the pieces of a streamed answer; a piece is one token, but for a client or server that falls behind.
-    A request with an `error` counts for nothing.
+    `queued_s` is the scheduled arrival; for a request to a server it may lie before `sent_s`. `itl_s` holds the times
+    between the pieces of a streamed answer; a piece is one token, unless client or server falls behind.
+    A request with an `error` is not counted.
     """
 
     request_id: str
@@ -56,10 +56,10 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Everything that an engine is started with.
+    """Everything that an engine needs to start.
 
-    `cores` are those of a CPU device, `host_cores` all that this process may use. What an engine writes beside its log
-    goes to `evidence`. `endpoint` is a server as config/endpoints.yaml has it, for the engine that needs one.
+    `cores` are those of a CPU device, `host_cores` all that this process may use. Files that an engine writes besides
+    its log go to `evidence`. `endpoint` is a server from config/endpoints.yaml, for the engine that needs one.
     """
 
     model_dir: Path
@@ -87,13 +87,13 @@ class Engine(Protocol):
         ...
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests that do not count, all at once: a server too, but for a limit of its users."""
+        """Serve requests that do not count, all at once; for a server up to the limit of its users."""
         ...
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Serve all requests and return when the last one is done.
 
-        They are there from the beginning; those to a server arrive as the load says.
+        All requests are there from the beginning, except that requests to a server arrive as the load says.
         """
         ...
 
@@ -106,11 +106,11 @@ class Engine(Protocol):
         ...
 
     def metrics(self) -> dict[str, Any]:
-        """The engine's own counters and gauges now; empty where it has none."""
+        """The engine's own counters and gauges now; empty if it has none."""
         ...
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """The steps of the scheduler since the last call; times on the monotonic clock."""
+        """The scheduler's steps since the last call, with times of the monotonic clock."""
         ...
 
     def stop(self) -> None:
@@ -119,14 +119,14 @@ class Engine(Protocol):
 
 
 class CacheHeldError(RuntimeError):
-    """What an earlier pass left in the prefix cache could not be forgotten."""
+    """The prefix cache could not be cleared of an earlier pass's entries."""
 
 
 def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S) -> None:
-    """Try until an engine says that its prefix cache is empty; it refuses while a request still holds blocks.
+    """Try until an engine says that its prefix cache is empty; an engine refuses while a request still holds blocks.
 
     Raises:
-        CacheHeldError: it has not said so after `limit_s`.
+        CacheHeldError: the engine has not said so after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     while not attempt():
@@ -139,14 +139,15 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S)
 
 
 _VLLM_MODULES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
-# vLLM's users have what vLLM sets in a process on import (variables, torch's backends), users of transformers do not.
+# On import vLLM changes its process (variables, torch's backends). Users of vLLM have these changes, users of
+# transformers do not.
 _VLLM = Preload(_VLLM_MODULES)
 _HF = Preload(("torch", "transformers", "transformers.modeling_utils"))
-# The client is a part of vLLM, but the server that it starts is nobody's child but the user's.
+# The client is a part of vLLM, but a server that it starts must not inherit vLLM's variables: a user's does not.
 _VLLM_CLIENT = Preload(_VLLM_MODULES, with_variables=False)
 
-# Where an engine is, and what the process has imported that is forked for it. The class is imported only when a cell
-# needs it: one engine's libraries may be absent where another is measured.
+# The module and class of each engine, and what the process has imported that is forked for it. The class is imported
+# only when a cell needs it: the libraries of other engines may be absent.
 _ENGINES = {
     "vllm": ("workflow_scripts.measure.vllm_offline:VllmOffline", _VLLM),
     "vllm-serve": ("workflow_scripts.measure.vllm_serve:VllmServe", _VLLM),
@@ -157,12 +158,12 @@ _ENGINES = {
 
 
 def preload_of(name: str) -> Preload:
-    """What is imported before a cell of the engine of that name is forked."""
+    """What is imported before a cell of this engine is forked."""
     return _ENGINES[name][1]
 
 
 def make_engine(name: str, setup: EngineSetup) -> Engine:
-    """The engine of that name, not started yet."""
+    """The engine with that name, not started yet."""
     module, _, kind = _ENGINES[name][0].partition(":")
     engine: Engine = getattr(importlib.import_module(module), kind)(setup)
     return engine

@@ -1,4 +1,4 @@
-"""Tell what an engine cannot do from what went wrong, by its own words."""
+"""Distinguish what an engine cannot do from what went wrong, by the engine's error messages."""
 
 import re
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from workflow_scripts.measure.engine import CacheHeldError
 from workflow_scripts.measure.server_http import ServerTimeoutError
 from workflow_scripts.study.outcome import Verdict
 
-# Causes that no second try removes: the configuration does not fit the engine or the device.
+# Causes that a second attempt does not remove: the configuration does not fit the engine or the device.
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
-# An engine says with these that it refuses its arguments.
+# Exceptions with which an engine refuses its arguments.
 _REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
-# These are told as late as at first use. By torch: the engine was built without a kernel, or without one for this GPU.
-# By transformers: its paged cache holds no whole request.
+# Errors that may come as late as at first use. Torch: the engine was built without a kernel, or without one for this
+# GPU. Transformers: its paged cache is too small for a whole request.
 _CANNOT = (
     "'_OpNamespace' ",
     "no kernel image is available for execution on the device",
     "No requests can be scheduled and no requests can be offloaded",
     "could not create a primitive",  # oneDNN has no implementation
-    "() expected at most 0 argument(s)",  # vLLM was built with the name of an operator alone
+    "() expected at most 0 argument(s)",  # vLLM was built with only the name of an operator
 )
-# A kernel refuses in the words of whoever wrote it. They count where they say both that it does not take something and
-# that this is a type, an instruction set or a shape. That tensors of the engine do not fit each other ("must have the
-# same dtype", "expected Float but found Half") is the engine's own fault.
+# Every kernel has its own wording for a refusal. A message counts if it says both that something is not accepted and
+# that this is a type, an instruction set or a shape. If tensors of the engine do not fit each other ("must have the
+# same dtype", "expected Float but found Half"), that is the engine's own fault.
 _KERNEL_ERRORS = ("RuntimeError", "NotImplementedError")
 _OF_KERNELS = (
     r"\b(?:dtype|data ?type|(?:b?float|bf|fp|mxfp|nvfp)\d|half\b|u?int[48]|w\d+a\d+|avx|amx|vnni|isa\b"
@@ -37,12 +37,12 @@ _TAKEN = re.compile(
     rf"(?i)\b(?:expects?\b.* to be|must be|only supports?|supports? only|only supported)\b.*{_OF_KERNELS}"
     r"|\bExpected \w+ % \d+ == 0 to be true"
 )
-# So vLLM says that its core or a rank is gone, where it knows no more.
+# vLLM's messages that its core or a rank has ended, if it knows no more.
 _GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor failed")
 
 
 def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
-    """What a failed start is, and why in the engine's own words."""
+    """Classify a failed start, and give the reason in the engine's own words."""
     if isinstance(error, ServerTimeoutError):
         return "timeout", str(error)
     status, words = _cause(error, log)
@@ -51,9 +51,9 @@ def start_failure(error: Exception, log: Path) -> tuple[Verdict, str]:
 
 
 def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
-    """What a failure in mid-run is; None where a process of the engine is gone and left no word why.
+    """Classify a failure during a run; None if a process of the engine ended without giving a reason.
 
-    That is a fault of the infrastructure, like the death of the measuring process itself: the job has to be repeated.
+    That is a fault of the infrastructure, like the death of the measuring process itself: the job must be repeated.
     """
     if isinstance(error, CacheHeldError):
         return "invalid", str(error)
@@ -64,7 +64,7 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
 
 
 def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, str]:
-    """What a pass is in which requests failed, and why: their errors, None where there was none, and the log."""
+    """Classify a pass in which requests failed, and say why, from the log and each request's error (None: no error)."""
     failed = [error for error in errors if error]
     words = f"{len(failed)} of {len(errors)} requests failed; the first: {failed[0]}"
     found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
@@ -89,15 +89,15 @@ def _a_kernel_refuses(words: str) -> bool:
 
 
 def _name(words: str) -> str:
-    """The class of the exception that an error's words begin with."""
+    """The name of the exception class at the beginning of an error message."""
     return words.partition(":")[0].rpartition(".")[2]
 
 
 def _cause(error: Exception, log: Path) -> tuple[str | None, str]:
-    """Status and words of the cause.
+    """Status and message of the cause.
 
-    An engine in processes of its own raises an error here that only says where to look, so the cause is read from its
-    log; `error` itself counts where the log has none.
+    An engine in separate processes raises an error here that only says where to look, so the cause is read from its
+    log; if the log has none, `error` itself counts.
     """
     found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
     if found and found.error:

@@ -1,11 +1,10 @@
 """A small fork server: imports an engine's libraries once, then forks a child for each job.
 
-Importing vLLM takes 20 to 30 s, forking a process that has imported it takes milliseconds. The first measuring
-command on a host that needs certain libraries starts the server that has them, and no others; it ends by itself when it
-has had nothing to do for a while. Each job is a session of its own, with its own log, and dies with the command that
-asked for it: the server holds one connection a job and kills the whole session, with all process groups in it, when the
-connection ends. The server imports none of the pipeline's own code that measures, so that every child runs it as it is
-on disk.
+Importing vLLM takes 20 to 30 s; forking a process that has imported it takes milliseconds. The first measuring
+command on a host that needs certain libraries starts a server with exactly these. The server ends by itself after some
+time without work. Each job is a session of its own, with its own log, and ends with the command that asked for it: the
+server holds one connection per job and kills the whole session, with all its process groups, when the connection ends.
+The server does not import the pipeline's measuring code, so that every child runs it as it is on disk.
 
     python -m workflow_scripts.measure.forkserver SOCKET --preload torch,transformers --idle-s 120
 """
@@ -37,12 +36,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class ForkServerError(RuntimeError):
-    """The fork server could not be started or went away before the job began."""
+    """The fork server could not be started, or ended before the job began."""
 
 
 @dataclass(frozen=True)
 class Preload:
-    """Modules to import before a job, in this order, and whether the job has the variables that they set on import."""
+    """Modules to import before a job, in this order, and whether the job gets the variables that they set on import."""
 
     modules: tuple[str, ...]
     with_variables: bool = True
@@ -50,7 +49,7 @@ class Preload:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: its exit status (negative: killed by that signal), or None when its time was up."""
+    """How a job ended: its exit status (negative: killed by that signal), or None if it reached the time limit."""
 
     exit_status: int | None
 
@@ -63,12 +62,12 @@ def run(
 ) -> Ended:
     """Run `module.main(argv)` in a forked child whose output goes to `log`; wait for its end.
 
-    The child's environment is `env`, and what the preloaded modules set that is not in it. The child and everything it
-    started are killed when `time_limit_s` is over, or when this process goes away. The limit counts from the fork, not
-    from the start of the server.
+    The child's environment is `env`, plus variables that the preloaded modules set and `env` lacks. The child and
+    everything that it started are killed after `time_limit_s`, or when this process ends. The limit counts from the
+    fork, not from the start of the server.
 
     Raises:
-        ForkServerError: no server could be started, or it went away during the job.
+        ForkServerError: no server could be started, or it ended during the job.
     """
     job = {
         "module": module,
@@ -84,7 +83,7 @@ def run(
                 replies = server.makefile("rb")
                 began = replies.readline()
             except ConnectionError:
-                continue  # it was idle and ended just as we asked
+                continue  # the server was idle and ended at the moment of the request
             if not began:
                 continue
             server.settimeout(time_limit_s)
@@ -108,7 +107,7 @@ def _runtime_dir() -> Path:
 
 def _socket_path(modules: Sequence[str]) -> Path:
     # One server per environment, checkout, cluster job and set of libraries: a job's processes end with the job, and
-    # what one engine's libraries set in a process is not what another engine's users have.
+    # the libraries of one engine must not change the process of another engine.
     key = "\0".join((sys.prefix, str(CHECKOUT), os.environ.get("SLURM_JOB_ID", ""), *modules))
     return _runtime_dir() / f"fork-{hashlib.sha256(key.encode()).hexdigest()[:12]}.sock"
 
@@ -122,7 +121,7 @@ def _connection(modules: Sequence[str]) -> Iterator[socket.socket]:
     path = _socket_path(modules)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with connection:
-        # Only one command at a time looks for a server, so that two never start two.
+        # Only one command at a time looks for a server, so that two commands never start two servers.
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _connects(connection, path):
@@ -176,7 +175,7 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
     for module in modules:
         importlib.import_module(module)
     set_on_import = {name: value for name, value in os.environ.items() if name not in before}
-    gc.freeze()  # the collector of a child then leaves the shared pages alone
+    gc.freeze()  # so that a child's garbage collector does not touch the shared pages
     with selectors.DefaultSelector() as events, listener:
         events.register(listener, selectors.EVENT_READ)
         jobs: dict[int, _Job] = {}
@@ -193,7 +192,7 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
                         events.register(job.connection, selectors.EVENT_READ, job)
                         events.register(job.pidfd, selectors.EVENT_READ, job)
                 elif key.data.pid in jobs:
-                    # Either the child has ended, or the command that asked for it has gone away.
+                    # Either the child has ended, or the command that asked for it.
                     job = jobs.pop(key.data.pid)
                     events.unregister(job.connection)
                     events.unregister(job.pidfd)
@@ -230,8 +229,8 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _end(job: _Job) -> None:
-    # Kill what the child left behind, or the child itself when its command is gone.
-    os.kill(job.pid, signal.SIGKILL)  # it is waited for below, so its number is still its own
+    # Kill what the child left behind, or the child itself if its command has ended.
+    os.kill(job.pid, signal.SIGKILL)  # not waited for yet, so the process id is still the child's
     _kill_session(job.pid)
     _, status = os.waitpid(job.pid, 0)
     os.close(job.pidfd)
@@ -241,7 +240,7 @@ def _end(job: _Job) -> None:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill all processes of a session, whatever their groups and parents, until none is left that was not killed."""
+    """Kill all processes of a session, whatever their groups and parents, and repeat until no new one is found."""
     killed: set[int] = set()
     while members := _session(leader) - killed:
         for pid in members:
@@ -252,7 +251,7 @@ def _kill_session(leader: int) -> None:
 
 def _session(leader: int) -> set[int]:
     members = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is asked for
+    for name in os.listdir("/proc"):  # noqa: PTH208 - only names are needed
         with contextlib.suppress(ProcessLookupError, ValueError):
             if os.getsid(int(name)) == leader:
                 members.add(int(name))

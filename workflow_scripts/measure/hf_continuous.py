@@ -12,7 +12,7 @@ RESULT_TIMEOUT_S = 1.0
 
 
 class HfContinuous:
-    """The manager behind `generate_batch`, asked directly because only it takes an output length a request."""
+    """The manager behind `generate_batch`, called directly because only it accepts an output length per request."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
@@ -26,7 +26,7 @@ class HfContinuous:
         self._model = load_hf_model(self._setup)
         self._manager = self._model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1),
-            # Blocks shared between requests would make a repeat measure the cache of the one before.
+            # With blocks shared between requests a repeat would measure the cache of the previous one.
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, **self._setup.knobs),
         )
         self._note_steps()
@@ -48,9 +48,9 @@ class HfContinuous:
         self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Hand in all requests at once and collect them as they end."""
+        """Submit all requests at once and collect them as they end."""
         self._pass += 1
-        # The manager's times are of the performance counter, an offset away from the monotonic clock.
+        # The manager's times are from the performance counter, which differs from the monotonic clock by an offset.
         offset_s = time.monotonic() - time.perf_counter()
         for r in requests:
             self._manager.add_request(
@@ -79,9 +79,9 @@ class HfContinuous:
         return self._manager.batch_processor.cache
 
     def _note_steps(self) -> None:
-        """Look at the scheduler and the cache at the end of each step of the generation thread.
+        """Record the state of the scheduler and the cache at the end of each step of the generation thread.
 
-        What requests need in a step is given to them before it, and taken back from those that end after this look.
+        Requests get the blocks for a step before it. The blocks of requests that end are freed after the recording.
         """
         step = self._manager._generation_step
 
@@ -106,11 +106,11 @@ class HfContinuous:
         """Block sharing is off, so nothing is kept between repeats."""
 
     def metrics(self) -> dict[str, Any]:
-        """Torch's peak memory on a GPU; `transformers` publishes no counters of its own here."""
+        """Torch's peak memory on a GPU; `transformers` has no counters of its own here."""
         return device_memory(self._setup)
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """One record a step, from its end: what the scheduler holds and how much of the cache is given out."""
+        """One record per step, from its end: what the scheduler holds and how much of the cache is allocated."""
         taken, self._steps = self._steps, []
         return taken
 

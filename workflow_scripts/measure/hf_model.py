@@ -1,4 +1,4 @@
-"""A `transformers` model for the HF engines: weights from the hub, or seeded random ones from a config alone."""
+"""A `transformers` model for the HF engines: weights from the hub, or seeded random ones from only a config."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
 
 
 def device_memory(setup: EngineSetup) -> dict[str, Any]:
-    """Peak memory that torch's allocator gave out since the last call, where the device is a GPU."""
+    """Peak memory that torch's allocator allocated since the last call, if the device is a GPU."""
     if setup.device_kind == "cpu":
         return {}
     import torch

@@ -1,4 +1,4 @@
-"""HuggingFace `generate()` on static batches: left-padded, with masks, the batch waits for its longest request."""
+"""HuggingFace `generate()` on static batches: left-padded, with masks; the batch waits for its longest request."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,8 @@ class HfStatic:
         from transformers import GenerationConfig
 
         self._model = load_hf_model(self._setup)
-        # A model's own may end sequences early, and penalize or suppress tokens in each step, which vLLM is not asked.
+        # A model's own configuration may end sequences early, and penalize or suppress tokens in each step; vLLM is
+        # not asked to do this either.
         self._model.generation_config = GenerationConfig()
         return {
             "batch_size": self._batch_size,
@@ -60,7 +61,7 @@ class HfStatic:
 
         def note_step(*_: Any, **__: Any) -> Any:
             if device.type == "cuda":
-                torch.cuda.synchronize()  # a token is there when the device has made it, not when it was told to
+                torch.cuda.synchronize()  # a token counts when the device has computed it, not when it was launched
             times_s.append(time.monotonic())
             slots.append(cache.layers[0].keys.shape[-2])
             return torch.zeros(len(batch), dtype=torch.bool, device=device)
@@ -111,7 +112,7 @@ class HfStatic:
             slots[-1] * len(batch)
         )
         for step, (made_s, row_slots) in enumerate(zip(times_s, slots, strict=True), start=1):
-            # A row that has all its tokens is still computed until the batch ends, but serves nobody.
+            # A row that has all its tokens is still computed until the batch ends, but for no use.
             live = [r for r in batch if step <= r.output_tokens]
             self._steps.append(
                 {
@@ -126,7 +127,7 @@ class HfStatic:
             )
 
     def reset(self) -> None:
-        """Nothing stays between batches: each has a cache of its own."""
+        """Do nothing: each batch has its own cache."""
 
     def metrics(self) -> dict[str, Any]:
         """Padding so far, and torch's peak memory on a GPU."""
@@ -137,12 +138,12 @@ class HfStatic:
         }
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """One record a decoding step of a batch."""
+        """One record per decoding step of a batch."""
         taken, self._steps = self._steps, []
         return taken
 
     def stop(self) -> None:
-        """Nothing runs outside this process."""
+        """Do nothing: nothing runs outside this process."""
 
 
 def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server: one that the catalogue says how to start, or one that runs already."""
+"""Any OpenAI-compatible server: started with a command of the catalogue, or already running."""
 
 import os
 import secrets
@@ -58,7 +58,7 @@ class OpenAiEndpoint(Serving):
         return server, target, endpoint.health_path
 
     def _model_dir(self) -> Path:
-        """The model's folder, or one with random weights in it: a server other than vLLM does not make them up."""
+        """The model's folder, or one with random weights in it: servers other than vLLM do not create these."""
         setup = self._setup
         if setup.load_format != "dummy" or self._endpoint.command is None:
             return setup.model_dir
@@ -86,17 +86,17 @@ class OpenAiEndpoint(Serving):
         return AutoTokenizer.from_pretrained(self._setup.model_dir)
 
     def stop(self) -> None:
-        """End the server: by its own command, where the catalogue has one, then its processes."""
+        """End the server with its own command, if the catalogue has one, and then end its processes."""
         if self._last_command is not None:
             self._last_command.run(STOP_LIMIT_S)
         super().stop()
 
 
 def text_of_as_many_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """Text that a server with this tokenizer reads as about as many tokens, from the beginning of what these say.
+    """Decode tokens to text that a server with this tokenizer reads as about the same number of tokens.
 
-    Random tokens decode to text that is often read as more of them; then the end is cut off. Special tokens that the
-    tokenizer adds count too. No text may be read as exactly as many, so the server's own count is the one that counts.
+    The text of random tokens is often read as more tokens; then its end is cut off. Special tokens that the tokenizer
+    adds count too. Sometimes no text gives exactly this number, so results use the server's own count.
     """
     text = str(tokenizer.decode(token_ids))
     for _ in range(MOST_CUTS):

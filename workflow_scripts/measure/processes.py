@@ -1,4 +1,4 @@
-"""A server as a process group of its own, which ends with all that it started."""
+"""A server in its own process group, which ends with all processes that it started."""
 
 import contextlib
 import ctypes
@@ -23,8 +23,8 @@ WATCH_S = 0.2
 class ServerProcess:
     """The leader of a process group in this process's session, started by `forked` or `command`.
 
-    It writes to this process's standard output and error, the engine's log, and is killed when this process dies. What
-    it started is in the session of the cell, which the fork server kills when the cell ends, however it ends.
+    It writes to this process's standard output and error, the engine's log, and is killed when this process dies.
+    Processes that it started are in the session of the cell; the fork server kills this session whenever the cell ends.
     """
 
     def __init__(self, pid: int) -> None:
@@ -41,7 +41,7 @@ class ServerProcess:
         if pid == 0:
             _run(body, parent)
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # here and in the child: whoever comes first
+            os.setpgid(pid, pid)  # here and in the child, whichever comes first
         return cls(pid)
 
     @classmethod
@@ -69,7 +69,7 @@ class ServerProcess:
     def guarded(self) -> Iterator[None]:
         """While the body runs, kill the rest of the group as soon as its leader has ended.
 
-        A child that was forked from it holds its listening socket, and whoever connects would wait for ever.
+        A child forked from the leader holds its listening socket, so that a client that connects would wait for ever.
         """
         over = threading.Event()
 
@@ -88,7 +88,7 @@ class ServerProcess:
             watcher.join()
 
     def stop(self) -> None:
-        """End the whole group: politely, then by force."""
+        """End the whole group: first with a request to end, then by force."""
         self._signal(signal.SIGTERM)
         _wait(lambda: self.ended() is not None, TERM_GRACE_S)
         self._signal(signal.SIGKILL)
@@ -112,18 +112,18 @@ class ServerProcess:
 
 
 class LastCommand:
-    """A command that runs once: when it is told to, or when this process is gone, even if that was killed by force.
+    """A command that runs once: when `run` is called, or when this process ends, even if it was killed by force.
 
-    It waits outside the session of the cell, so that it is not killed with that.
+    It waits outside the session of the cell, so that it is not killed with the session.
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        # The shell reads until the other end of its input is closed, which this process alone holds.
+        # The shell reads until the other end of its input is closed; only this process holds that end.
         words = ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh", *argv]
         self._waiting = subprocess.Popen(words, stdin=subprocess.PIPE, env=dict(environment), start_new_session=True)
 
     def run(self, limit_s: float) -> None:
-        """Let it run and wait for its end; kill it where it takes longer than `limit_s`."""
+        """Run the command and wait for its end; kill it if it takes longer than `limit_s`."""
         try:
             self._waiting.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -132,13 +132,13 @@ class LastCommand:
 
 
 def _run(body: Callable[[], None], parent: int) -> None:
-    """The life of the child."""
+    """Run `body` in the child, then end the child."""
     status = 1
     try:
         os.setpgid(0, 0)
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() == parent:  # else it died before it was watched
+        if os.getppid() == parent:  # otherwise the parent died before the child could be tied to it
             body()
             status = 0
     except SystemExit as e:

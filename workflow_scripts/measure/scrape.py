@@ -1,4 +1,4 @@
-"""A server's Prometheus metrics: as the offline engine names them, and its queues about once a second."""
+"""A server's Prometheus metrics, under the names of the offline engine, and its queues about once a second."""
 
 import threading
 import time
@@ -10,9 +10,9 @@ from workflow_scripts.measure.server_http import Address
 INTERVAL_S = 1.0
 # Labels that say which server, not which number.
 _SERVER_LABELS = ("model_name", "engine")
-# What Prometheus' own client tells of the server's interpreter.
+# Metrics of the server's Python process that Prometheus' own client adds.
 _OF_THE_PROCESS = ("python_", "process_")
-# Gauges of vLLM, TGI and SGLang -> the column of a step; the queues as they are when asked.
+# Gauges of vLLM, TGI and SGLang -> the column of a step. They give the queues at the moment of the request.
 _QUEUES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -35,7 +35,7 @@ def read_metrics(address: Address) -> dict[str, Any]:
 
 
 def parse_metrics(text: str) -> dict[str, Any]:
-    """Metrics of Prometheus' text format: numbers, and of histograms `count`, `sum` and `buckets`.
+    """Read metrics in Prometheus' text format: numbers, and for histograms `count`, `sum` and `buckets`.
 
     A counter has the name that vLLM's own interface gives it, without `_total`.
 
@@ -48,7 +48,7 @@ def parse_metrics(text: str) -> dict[str, Any]:
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError:
-        return {}  # not in this format: another page lies at this address
+        return {}  # not in this format: there is another page at this address
     for family in families:
         if family.name.startswith(_OF_THE_PROCESS):
             continue
@@ -72,7 +72,7 @@ def parse_metrics(text: str) -> dict[str, Any]:
 
 
 def queues(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The queues among a server's metrics; of ranks that each tell their own, the longest.
+    """The queues among a server's metrics; if several ranks report theirs, the longest.
 
     >>> queues({"sglang:num_running_reqs{engine_type=unified,tp_rank=0}": 3.0, "vllm:num_requests_waiting": 1.0})
     {'running': 3, 'waiting': 1}
@@ -85,7 +85,7 @@ def queues(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Scraper:
-    """Asks a server for its queues about once a second, from a thread, while it is a context."""
+    """A context manager that asks a server for its queues about once a second, from a thread."""
 
     def __init__(self, address: Address, interval_s: float = INTERVAL_S) -> None:
         self._address = address
@@ -106,7 +106,7 @@ class Scraper:
         while True:
             asked_s = time.monotonic()
             if step := queues(read_metrics(self._address)):
-                # The moment of the answer lies between the question and now.
+                # The server answered at some moment between the question and now.
                 self.steps.append({"time_s": (asked_s + time.monotonic()) / 2, **step})
             if self._stop.wait(max(0.0, asked_s + self._interval_s - time.monotonic())):
                 return

@@ -19,14 +19,14 @@ from workflow_scripts.workloads.arrivals import Load
 
 LOOPBACK = "127.0.0.1"
 CLIENT_LOG = "client.log"
-# A connection that breaks is seen before the end of the process that broke it.
+# A broken connection is noticed before the end of the process that broke it.
 END_IS_SEEN_S = 0.5
 
 
 class Serving:
-    """A server under load; subclasses say how it is launched and what it is asked.
+    """A server under load; subclasses define how it is launched and what is sent to it.
 
-    The client is this process. On a CPU it runs on the cores that the device leaves over, if there are any.
+    The client is this process. On a CPU it runs on the cores that are not the device's, if there are any.
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -37,7 +37,7 @@ class Serving:
         self._target: Target
 
     def _launch(self) -> tuple[ServerProcess | None, Target, str]:
-        """Start the server, if it is this process's to start; give what to ask it and its path of health."""
+        """Start the server, if this process has to start it; return it, the target of requests and its health path."""
         raise NotImplementedError
 
     def _effective(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Serving:
         return self._server.ended() if self._server else None
 
     def _client_cores(self) -> dict[str, Any]:
-        """Move this process off the device's cores, where the machine has others."""
+        """Move this process off the device's cores, if the machine has others."""
         if self._setup.device_kind != "cpu" or self._server is None:
             return {}
         others = sorted(set(self._setup.host_cores) - set(self._setup.cores))
@@ -72,7 +72,7 @@ class Serving:
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Send the requests as the load says, and watch the server's queues meanwhile.
 
-        A request that failed has its `error`, which says so if the server is gone.
+        A request that failed has an `error`; if the server has ended, the `error` says so.
         """
         records = self._send(requests, self._load.arrivals_s([r.arrival_s for r in requests], self._setup.seed))
         if any(record.error for record in records):
@@ -101,7 +101,7 @@ class Serving:
         return records
 
     def reset(self) -> None:
-        """Nothing is known of how to empty this server's cache."""
+        """Do nothing: how to empty this server's cache is not known."""
 
     def metrics(self) -> dict[str, Any]:
         """The server's own metrics, and the CPU time of the client so far."""
@@ -109,18 +109,18 @@ class Serving:
         return {**read_metrics(self._target.address), "client_cpu_s": used.ru_utime + used.ru_stime}
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """The server's queues, about once a second; these are no steps of its scheduler and count no tokens."""
+        """The server's queues, about once a second; these are not scheduler steps and have no token counts."""
         taken, self._steps = self._steps, []
         return taken
 
     def stop(self) -> None:
-        """End the server and all that it started."""
+        """End the server and every process that it started."""
         if self._server is not None:
             self._server.stop()
 
 
 def free_port() -> int:
-    """A port of the loopback address that nothing listens on now."""
+    """A port of the loopback address on which nothing listens now."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -128,13 +128,13 @@ def free_port() -> int:
 
 
 def check_port_is_free(port: int) -> None:
-    """Make sure that no other server is measured in place of the one to be started.
+    """Make sure that no other server is measured instead of the one to be started.
 
     Raises:
         ServerError: something listens there.
     """
     with contextlib.closing(socket.socket()) as probe:
-        # As servers do: what an earlier one left in TIME_WAIT does not take the port.
+        # As servers do: a connection that an earlier server left in TIME_WAIT does not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -143,7 +143,7 @@ def check_port_is_free(port: int) -> None:
 
 
 def address_on(port: int, api_key: str | None) -> Address:
-    """A server of this machine, reachable from this machine alone."""
+    """The address of a server on this machine, reachable from this machine only."""
     return Address(f"http://{LOOPBACK}:{port}", api_key)
 
 

@@ -1,4 +1,4 @@
-"""Plain requests to a server under measurement: health, metrics, small commands. No proxy is ever asked."""
+"""Plain requests to a server under measurement: health, metrics, small commands. They never use a proxy."""
 
 import json
 import time
@@ -15,7 +15,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerError(RuntimeError):
-    """The server ended, or does not answer as it should."""
+    """The server ended, or did not answer as expected."""
 
 
 class ServerTimeoutError(RuntimeError):
@@ -24,21 +24,21 @@ class ServerTimeoutError(RuntimeError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens and the key that it asks for. The key is in no text of this object."""
+    """Where a server listens and the key that it requires. No text form of this object shows the key."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """The headers of every request."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def call(self, path: str, body: Any = None, method: str | None = None) -> str:
-        """The text that the server answers.
+        """Send a request and return the text of the answer.
 
         Raises:
-            OSError: it cannot be reached, or answers with an error (`urllib.error.HTTPError`).
+            OSError: the server cannot be reached, or answers with an error (`urllib.error.HTTPError`).
         """
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base_url + path, data=data, method=method, headers=self.headers)
@@ -53,8 +53,8 @@ def wait_until_healthy(address: Address, path: str, ended: Callable[[], str | No
     """Wait until the server answers at `path`.
 
     Raises:
-        ServerError: it ended, as `ended` says.
-        ServerTimeoutError: it is not healthy after `limit_s`.
+        ServerError: the server ended; `ended` says how.
+        ServerTimeoutError: the server is not healthy after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     last = "no answer"

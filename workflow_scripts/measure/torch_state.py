@@ -1,4 +1,4 @@
-"""What a process has set in torch that changes how fast, or how exactly, a model runs in it."""
+"""Settings of torch in a process that change how fast, or how exactly, a model runs in it."""
 
 import os
 from typing import Any

@@ -1,9 +1,9 @@
-"""The device trace: memory, utilisation, power, energy, clocks and temperature, sampled from a process of its own.
+"""The device trace: memory, utilisation, power, energy, clocks and temperature, sampled by a separate process.
 
     python -m workflow_scripts.measure.trace --pid PID --kind cuda --out device_trace.jsonl
 
-writes one JSON object a line until it gets SIGTERM or the watched process is gone. The first line is a header.
-Times are in seconds on the host's wall and monotonic clocks, so that samples and requests can be put side by side.
+writes one JSON object per line until it gets SIGTERM or the watched process ends. The first line is a header.
+Times are in seconds on the host's wall and monotonic clocks, so that samples and requests can be aligned.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from workflow_scripts.common.command import run_command
 from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
-# Looking for child processes reads all of /proc: 7 ms of the machine that is measured. Once a second will do.
+# A scan for child processes reads all of /proc: 7 ms on the machine that is measured. Once a second is enough.
 SAMPLES_A_SCAN = 10
 
 Sample = dict[str, Any]
@@ -32,7 +32,7 @@ Sample = dict[str, Any]
 
 @contextlib.contextmanager
 def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
-    """Sample while the body runs, and a little past its end, so that the last second is covered.
+    """Sample while the body runs and shortly after its end, so that the last second is covered.
 
     Raises:
         RuntimeError: the sampler ended before its first sample.
@@ -40,7 +40,7 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
     command = [sys.executable, "-m", "workflow_scripts.measure.trace", "--pid", str(os.getpid()), "--kind", kind]
     sampler = subprocess.Popen([*command, "--gpus", str(gpus), "--out", str(out)], stdout=subprocess.PIPE)
     try:
-        # It says when the first sample is taken.
+        # The sampler prints a line after its first sample.
         if sampler.stdout is not None and not sampler.stdout.readline():
             raise RuntimeError("the device trace ended before its first sample; why stands above")
         yield
@@ -51,9 +51,9 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
 
 
 def gpu_sampler(gpus: int = 1) -> Callable[[], Sample]:
-    """Read GPUs through NVML: power, energy and throttling of all together, the rest of the first.
+    """Read GPUs through NVML: power, energy and throttling of all GPUs together, other values of the first GPU.
 
-    What a GPU does not support is left out of the sample.
+    A sample leaves out what a GPU does not support.
     """
     import pynvml
 
@@ -101,7 +101,7 @@ def process_sampler(pid: int) -> Callable[[], Sample]:
     def sample() -> Sample:
         nonlocal family, samples
         if samples % SAMPLES_A_SCAN == 0:
-            known = {process.pid: process for process in family}  # each keeps the CPU time of its last sample
+            known = {process.pid: process for process in family}  # each object keeps the CPU time of its last sample
             family = [known.get(p.pid, p) for p in [watched, *watched.children(recursive=True)] if p.pid != os.getpid()]
         samples += 1
         memory, cpu = 0, 0.0
@@ -137,13 +137,13 @@ def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float 
             if first:
                 print("sampling", flush=True)
                 first = False
-            # A late sample does not make the next ones hurry: gaps stay visible as gaps.
+            # After a late sample the next ones keep the interval, so that gaps stay visible.
             due = max(due + interval_s, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sample a device until told to stop."""
+    """Sample a device until SIGTERM."""
     parser = argparse.ArgumentParser(description="Sample the device of a process into a file of JSON Lines.")
     parser.add_argument("--pid", type=int, required=True, help="the process to watch; it must be this one's parent")
     parser.add_argument("--kind", choices=["cuda", "cpu"], required=True, help="cuda: by NVML; cpu: the process itself")

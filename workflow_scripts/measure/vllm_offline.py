@@ -9,7 +9,7 @@ from typing import Any
 from workflow_scripts.engines.knobs import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord, forget_prefixes
 
-# vLLM's variable for its layout; "0" is one process, unset a core in a process of its own.
+# vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
 
 
@@ -21,9 +21,9 @@ class VllmOffline:
         self._steps: list[dict[str, Any]] = []
 
     def start(self) -> dict[str, Any]:
-        """Start the engine. On a CPU one rank runs in this process; on a GPU it has its default process layout.
+        """Start the engine. On a CPU one rank runs in this process; on a GPU vLLM has its default process layout.
 
-        Where the job's own environment names a layout, that one is used.
+        If the job's environment names a layout, that layout is used.
         """
         knobs = VllmKnobs.model_validate(self._setup.knobs)
         draft_model = self._setup.draft_model_dir
@@ -46,7 +46,7 @@ class VllmOffline:
         return effective_settings(self._llm.llm_engine.vllm_config)
 
     def _layout(self, ranks: int) -> dict[str, Any]:
-        """Arguments that give the layout of a GPU on a CPU too, if that is asked for: one rank is in the core."""
+        """Arguments for the GPU's layout on a CPU, if it is asked for: a single rank runs in the engine core."""
         if self._setup.device_kind != "cpu" or os.environ[LAYOUT] == "0":
             return {}
         fork_the_engine_core()
@@ -54,7 +54,7 @@ class VllmOffline:
         return {"distributed_executor_backend": executor} if ranks == 1 else {}
 
     def _listen(self) -> None:
-        """Note each step that the engine core tells of, at the core's own time."""
+        """Record each step that the engine core reports, with the core's own time."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         steps, core = self._steps, self._llm.llm_engine.engine_core
@@ -71,7 +71,7 @@ class VllmOffline:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                # Tokens are counted on this side, right after what the core told of the step.
+                # Tokens are counted in this process, right after the core's report of the step.
                 if iteration_stats is not None:
                     steps[-1] |= step_record(scheduler_stats, iteration_stats)
 
@@ -85,7 +85,7 @@ class VllmOffline:
         core.get_output = noted
 
     def _watch_the_core(self) -> None:
-        """Put an error among the outputs of a core that is gone, for which vLLM would wait for ever."""
+        """If the core's process ends, put an error among its outputs; otherwise vLLM would wait for ever."""
         core = self._llm.llm_engine.engine_core
         reader = getattr(core, "output_queue_thread", None)
         if reader is None:  # the core is in this process
@@ -102,7 +102,7 @@ class VllmOffline:
         self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Generate greedily, each request exactly as many tokens as it asks for."""
+        """Generate greedily; each request gets exactly the number of tokens that it asks for."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -112,7 +112,7 @@ class VllmOffline:
             [SamplingParams(temperature=0.0, max_tokens=r.output_tokens, ignore_eos=True) for r in requests],
             use_tqdm=False,
         )
-        # What a core of its own process still did after the last answer of a pass is read at the start of the next.
+        # Steps that a core in its own process took after the last answer of a pass are read at the start of the next.
         self._steps[before:] = [step for step in self._steps[before:] if step["time_s"] >= began_s]
         return [request_record(request, output) for request, output in zip(requests, outputs, strict=True)]
 
@@ -126,7 +126,7 @@ class VllmOffline:
         return {_key(m): _value(m) for m in self._llm.get_metrics()}
 
     def take_steps(self) -> list[dict[str, Any]]:
-        """One record a step of the scheduler."""
+        """One record per step of the scheduler."""
         taken = self._steps[:]
         self._steps.clear()
         return taken
@@ -137,19 +137,19 @@ class VllmOffline:
 
 
 def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:
-    """Variables that vLLM is started with on the device of `setup`."""
+    """Environment variables with which vLLM starts on the device of `setup`."""
     environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_COLOR": "0", **knobs.environment()}
     if setup.device_kind != "cpu":
         return environment
     environment[LAYOUT] = "0"
     if knobs.ranks > 1:
-        # By itself vLLM wants a NUMA node for each rank.
+        # By default vLLM requires a NUMA node for each rank.
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(cores_of_ranks(setup.cores, knobs.ranks))
     return environment
 
 
 def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[str]:
-    """As many cores for each rank, as vLLM reads them; ranks take turns on the cores where there are fewer of those.
+    """An equal number of cores for each rank, in vLLM's format; if there are fewer cores than ranks, ranks share them.
 
     >>> cores_of_ranks([4, 5, 6, 7, 8], 2), cores_of_ranks([0, 1], 4)
     (['4,5', '6,7'], ['0', '1', '0', '1'])
@@ -161,7 +161,7 @@ def cores_of_ranks(cores: Sequence[int], ranks: int) -> list[str]:
 
 
 def fork_the_engine_core() -> None:
-    """Let vLLM fork its engine core, as it does on a GPU; on a CPU it would import everything again for 20 s."""
+    """Let vLLM fork its engine core, as it does on a GPU; on a CPU it would import everything again, for 20 s."""
     import multiprocessing
 
     import vllm.v1.engine.utils as engine_processes
@@ -171,7 +171,7 @@ def fork_the_engine_core() -> None:
 
 
 def effective_settings(config: Any) -> dict[str, Any]:
-    """What took effect, out of a `VllmConfig` of a running engine."""
+    """The settings that took effect, from the `VllmConfig` of a running engine."""
     cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
     speculation = config.speculative_config
     return {
@@ -197,14 +197,14 @@ def effective_settings(config: Any) -> dict[str, Any]:
 
 
 def _attention_backend(config: Any) -> str | None:
-    """Names of the backends that the model's layers have, where they are in this process; else the log tells."""
+    """Names of the backends of the model's layers if these are in this process; otherwise the log has them."""
     layers = config.compilation_config.static_forward_context.values()
     names = {layer.attn_backend.get_name() for layer in layers if hasattr(layer, "attn_backend")}
     return ", ".join(sorted(names)) or None
 
 
 def step_record(scheduler_stats: Any, iteration_stats: Any) -> dict[str, Any]:
-    """What a step did, out of a `SchedulerStats` and an `IterationStats`, which may be None."""
+    """What a step did, from a `SchedulerStats` and an `IterationStats`; the latter may be None."""
     prefix = scheduler_stats.prefix_cache_stats
     return {
         "running": scheduler_stats.num_running_reqs,
@@ -219,7 +219,7 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> dict[str, Any]:
 
 
 def request_record(request: Request, output: Any) -> RequestRecord:
-    """What happened to a request, out of a `RequestOutput`; 0.25.1 counts no preemptions of a single request."""
+    """What happened to a request, from a `RequestOutput`; 0.25.1 does not count preemptions per request."""
     stats = output.metrics
     return RequestRecord(
         request_id=request.request_id,

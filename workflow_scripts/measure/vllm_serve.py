@@ -18,7 +18,7 @@ EFFECTIVE = "effective.json"
 
 
 class VllmServe(Serving):
-    """The API server in a fork of this process, which has vLLM imported, and its engine core in another."""
+    """The API server in a fork of this process, which has imported vLLM, and its engine core in another fork."""
 
     def _launch(self) -> tuple[ServerProcess, Target, str]:
         port, api_key = free_port(), new_api_key()
@@ -42,20 +42,20 @@ class VllmServe(Serving):
             "load_format": "dummy" if self._setup.load_format == "dummy" else "auto",
             "dtype": self._setup.dtype,
             "seed": self._setup.seed,
-            # A checkpoint may set penalties, which are work that the other engines are not asked to do.
+            # A checkpoint may set penalties, which would be extra work that the other engines do not have.
             "generation_config": "vllm",
             "host": LOOPBACK,
             "port": port,
             **({"trust_remote_code": True} if self._setup.trust_remote_code else {}),
             **knobs.engine_arguments(None if self._setup.draft_model_dir is None else str(self._setup.draft_model_dir)),
         }
-        # A line a request would be the client's load on the server's log.
+        # A log line per request would be extra load on the server.
         return [*command_line(arguments), "--disable-uvicorn-access-log", "--enable-mfu-metrics"]
 
     def _environment(self, api_key: str) -> dict[str, str]:
-        # The key is set in the running child, so no list of processes and no command line shows it. The paths of
-        # development are what empties the prefix cache between repeats. An API server always has its engine core in
-        # another process; that multiprocessing is off on a CPU keeps the worker in that one.
+        # The key is set in the running child, so that no process list and no command line shows it. The development
+        # endpoints are needed to empty the prefix cache between repeats. An API server always has its engine core in
+        # another process; turning multiprocessing off on a CPU keeps the worker in that process.
         environment = vllm_environment(self._setup, VllmServeKnobs.model_validate(dict(self._setup.knobs)))
         return environment | {"VLLM_API_KEY": api_key, "VLLM_SERVER_DEV_MODE": "1"}
 
@@ -69,13 +69,13 @@ class VllmServe(Serving):
 
         def attempt() -> bool:
             told = self._target.address.call("/reset_prefix_cache", method="POST")
-            return not told or json.loads(told)["success"] is True  # 0.25.1 tells nothing
+            return not told or json.loads(told)["success"] is True  # 0.25.1 answers with an empty body
 
         forget_prefixes(attempt)
 
 
 def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
-    """Run the API server until it is told to stop; once its engine is there, write what took effect."""
+    """Run the API server until it is told to stop; once its engine is up, write the settings that took effect."""
     import uvloop
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.openai import api_server

@@ -1,1 +1,1 @@
-"""Turn raw evidence into typed facts, each with where it was read."""
+"""Turn raw evidence into typed facts, each with the place where it was read."""

@@ -1,4 +1,4 @@
-"""One cell's raw evidence as rows of typed facts, each with where it was read."""
+"""One cell's raw evidence as rows of typed facts, each with the place where it was read."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ REQUEST_COLUMNS = {
     "preemptions": "Int64",
     "cached_prompt_tokens": "Int64",
     "sent_s": "Float64",
-    # A list of numbers a request, null where the engine does not tell them.
+    # A list of numbers per request, null if the engine does not report them.
     "itl_s": "object",
     "error": "string",
 }
@@ -72,7 +72,7 @@ TRACE_COLUMNS = {
 }
 TABLES = {"facts": FACT_COLUMNS, "requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
 
-# Facts of the log that outcome.json and the metrics do not hold.
+# Facts from the log that outcome.json and the metrics do not have.
 _LOG_FACTS = (
     "engine_version",
     "num_gpu_blocks",
@@ -88,7 +88,7 @@ _LOG_FACTS = (
     "attention_backend",
 )
 
-# Metrics that start anew each time that they are asked for.
+# Metrics that are reset each time they are read.
 _PEAKS = ("torch_max_memory_allocated_bytes",)
 
 
@@ -103,7 +103,7 @@ class CellFacts:
     trace: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
-        """Add one fact, as a number or as text; a value that is not known leaves no row."""
+        """Add one fact, as a number or as text; an unknown value adds no row."""
         if value is None:
             return
         number = float(value) if isinstance(value, bool | int | float) else None
@@ -112,7 +112,7 @@ class CellFacts:
 
 
 def parse_cell(folder: Path, cell_id: str) -> CellFacts:
-    """Read everything in a cell's folder; what is damaged is left out, and a fact `damaged` says so."""
+    """Read everything in a cell's folder; damaged parts are left out, and a fact `damaged` names them."""
     rows = CellFacts(cell_id)
     try:
         outcome = read_outcome(folder / "outcome.json")
@@ -167,7 +167,7 @@ def _log_facts(log: Path, rows: CellFacts) -> None:
 
 
 def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
-    """Counters as their growth in the repeat, peaks as their value at its end."""
+    """Add counters as their growth during the repeat, and peaks as their value at its end."""
     before, after = record.get("before", {}), record.get("after", {})
     for name, value in after.items():
         if isinstance(value, bool | int | float):

@@ -4,8 +4,8 @@
         --gpu cpu-all --out results/demo/parsed/cpu-all
 
 reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}` and writes `facts.parquet`,
-`requests.parquet`, `steps.parquet` and `trace.parquet`. Cells whose evidence and parser are as they were the last
-time are not read again.
+`requests.parquet`, `steps.parquet` and `trace.parquet`. A cell is read again only if its evidence or the parser has
+changed since the last time.
 """
 
 import argparse
@@ -38,14 +38,14 @@ def find_cells(cells: Path, gpu: str) -> dict[str, Path]:
 
 
 def stamp(folder: Path) -> str:
-    """Changes when a file of the cell's evidence does."""
+    """A text that changes when a file of the cell's evidence changes."""
     files = [folder / "outcome.json", *sorted((folder / "raw").glob("*"))]
     state = [(f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files if f.is_file()]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
 def parser_version() -> str:
-    """Changes when a module does that parsing depends on."""
+    """A text that changes when a module on which parsing depends changes."""
     digest = hashlib.sha256()
     for source in sources("parse.cell_tables"):
         digest.update((CHECKOUT / source).read_bytes())
@@ -53,7 +53,7 @@ def parser_version() -> str:
 
 
 def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, int]:
-    """Write the tables of a GPU; return how many cells were read and how many were taken over."""
+    """Write the tables of a GPU; return how many cells were read and how many were kept from the last call."""
     folders = find_cells(cells, gpu)
     version = parser_version()
     stamps = {cell_id: f"{version[:16]}-{stamp(folder)}" for cell_id, folder in folders.items()}
@@ -62,7 +62,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     kept = {cell_id for cell_id in folders if cell_id not in set(changed)}
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
         parsed = list(pool.map(parse_cell, [folders[c] for c in changed], changed, chunksize=8))
-    (out / STAMPS).unlink(missing_ok=True)  # if this ends half-way, the next call reads everything again
+    (out / STAMPS).unlink(missing_ok=True)  # if this call is interrupted, the next one reads everything again
     for name, columns in TABLES.items():
         table = _new_rows(parsed, name, columns)
         if kept:

@@ -40,8 +40,8 @@ COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
 class TraceSummary(BaseModel):
     """Extremes over all samples of all devices in a trace; None: the trace does not say.
 
-    Memory is that of one device, not the sum of several. `power_w_mean` is the mean over the samples that have a
-    power. `reason` says what could not be read and what was assumed.
+    Memory is that of one device, not the sum over several. `power_w_mean` is the mean over the samples with a value
+    for power. `reason` says what could not be read and what was assumed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,13 +57,13 @@ class TraceSummary(BaseModel):
 
 
 def read_trace(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """Read a trace of either format as a table, one row a sample.
+    """Read a trace of either format as a table, one row per sample.
 
-    The columns are those of `COLUMNS` that the trace has, under these names for both formats: `time_unix_s` (from
+    The columns are those of `COLUMNS` that the trace has, with the same names for both formats: `time_unix_s` (from
     nvidia-smi its local time, read as UTC), `time_monotonic_s`, sizes in bytes, `power_w`, `energy_j` (a counter),
-    clocks in MHz, `throttle_reasons` (list of names), and `gpu`, the label of the device where nvidia-smi gave one.
+    clocks in MHz, `throttle_reasons` (list of names), and `gpu`, the label of the device if nvidia-smi gave one.
     A value that the trace does not have is NaN. `attrs` holds `format`, `header` (of the pipeline's trace),
-    `bad_lines` (the number of lines that hold no sample) and `reason` (what a reader should know, or None).
+    `bad_lines` (the number of lines without a sample) and `reason` (what a reader should know, or None).
 
     Args:
         path: JSON Lines of the pipeline, or CSV of nvidia-smi.
@@ -99,7 +99,7 @@ def parse_trace(text: str, columns: Sequence[str] | None = None) -> pd.DataFrame
 
 
 def _json_lines(text: str) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
-    """The samples, the number of lines that hold none, and the header."""
+    """The samples, the number of lines without a sample, and the header."""
 
     def fits(name: str, value: Any) -> bool:
         return isinstance(value, list) if name == "throttle_reasons" else isinstance(value, int | float | str)
@@ -124,7 +124,7 @@ def _json_lines(text: str) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
 
 
 def summarise(trace: pd.DataFrame) -> TraceSummary:
-    """Reduce the samples of `read_trace` to their extremes and the mean power."""
+    """Reduce the samples from `read_trace` to their extremes and the mean power."""
 
     def mib(name: str, how: str) -> int | float | None:
         return _reduced(trace, name, how, 2.0**-20)

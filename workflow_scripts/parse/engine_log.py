@@ -1,9 +1,9 @@
-"""Facts of an inference run out of the engine's log.
+"""Facts of an inference run, from the engine's log.
 
     python -m workflow_scripts.parse.engine_log vllm.log
 
-prints one JSON object. It reads what vLLM 0.2 to 0.32 print, on any platform, and the results of vLLM's own
-benchmarks; colours, prefixes of collectors and a terminal's hard wraps do no harm.
+prints one JSON object. It reads logs of vLLM 0.2 to 0.32, on any platform, and the results of vLLM's own benchmarks.
+Colours, prefixes of log collectors and a terminal's hard line breaks do no harm.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_re
 
 
 class RankReading(BaseModel):
-    """What one rank printed; `rank` is its label in the log, None where the log has none."""
+    """What one rank printed; `rank` is its label in the log, None if the log has none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,15 +34,15 @@ class RankReading(BaseModel):
 class EngineLogFacts(BaseModel):
     """What a log says. None: it does not say.
 
-    Sizes are in GiB, also where vLLM wrote GB for the same number. Where ranks differ, a fact is that of the rank that
-    binds: the smallest KV cache, the largest consumer of memory; `ranks` holds them all. Latencies are in ms, rates
+    Sizes are in GiB, even if vLLM wrote GB for the same number. If ranks differ, a fact is that of the rank that sets
+    the limit: the smallest KV cache, the largest use of memory; `ranks` holds them all. Latencies are in ms, rates
     per second; `total_tokens_per_s` counts prompt and output tokens.
 
-    `read_from` gives the line, from 1, where each fact was printed. A number that was not printed has no line:
-    `kv_cache_tokens` is num_gpu_blocks x block_size in a log of an engine that prints blocks but no tokens. What can
-    only be inferred stays out of the facts and stands in `derived`: `block_size` = kv_cache_tokens / num_gpu_blocks
-    and `num_gpu_blocks` = kv_cache_tokens / block_size. These hold for a model with one kind of attention and without
-    context parallelism, and are left out where the printed concurrency speaks against that.
+    `read_from` gives the line, from 1, where each fact was printed. A number that was not printed has no line: if an
+    engine prints blocks but no tokens, `kv_cache_tokens` is num_gpu_blocks x block_size. Inferred values are not among
+    the facts but in `derived`: `block_size` = kv_cache_tokens / num_gpu_blocks and `num_gpu_blocks` = kv_cache_tokens /
+    block_size. These hold for a model with one kind of attention and without context parallelism. They are left out if
+    the printed concurrency contradicts that.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,7 +77,7 @@ class EngineLogFacts(BaseModel):
 
 
 def parse_engine_log(text: str) -> EngineLogFacts:
-    """Read the facts off a log. Any text is a log; one that is not an engine's has no facts and says so in `error`.
+    """Read the facts from a log. Any text is accepted; if it is no engine's log, there are no facts, as `error` says.
 
     >>> facts = parse_engine_log("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 3418, # CPU blocks: 327")
     >>> facts.num_gpu_blocks, facts.num_cpu_blocks, facts.status, facts.read_from["num_gpu_blocks"]
@@ -106,7 +106,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
 
 
 def _bind(found: Sequence[tuple[Row, list[Reading]]]) -> tuple[dict[str, Value], dict[str, int]]:
-    """The value that binds for each fact, from the first row that has one, and the line where it stands."""
+    """For each fact the value that counts, from the first row that has one, and the line where it was printed."""
     values: dict[str, Value] = {}
     read_from: dict[str, int] = {}
     for row, readings in found:
@@ -120,7 +120,7 @@ def _bind(found: Sequence[tuple[Row, list[Reading]]]) -> tuple[dict[str, Value],
 def _with_memory(
     verdict: Verdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
 ) -> Verdict:
-    """An engine that had no memory left for its KV cache, and did not come up, failed of that whatever it says."""
+    """If an engine had no memory left for its KV cache and did not start, that is why it failed, whatever it says."""
     for fact in ("available_kv_cache_gib", "num_gpu_blocks"):
         value = values.get(fact)
         if isinstance(value, int | float) and value <= 0 and verdict.status in (None, "error"):
@@ -130,7 +130,7 @@ def _with_memory(
 
 
 def _tokens_of_blocks(values: dict[str, Value]) -> int | None:
-    """Tokens of an engine that prints blocks on the device and on the CPU: such versions know one kind of block."""
+    """Tokens of an engine that prints blocks on the device and on the CPU: such versions have one kind of block."""
     blocks, block_size = values.get("num_gpu_blocks"), values.get("block_size")
     one_kind = "num_cpu_blocks" in values
     return blocks * block_size if one_kind and isinstance(blocks, int) and isinstance(block_size, int) else None
@@ -149,7 +149,7 @@ def _derived(values: dict[str, Value], text: str) -> dict[str, int]:
         return {}
     if isinstance(blocks, int) and blocks > 0 and block_size is None:
         size, rest = divmod(tokens, blocks)
-        # Since engines print tokens, their block sizes are multiples of 16.
+        # In the versions that print tokens, block sizes are multiples of 16.
         return {"block_size": size} if rest == 0 and size > 0 and size % 16 == 0 else {}
     if isinstance(block_size, int) and block_size > 0 and blocks is None and tokens % block_size == 0:
         return {"num_gpu_blocks": tokens // block_size}
@@ -165,7 +165,7 @@ def _one_kind_of_attention(values: dict[str, Value], tokens: int, text: str) -> 
 
 
 def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankReading]]:
-    """All readings of what each rank prints, where there is more than one."""
+    """All readings of the facts that each rank prints, if there is more than one rank."""
     ranks: dict[str, list[RankReading]] = {}
     for row, readings in found:
         if row.per_rank and len(readings) > 1:
@@ -181,7 +181,7 @@ def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankRea
 
 
 def read_engine_log(path: Path) -> EngineLogFacts:
-    """Read the facts off a log file.
+    """Read the facts from a log file.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,12 +1,12 @@
 """The facts that vLLM prints, one row per fact and era, and how to find them in a log.
 
-In a pattern a space stands for any run of white space, also none: a terminal's wrap or a copy through a word wrap may
-have taken or added some. The name of a group is the name of the fact; `{name:...}` writes such a group:
-`count` a whole number with or without thousands separators, `number` a decimal one, `size` a number with its unit,
-`bytes` a size without one.
+In a pattern a space stands for any run of white space, also none: a terminal or an editor that wraps lines may have
+removed or added some. The name of a group is the name of the fact; `{name:...}` writes such a group:
+`count` is a whole number with or without thousands separators, `number` a decimal one, `size` a number with its unit,
+`bytes` a size without a unit.
 
-Rows of one fact stand in order of preference: the first that occurs in a log gives the value. Where it occurs more
-than once (one line per rank, a line every ten seconds), `pick` tells which of the readings binds.
+Rows of one fact are in order of preference: the first that occurs in a log gives the value. If it occurs more than
+once (one line per rank, one line every ten seconds), `pick` decides which of the readings counts.
 """
 
 import re
@@ -20,7 +20,7 @@ Value = int | float | str
 
 @dataclass(frozen=True)
 class Reading:
-    """Values that one occurrence of a pattern gives, with the process that printed them and the line number."""
+    """The values from one occurrence of a pattern, with the process that printed them and the line number."""
 
     values: dict[str, Value]
     rank: str | None
@@ -57,10 +57,10 @@ def _last(readings: Sequence[Reading], _: str) -> Reading:
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that some versions print.
+    """One form of a fact that some versions print.
 
-    `pick` tells which reading binds where there are several, by the values of the fact `key`. `per_rank` marks what
-    each rank of a distributed engine prints for itself.
+    If there are several readings, `pick` chooses the one that counts by the values of the fact `key`. `per_rank` marks
+    facts that each rank of a distributed engine prints for itself.
     """
 
     pattern: re.Pattern[str]
@@ -70,8 +70,8 @@ class Row:
     per_rank: bool
 
 
-# A number begins where no digit stands before it, so that a long run of digits is looked at once; one of more digits
-# than a counter has is none.
+# A number begins only where no digit precedes it, so that a long run of digits is tried only once. A run with more
+# digits than a counter can have is not a number.
 _WHOLE_NUMBER = r"(?<![\d.,])(?P<{0}>-?\d{{1,15}}(?!\d)(?:,\d{{3}}){{0,5}}"
 _GROUPS = {
     "count": _WHOLE_NUMBER + ")",
@@ -94,7 +94,7 @@ def _rank_row(pick: Pick, pattern: str, *, key: str | None = None) -> Row:
     return _row(pick, pattern, key=key, per_rank=True)
 
 
-# A log names many backends. Attention's have one of these words in their name, and none of those.
+# A log names many backends. The name of an attention backend contains an _ATTENTION_WORD and no word excluded by _WORD.
 _WORD = r"(?!(?i:moe|mla prefill|prefill|decode|linear|sampling|encoder|vit|lora|ssu|gdn|kda|allreduce)\b)[\w-]+"
 _ATTENTION_WORD = (
     r"[\w-]*(?i:attn|attention|flash|xformers|sdpa|triton|mla|pallas|ipex|aiter|turboquant|openvino)[\w-]*"
@@ -102,7 +102,7 @@ _ATTENTION_WORD = (
 _ATTENTION = rf"(?P<attention_backend>(?:{_WORD}\s+){{0,3}}?{_ATTENTION_WORD}(?:\s+{_WORD}){{0,3}}?)"
 _BLOCK_SIZE = r"(?<![\w-])block_size['\"]?\s*[=:]\s*['\"]?(?P<block_size>\d{1,15})"
 
-# The comments name versions in which a form was seen; others around them print it too.
+# The comments name versions in which a form was seen; neighbouring versions print it too.
 ROWS: tuple[Row, ...] = (
     # --- version -----------------------------------------------------------------------------------------------------
     _row(_first, r"LLM engine \(v(?P<engine_version>\d[^\s)]*)\)"),  # 0.3 to 0.32
@@ -111,11 +111,11 @@ ROWS: tuple[Row, ...] = (
     _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S*)"),  # 0.25 and 0.32, beside the logo
     _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S*)"),  # collect_env
     # --- blocks ------------------------------------------------------------------------------------------------------
-    # V0, and V1 before it printed tokens. The first number is the device's, called GPU, CUDA, cuda, rocm, hpu, TPU ...
+    # V0, and early V1 that printed no tokens. The first number is the device's: GPU, CUDA, cuda, rocm, hpu, TPU ...
     _rank_row(_smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}"),
     _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}"),
     _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),
-    # The beginning of the line was cut off, and the first # with it.
+    # The beginning of the line was cut off, with the first #.
     _rank_row(
         _smallest,
         r"(?<![A-Za-z])[A-Za-z]{0,4} blocks: {num_gpu_blocks:count}, (?:# )?CPU blocks: {num_cpu_blocks:count}",
@@ -128,7 +128,7 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
     # --- block size --------------------------------------------------------------------------------------------------
-    # What the engine set stands before what was asked for.
+    # The value that the engine set is preferred to the one that was asked for.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b).*?" + _BLOCK_SIZE),
@@ -195,7 +195,7 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"Median TPOT(?: \(ms\):|:) {tpot_ms_median:number}"),
     _row(_last, r"Median ITL(?: \(ms\):|:) {itl_ms_median:number}"),
     _row(_last, r"P99(?:\.0+)? ITL(?: \(ms\):|:) {itl_ms_p99:number}"),
-    # `vllm bench throughput`; where it prints one rate of tokens, that is of prompt and output together.
+    # `vllm bench throughput`; if it prints a single rate of tokens, that counts prompt and output tokens together.
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
     _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total )?tokens/s"),
     _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output tokens/s"),
@@ -210,7 +210,7 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"\"p99_itl_ms\": {itl_ms_p99:number}"),
 )
 
-# A line without any of these words holds no fact. It saves trying every row on every line of a long log.
+# A line without any of these words holds no fact. This check avoids trying every row on every line of a long log.
 _WORTH_A_LOOK = re.compile(
     (
         r"blocks: |blocks is: |_blocks"
@@ -222,7 +222,7 @@ _WORTH_A_LOOK = re.compile(
     ).replace(" ", r"\s*")
 )
 
-# A line of nothing but this, below one that ends in a number.
+# A line with only this continues a number at the end of the line before.
 _REST_OF_A_NUMBER = re.compile(r"[\d,.]+\s*")
 
 _GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
@@ -238,7 +238,7 @@ def gib(number: float, unit: str) -> float:
 
 
 def find_readings(lines: Sequence[Line]) -> list[tuple[Row, list[Reading]]]:
-    """Collect what each row finds, rows in the order of `ROWS`, readings in the order of the log."""
+    """Collect the readings of each row: rows in the order of `ROWS`, readings in the order of the log."""
     found: list[tuple[Row, list[Reading]]] = [(row, []) for row in ROWS]
     for index, line in enumerate(lines):
         rest = what_may_follow(lines, index)

@@ -1,7 +1,7 @@
-"""Samples out of what `nvidia-smi --query-gpu=... --format=csv -l` prints.
+"""Samples from the output of `nvidia-smi --query-gpu=... --format=csv -l`.
 
-With a header the columns are known; without one the caller names them, or what the units alone tell is used, and the
-rest stays unread and is said so. A value that the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
+A header names the columns. Without one the caller names them, or they are inferred from their units as far as possible;
+a note says which columns were not read. A value that the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
 """
 
 import re
@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 Value = float | str | list[str]
 Sample = dict[str, Value]
 
-# Field of nvidia-smi, and other names people give it -> column of the trace. Of several fields for one column the
-# first here that has values counts: `power.draw` is the average over the last second on GPUs since Ampere, as
-# `power.draw.average` is.
+# Field of nvidia-smi, and other common names for it -> column of the trace. If several fields give one column, the
+# first of them here that has values counts. On GPUs since Ampere `power.draw` is the average over the last second, like
+# `power.draw.average`.
 _FIELDS = {
     "timestamp": "time_unix_s",
     "index": "gpu",
@@ -60,7 +60,7 @@ _ALIASES = {
 }
 FIELD_NAMES = tuple(_FIELDS)
 
-# Sizes are powers of 1024 also where an old driver wrote MB.
+# Sizes are powers of 1024, even if an old driver wrote MB.
 _SCALE: dict[str, dict[str, float]] = {
     "memory_used_bytes": {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
     "power_w": {"": 1, "m": 1e-3, "W": 1, "k": 1e3},
@@ -90,7 +90,7 @@ _HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
 
 @dataclass(frozen=True)
 class Samples:
-    """What a text holds: the samples in its order, the lines that hold none, and what a reader should know."""
+    """The samples of a text in its order, the lines without a sample, and what a reader should know."""
 
     rows: list[Sample]
     bad_lines: int
@@ -100,7 +100,7 @@ class Samples:
 @dataclass(frozen=True)
 class _Column:
     field: str | None  # of nvidia-smi; None: not one that is read
-    unit: str = ""  # that the header gives, for values without one
+    unit: str = ""  # from the header, for values without a unit
 
 
 def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
@@ -112,12 +112,12 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
     Raises:
         ValueError: `columns` does not fit the lines.
     """
-    # nvidia-smi quotes nothing, and none of its values holds a comma.
+    # nvidia-smi does not quote values, and none of them contains a comma.
     table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     header = next((names for row in table if (names := _header(row))), None)
     notes: list[str] = []
     current = header or _without_header(table, columns, notes)
-    # Under a header of another query, of processes for example, are no samples of a device.
+    # Below the header of another query, for example of processes, there are no samples of a device.
     readable = header is None or _names_a_field(header)
     rows: list[Sample] = []
     bad_lines = 0
@@ -169,7 +169,7 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
 def _without_header(table: Sequence[Sequence[str]], names: Sequence[str] | None, notes: list[str]) -> list[_Column]:
     data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
     if names is None:
-        # Where most lines have no number of their own, those that have one are not samples.
+        # If most lines have no number, the lines that have one are not samples.
         return _inferred(data, notes) if 2 * len(data) > len(table) else []
     if data and not any(len(row) == len(names) for row in data):
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
@@ -180,7 +180,7 @@ def _without_header(table: Sequence[Sequence[str]], names: Sequence[str] | None,
 
 
 def _inferred(data: Sequence[Sequence[str]], notes: list[str]) -> list[_Column]:
-    """Columns by their units, where these leave one reading only; what was assumed and what was not goes to `notes`."""
+    """Infer columns from their units where only one reading is possible; `notes` gets what was and was not assumed."""
     width = Counter(map(len, data)).most_common(1)[0][0]
     cells = [[row[i] for row in data if len(row) == width] for i in range(width)]
     by_unit: dict[str, list[int]] = {}
@@ -206,7 +206,7 @@ def _inferred(data: Sequence[Sequence[str]], notes: list[str]) -> list[_Column]:
 
 
 def _unit_of(column: Sequence[str]) -> str:
-    """The unit of a column's values: `M` for MiB, `%`, `W`, `date`, or nothing that tells."""
+    """The unit of a column's values: `M` for MiB, `%`, `W`, `date`, or a text that identifies no column."""
     units = Counter(
         "date" if _DATE.match(cell) else found[2][:1] if (found := _NUMBER.fullmatch(cell)) else ""
         for cell in column
@@ -218,7 +218,7 @@ def _unit_of(column: Sequence[str]) -> str:
 
 
 def _bound(cells: Sequence[Sequence[str]], sizes: Sequence[int]) -> int | None:
-    """Of the columns of sizes the one that never changes and is never less than the others, which do change."""
+    """The column among `sizes` that never changes and is never below the others, if the others do change."""
     rows = [[_number(cell) for cell in row] for row in zip(*(cells[i] for i in sizes), strict=True)]
     known = [[size for size in row if size is not None] for row in rows if None not in row]
     constant = [k for k in range(len(sizes)) if len({row[k] for row in known}) == 1]
@@ -237,7 +237,7 @@ def _is_null(cell: str) -> bool:
 
 
 def _is_cut(row: Sequence[str], columns: Sequence[_Column], before: Sequence[Sequence[str]]) -> bool:
-    """Whether the last value of the last line lacks the unit that its column has, or that the line's others have."""
+    """Whether the last value of the last line lacks the unit of its column or of the line's other values."""
     found = _NUMBER.fullmatch(row[-1])
     if not found or found[2]:
         return False
