@@ -1,4 +1,4 @@
-"""What sections are made of: the blocks that the page's template knows how to write."""
+"""The blocks of which sections consist, and which the page's template can write."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Absent:
-    """Something that the report would show and that is not there, with the reason; `what` may be left to it."""
+    """Something that the report would show but that is missing, with the reason; `what` may be empty."""
 
     kind: ClassVar[str] = "absent"
     what: str
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """Sentences that tables hold, each with its verdict."""
+    """Sentences from tables, each with its verdict."""
 
     kind: ClassVar[str] = "findings"
     findings: Sequence[Finding]
@@ -50,7 +50,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn figure: images in the widths of a page and of a column as data addresses, and its caption."""
+    """A drawn figure: its images in page width and column width as data addresses, and its caption."""
 
     kind: ClassVar[str] = "figure"
     name: str
@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Link:
-    """A cell of a table that leads to a file beside the page."""
+    """A table cell with a link to a file beside the page."""
 
     href: str
     text: str
@@ -73,7 +73,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; a row's first value names it. `numeric` says which columns hold numbers."""
+    """Rows with headings; the first value of a row is its name. `numeric` says which columns hold numbers."""
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks below a line that opens and closes them."""
+    """Blocks below a line that shows and hides them."""
 
     kind: ClassVar[str] = "fold"
     summary: str
@@ -96,7 +96,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line to copy, with what it is for; empty where there is none to give."""
+    """A command line to copy, with its purpose; empty if there is no command."""
 
     kind: ClassVar[str] = "command"
     title: str
@@ -106,7 +106,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Definitions:
-    """Words and what they mean."""
+    """Words and their meanings."""
 
     kind: ClassVar[str] = "definitions"
     entries: Sequence[tuple[str, str]]
@@ -116,7 +116,7 @@ Block = Text | Absent | Findings | Figure | Table | Fold | Command | Definitions
 
 
 def shown(value: Any, column: str = "") -> str:
-    """A value as the page writes it: four digits, bytes in GiB, and a dash where it is not known.
+    """A value as the page writes it: four digits, bytes in GiB, and a dash if it is not known.
 
     >>> shown(12345.678), shown(0.0123456), shown(2**31, "kv_bytes"), shown(None), shown(True)
     ('12,350', '0.01235', '2', '–', 'yes')
@@ -137,10 +137,10 @@ def shown(value: Any, column: str = "") -> str:
 def table_of(
     rows: pd.DataFrame, columns: Mapping[str, str], caption: str, note: str = "", link: Link | None = None
 ) -> Table:
-    """A table of those `columns` of `rows` (column -> heading) that hold any value.
+    """A table of those `columns` of `rows` (column -> heading) that have any value.
 
-    An interval, in the columns `*_low` and `*_high`, is written into the column of its value. Names that are the same
-    in all rows are told once, in the note.
+    An interval, from the columns `*_low` and `*_high`, is written into the column of its value. Names that are the same
+    in all rows appear only once, in the note.
     """
     rows = with_intervals(rows)
     used = {c: heading for c, heading in columns.items() if c in rows and rows[c].notna().any()}
@@ -155,7 +155,7 @@ def table_of(
 
 
 def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with each value that has an interval as text, the interval behind it.
+    """The rows, with each value that has an interval written as text together with the interval.
 
     >>> with_intervals(pd.DataFrame({"ratio": [2.0], "ratio_low": [1.5], "ratio_high": [2.5]}))["ratio"][0]
     '2 (1.5 to 2.5)'

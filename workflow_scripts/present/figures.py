@@ -49,7 +49,7 @@ FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
 
 
 def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
-    """Draw all figures into `out`; return for each what it shows, or under `missing` why it was not drawn."""
+    """Draw all figures into `out`; return what each figure shows, or under `missing` why it was not drawn."""
     use_style()
     drawn: dict[str, dict[str, Any]] = {}
     for name, make in FIGURES.items():

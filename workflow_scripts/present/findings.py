@@ -1,4 +1,4 @@
-"""What the tables' verdicts come to: the headlines of the page, each in the words of its table."""
+"""Summaries of the tables' verdicts: the headlines of the page, each in the words of its table."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import evenly, without_shared
 
-# Sentences of one kind; the table holds all.
+# Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
-# A prediction of a KV cache that is off by no more may well be due to what else is in the device's memory.
+# A smaller error of a KV cache prediction may come from other data in the device's memory.
 WITHIN_PCT = 1.0
 TONES: Mapping[str, str] = {
     "flat": "good",
@@ -25,7 +25,7 @@ TONES: Mapping[str, str] = {
     "impossible": "bad",
     "exceeds": "bad",
 }
-# Knobs whose comparisons are told one by one, with what the engine says of them.
+# Knobs whose comparisons are listed one by one, with what the engine reports about them.
 PREFIX_CACHING, DRAFTED_TOKENS, MODEL = "enable_prefix_caching", "num_speculative_tokens", "model"
 ROLES: Mapping[str, str] = {
     "best_throughput": "Highest throughput",
@@ -35,7 +35,7 @@ ROLES: Mapping[str, str] = {
 
 
 def knobs(report: Report) -> Iterator[Block]:
-    """For each knob the verdicts over all its values, and the largest change."""
+    """For each knob the verdicts over all of its values, and the largest change."""
     effects = report.tables.need("effects")
     told_apart = effects["knob"].isin([PREFIX_CACHING, DRAFTED_TOKENS, MODEL])
     overall = effects[(effects["comparison"] == "overall") & ~told_apart]
@@ -57,7 +57,7 @@ def knobs(report: Report) -> Iterator[Block]:
 
 
 def prefix_caching(report: Report) -> Iterator[Block]:
-    """What the cache of common beginnings brought to each workload, and what it found."""
+    """The effect of the prefix cache on each workload, and its hits."""
     yield _pairs(report, PREFIX_CACHING, "prefix_cache_hit_rate", _found_in_cache)
 
 
@@ -69,7 +69,7 @@ def _found_in_cache(cell: Mapping[str, Any]) -> str:
 
 
 def speculation(report: Report) -> Iterator[Block]:
-    """What it brought to draft tokens ahead, and how many of the drafts were accepted."""
+    """The effect of speculative decoding, and how many drafted tokens were accepted."""
     yield _pairs(report, DRAFTED_TOKENS, "draft_acceptance_rate", _accepted)
 
 
@@ -81,7 +81,7 @@ def _accepted(cell: Mapping[str, Any]) -> str:
 
 
 def _pairs(report: Report, knob: str, known_by: str, found: Callable[[Mapping[str, Any]], str]) -> Findings:
-    """Pairs of cells that differ in the knob alone, the largest gain first, with medians over repeats of the former."""
+    """Pairs of cells that differ only in the knob, the largest gain first, with medians over the former's repeats."""
     effects = report.tables.need("effects", "comparison", "knob", "ratio", "held")
     pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == knob)]
     if pairs.empty:
@@ -101,7 +101,7 @@ def _pairs(report: Report, knob: str, known_by: str, found: Callable[[Mapping[st
 
 
 def devices(report: Report) -> Iterator[Block]:
-    """For each pair of devices what explains the speed-up, and one case in full."""
+    """For each pair of devices what explains the speed-up, and one case in detail."""
     ratios = report.tables.need("ratios")
     ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
     findings = []
@@ -109,7 +109,7 @@ def devices(report: Report) -> Iterator[Block]:
         explained = rows["explanation"].fillna("no known ratio").value_counts()
         verdict = str(explained.index[0]) if len(explained) == 1 else "mixed"
         counted = ", ".join(f"by {name} in {count}" for name, count in explained.items()).replace("_", " ")
-        # Decoding is what memory bandwidth should explain, so the case with the most of it is shown.
+        # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
         findings.append(
             Finding(
@@ -129,7 +129,7 @@ def cannot_show(report: Report) -> Iterator[Block]:
 
 
 def engines(report: Report) -> Iterator[Block]:
-    """The fastest vLLM cell against the fastest HuggingFace cell of each device, model and workload."""
+    """The fastest vLLM cell compared with the fastest HuggingFace cell, for each device, model and workload."""
     pairs = report.tables.need("engines")
     pairs = pairs[pairs["comparable"].eq(True)]
     if pairs.empty:
@@ -143,7 +143,7 @@ def engines(report: Report) -> Iterator[Block]:
 
 
 def decomposition(report: Report) -> Iterator[Block]:
-    """The steps from single requests on HuggingFace to vLLM, at the most sequences of each place."""
+    """The steps from single requests on HuggingFace to vLLM, per device, model and workload at its most sequences."""
     factors = report.tables.need("engine_decomposition")
     most = factors.groupby(["gpu", "model", "workload"])["vllm_max_num_seqs"].transform("max")
     rows = factors[factors["vllm_max_num_seqs"] == most]
@@ -159,7 +159,7 @@ def decomposition(report: Report) -> Iterator[Block]:
 
 
 def models(report: Report) -> Iterator[Block]:
-    """What another model, or the same with weights of another type, brought at equal settings."""
+    """The effect of another model, or of the same model with weights of another type, at equal settings."""
     yield _pairs(report, MODEL, "kv_cache_tokens", _room)
 
 
@@ -168,7 +168,7 @@ def _room(cell: Mapping[str, Any]) -> str:
 
 
 def capacity_predicted(report: Report) -> Iterator[Block]:
-    """How near to what engines measured the predictions of the KV cache came."""
+    """The errors of the KV cache predictions, compared with what engines measured."""
     names = ["observed_kv_cache_tokens", "observed_max_concurrency"]
     rows = report.tables.need("capacity", "cell_id", "source", "kv_cache_tokens_error_pct", *names)
     measured = rows[(rows["source"] == "measured") & rows["observed_kv_cache_tokens"].notna()]
@@ -176,7 +176,7 @@ def capacity_predicted(report: Report) -> Iterator[Block]:
     if error_pct.empty:
         raise MissingError("of no cell were the tokens of its KV cache both predicted and measured")
     within = int((error_pct <= WITHIN_PCT).sum())
-    # Requests of full length are not known of every cell, so the tokens beside them are those of the same cells.
+    # The number of full-length requests is not known for every cell, so the tokens shown with it are of the same cells.
     whole = measured.dropna(subset=names)
     held = [_span(whole[name]) for name in names]
     sentence = (
@@ -197,23 +197,23 @@ def capacity_predicted(report: Report) -> Iterator[Block]:
 
 
 def _span(values: pd.Series) -> str:
-    """From the least to the most, once where they are the same; empty without any."""
+    """The range from the minimum to the maximum, one number if they are equal; empty if there are no values."""
     return " to ".join(dict.fromkeys([shown(values.min()), shown(values.max())])) if len(values) else ""
 
 
 def _size_given(tables: Tables) -> set[str]:
-    """Cells of which the study says how large the KV cache is."""
+    """Cells for which the study sets the size of the KV cache."""
     knobs = [name for name in ("knob_cpu_kv_cache_gib", "knob_num_blocks") if name in tables.cells]
     return set(tables.cells.loc[tables.cells[knobs].notna().any(axis=1), "cell_id"])
 
 
 def capacity(report: Report) -> Iterator[Block]:
-    """Why predictions of the KV cache missed, where they did."""
+    """Why predictions of the KV cache were wrong, for cells where they were."""
     rows = report.tables.need("capacity", "cell_id", "source", "kv_cache_tokens_error_pct", "explanation")
     explained = rows[rows["explanation"].notna()]
     if explained.empty:
         return
-    # Cells that differ in knobs without any bearing on the cache have one and the same explanation.
+    # Cells that differ only in knobs without effect on the cache have the same explanation.
     yield _some(
         [
             Finding(
@@ -226,7 +226,7 @@ def capacity(report: Report) -> Iterator[Block]:
 
 
 def claims_counted(report: Report) -> Iterator[Block]:
-    """How many of the published claims that the study names have which verdict."""
+    """The number of the study's published claims with each verdict."""
     if not report.study.claims:
         return
     rows = report.tables.need("claims", "verdict")
@@ -235,7 +235,7 @@ def claims_counted(report: Report) -> Iterator[Block]:
 
 
 def claims(report: Report) -> Iterator[Block]:
-    """The published claims that the study names, with verdicts; below each the evidence, with labels of its sources."""
+    """The published claims that the study names, with verdicts; below each its evidence, labelled by source."""
     rows = report.tables.need("claims", "claim", "published_by", "verdict", "evidence", "seen_here", "would_test")
     decided_first = rows.sort_values("verdict", key=lambda verdicts: verdicts.str.startswith("not "), kind="stable")
     for row in records(decided_first):
@@ -250,7 +250,7 @@ def claims(report: Report) -> Iterator[Block]:
 
 
 def limits(report: Report) -> Iterator[Block]:
-    """Cells above a ceiling, cells that only a doubtful ceiling lies below, or that there are none."""
+    """Cells above a ceiling and cells above only a doubtful ceiling, or a sentence that there are none."""
     rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "tolerance", "ceiling_broken")
     known = rows[rows["factor"].notna()].sort_values("factor", ascending=False)
     if known.empty:

@@ -1,4 +1,4 @@
-"""Words that a student meets on the page."""
+"""Explanations of technical terms on the page."""
 
 from collections.abc import Iterator
 
@@ -93,5 +93,5 @@ ENTRIES = (
 
 
 def glossary(report: Report) -> Iterator[Block]:
-    """The words of the page."""
+    """The terms on the page."""
     yield Definitions(ENTRIES)

@@ -1,4 +1,4 @@
-"""Ratios with their intervals: what prefix caching and an engine bring, and how devices compare."""
+"""Ratios with their intervals: the gain from prefix caching and from an engine, and comparisons of devices."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from workflow_scripts.present.style import COLOURS, INK, MUTED, PAPER, LineStyle
 
 MOST_LABELS = 14
 MOST_DOTS = 40
-# Ticks of an axis of ratios, in the order in which they are wanted.
+# Ticks of an axis of ratios, in order of preference.
 RATIO_TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 1.05, 0.95)
 OBSERVED = "output tokens per s (measured)"
 
@@ -33,7 +33,7 @@ class Reference(NamedTuple):
     style: LineStyle
 
 
-# Solid was published, dashed measured.
+# Solid lines were published, dashed lines measured.
 DASHED: LineStyle = (0, (3, 1.5))
 _REFERENCES = (
     Reference("bandwidth_ratio", "memory bandwidth (published)", COLOURS[1], "-"),
@@ -44,7 +44,7 @@ _REFERENCES = (
 
 
 def prefix_caching(tables: Tables) -> Plot:
-    """Output tokens per second with prefix caching over that without, a dot a pair of cells."""
+    """Ratio of output tokens per second with prefix caching to those without, one dot per pair of cells."""
     effects = tables.need("effects", "knob", "comparison", "ratio", "held")
     pairs = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     if pairs.empty:
@@ -61,7 +61,7 @@ def prefix_caching(tables: Tables) -> Plot:
 
 
 def engines(tables: Tables) -> Plot:
-    """Output tokens per second of vLLM over those of HuggingFace, for equal work."""
+    """Ratio of vLLM's output tokens per second to HuggingFace's, for equal work."""
     pairs = _equal_work(tables.need("engines", "improvement_ratio", "comparable"))
     pairs = pairs.rename(columns=lambda name: name.replace("improvement_", ""))
     rows = pairs.assign(
@@ -79,7 +79,7 @@ def engines(tables: Tables) -> Plot:
 
 
 def engine_decomposition(tables: Tables) -> Plot:
-    """The speed-up of vLLM over single requests on HuggingFace, split into steps whose product it is."""
+    """The speed-up of vLLM over single requests on HuggingFace, as a product of steps."""
     factors = _equal_work(tables.need("engine_decomposition", "factor", "ratio", "comparable"))
     rows = factors.assign(
         label=factors["factor"].str.replace("_", " "), panel=_place(factors), name=_max_num_seqs(factors)
@@ -108,7 +108,7 @@ def _max_num_seqs(rows: pd.DataFrame) -> pd.Series:
 
 
 def device_ratios(tables: Tables) -> Plot:
-    """The speed-up of one device over another, beside the ratios of what the two can do."""
+    """The speed-up of one device over another, beside the ratios of what both can do."""
     ratios = tables.need("ratios", "gpu_a", "gpu_b", "metric", "ratio")
     ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
     if ratios.empty:
@@ -135,7 +135,7 @@ def _interval_plot(
     repeats: Sequence[str] = (),
     references: Sequence[Reference] = (),
 ) -> Plot:
-    """A panel for each value of `panel`, the one with the most rows first."""
+    """One panel per value of `panel`, the one with the most rows first."""
     references = [r for r in references if rows[r.column].notna().any()]
     all_rows = len(rows)
     rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
@@ -174,7 +174,7 @@ def _interval_plot(
 
 
 def labelled(rows: pd.DataFrame, names: Sequence[str], settings: str) -> pd.DataFrame:
-    """The rows with a `label` each: the names and the settings that are not the same in all; settings only if few."""
+    """The rows, each with a `label`: the names and settings that differ between rows; settings only if they are few."""
     varied = [name for name in names if rows[name].nunique() > 1]
     several = rows[settings].nunique() > 1
     few = rows.groupby([*varied, settings]).ngroups <= MOST_LABELS
@@ -184,12 +184,12 @@ def labelled(rows: pd.DataFrame, names: Sequence[str], settings: str) -> pd.Data
 
 
 def _lines_of(rows: pd.DataFrame) -> float:
-    """Lines of text that a panel is high."""
+    """Height of a panel in lines of text."""
     return sum(bool(label) + _thickness(len(part)) for label, part in rows.groupby("label", sort=False))
 
 
 def _thickness(dots: int) -> float:
-    """Lines of text that the dots of one label take: closer where there are many."""
+    """Height in lines of text for the dots of one label: less per dot if there are many."""
     return max(1.0, min(0.6 * dots, 6.0))
 
 
@@ -200,7 +200,7 @@ def _draw(
     limits: tuple[float, float],
     references: Sequence[Reference],
 ) -> None:
-    """A dot with its interval for each row, on a logarithmic axis of ratios, each label above its dots."""
+    """Draw each row as a dot with its interval, on a logarithmic axis of ratios, and each label above its dots."""
     for reference in references:
         for value in rows[reference.column].dropna().unique():
             ax.axvline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
@@ -225,14 +225,14 @@ def _draw(
 
 
 def write_label(ax: Axes, y: float, text: str) -> None:
-    """Write above the marks that it names, at the axes' left, so that a long name takes no width from them."""
+    """Write a label above its marks, at the left edge of the axes, so that a long name does not make them narrower."""
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     label = ax.text(0.005, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK, bbox=box)
     label.set_in_layout(False)
 
 
 def _limits(rows: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
-    """Ends of an axis that holds 1 and all values, with room beside them."""
+    """Ends of an axis that includes 1 and all values, with some margin."""
     known = rows[[column for column in columns if column in rows]].to_numpy(dtype=float)
     return min(np.nanmin(known), 1) / 1.06, max(np.nanmax(known), 1) * 1.06
 

@@ -1,4 +1,4 @@
-"""KV memory: what was predicted to fit beside what did, and how much of it held no token."""
+"""KV memory: the predicted capacity beside the measured one, and how much of the memory held no token."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,12 +17,12 @@ from workflow_scripts.present.style import COLOURS, INK, MUTED, LineStyle
 from workflow_scripts.present.throughput import log2_axis, repeats_of
 
 MOST_PAIRS = 30
-# Lines of text that a pair of numbers takes.
+# Height of a pair of numbers in lines of text.
 PAIR_LINES = 0.6
 
 
 class Layout(NamedTuple):
-    """How a layout of KV memory is drawn and called."""
+    """How a layout of KV memory is drawn, and its name."""
 
     label: str
     color: str
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
 
 PAGED, WHATIF = "paged", "block_size_whatif"
-# Layouts without blocks: a level line each. Solid was measured, broken lines are predicted.
+# Layouts without blocks: one horizontal line each. Solid lines are measured, broken lines predicted.
 LEVEL: Mapping[str, Layout] = {
     "contiguous_max_model_len": Layout("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
     "contiguous_request_length": Layout("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
@@ -55,7 +55,7 @@ SOURCES: Mapping[str, dict[str, Any]] = {
 
 
 def waste_by_block_size(tables: Tables) -> Plot:
-    """Share of the KV memory set aside that held no token, against the block size, beside other layouts."""
+    """Share of the reserved KV memory that held no token, by block size, beside other layouts."""
     waste = tables.need("waste", "cell_id", "repeat", "layout", "block_size", "waste_pct", "source")
     cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
     rows = waste.merge(cells, on="cell_id")
@@ -118,7 +118,7 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def kv_capacity(tables: Tables) -> Plot:
-    """KV tokens, blocks and concurrency: what was predicted beside what the engine had."""
+    """KV tokens, blocks and concurrency: the predicted values beside those of the engine."""
     table = tables.need("capacity", "gpu", "engine", "model", "source", "observed_num_blocks", "predicted_num_blocks")
     columns = [f"{side}_{name}" for name in CAPACITIES for side in ("observed", "predicted")]
     known = table[table[columns].notna().any(axis=1)]
@@ -151,7 +151,7 @@ def _labels(rows: pd.DataFrame) -> pd.Series:
 
 
 def _draw_capacity(ax: Axes, rows: pd.DataFrame, name: str) -> None:
-    """A line for each pair of numbers, from what was predicted to what the engine had."""
+    """Draw one line per pair of numbers, from the predicted value to the engine's."""
     y = 0.0
     for label, part in rows.groupby("label", sort=False):
         write_label(ax, y + 0.5, str(label))

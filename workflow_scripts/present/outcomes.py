@@ -1,4 +1,4 @@
-"""What became of every cell of the grid."""
+"""The outcome of every cell of the grid."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ ROW_IN = 0.19
 
 @dataclass(frozen=True)
 class _Strip:
-    """Cells of one device, engine, model and workload: one outcome a cell."""
+    """Cells of one device, engine, model and workload: one outcome per cell."""
 
     title: str
     outcomes: list[str]
@@ -31,7 +31,7 @@ class _Strip:
 
 
 def grid_outcomes(tables: Tables) -> Plot:
-    """A tile a cell, coloured and signed by its outcome; bars of counts where a study has too many cells for tiles."""
+    """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
     cells = tables.cells.drop_duplicates("cell_id")
     counts = cells["outcome"].value_counts()
     tiles = len(cells) <= MOST_TILES

@@ -1,4 +1,4 @@
-"""What was run on what: counts, devices, models, engines, workloads, every cell, and where results come from."""
+"""An overview of what was run: counts, devices, models, engines, workloads, every cell, and provenance."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,12 +29,12 @@ from workflow_scripts.workloads.warmup import TOLERANCE
 from workflow_scripts.workloads.workload_kinds import LengthDistribution
 
 NOISY_PCT = 5.0
-# Cells in a sentence; a table holds all.
+# Maximum number of cells in a sentence; a table has all of them.
 MOST_NAMED = 3
 
 
 def counts(report: Report) -> Iterator[Block]:
-    """How many cells were asked for, and what became of them."""
+    """How many cells were asked for, and how many had each outcome."""
     grid, study = report.grid, report.study
     outcomes = grid["outcome"].value_counts()
     became = ", ".join(f"{outcomes[o]} {_words(o)}" for o in OUTCOMES if o in outcomes)
@@ -59,7 +59,7 @@ def sorted_values(column: pd.Series) -> list[str]:
 
 
 def devices(report: Report) -> Iterator[Block]:
-    """The devices with what their data sheets say."""
+    """The devices with the values from their data sheets."""
     catalogue = load_gpus()
     named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
     measured = _measured_rates(report)
@@ -115,7 +115,7 @@ def _all_of(cells: pd.DataFrame, gpu: Any, column: str) -> str:
 
 
 def engines(report: Report) -> Iterator[Block]:
-    """Engines with the versions that ran."""
+    """Engines with their versions."""
     cells = report.tables.cells
     found = cells.groupby("engine", sort=False).agg(
         versions=("engine_version", _each_once),
@@ -134,7 +134,7 @@ def _each_once(values: pd.Series) -> str | None:
 
 
 def workloads(report: Report) -> Iterator[Block]:
-    """Workloads: what the study asks for, and what the requests really were."""
+    """Workloads: what the study asks for, and the real requests."""
     rows = []
     made = list(_manifests(report))
     for name, workload in report.study.workloads.items():
@@ -183,7 +183,7 @@ def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | No
 
 
 def reasons(report: Report) -> Iterator[Block]:
-    """Why cells are not ok: each reason with the number of its cells, the most frequent first."""
+    """Why cells are not ok: each reason with its number of cells, the most frequent first."""
     troubled = report.grid[report.grid["outcome"] != "ok"]
     if troubled.empty:
         return
@@ -196,7 +196,7 @@ def reasons(report: Report) -> Iterator[Block]:
 
 
 def unsuccessful(report: Report) -> Iterator[Block]:
-    """How many cells ended otherwise than ok, with the reason that most of them have."""
+    """How many cells did not end ok, with the most frequent reason."""
     troubled = report.grid[~report.grid["outcome"].isin(["ok", "missing"])]
     findings = []
     for outcome, cells in troubled.groupby("outcome", sort=False):
@@ -212,7 +212,7 @@ def unsuccessful(report: Report) -> Iterator[Block]:
 
 
 def not_as_asked(report: Report) -> Iterator[Block]:
-    """Cells that ran with other settings than the study asks for, by what differs."""
+    """Cells that ran with other settings than the study asks for, grouped by the difference."""
     replaced = report.grid[report.grid["not_as_asked"].notna()] if "not_as_asked" in report.grid else pd.DataFrame()
     if replaced.empty:
         return
@@ -248,7 +248,7 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
 
 
 def remote_code(report: Report) -> Iterator[Block]:
-    """Which models ran Python code of their repositories, where the study lets any."""
+    """Which models ran Python code from their repositories, if the study allows it."""
     models = resolved_models(report.study)
     trusted = {name: model for name, model in models.items() if model.get("trust_remote_code")}
     if trusted:
@@ -261,7 +261,7 @@ def remote_code(report: Report) -> Iterator[Block]:
 
 
 def simulated(report: Report) -> Iterator[Block]:
-    """Which devices were pretended, so that nobody takes their numbers for those of a GPU."""
+    """Which devices were simulated, so that nobody mistakes their numbers for those of a GPU."""
     cells = report.tables.need("cells", "source")
     pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
     if len(pretended):
@@ -273,7 +273,7 @@ def simulated(report: Report) -> Iterator[Block]:
 
 
 def slowed_gpus(report: Report) -> Iterator[Block]:
-    """Whether heat or the power supply slowed GPUs down while cells were timed."""
+    """Whether heat or power limits slowed GPUs down while cells were timed."""
     cells = report.tables.need("cells", "cell_id", "throttle_reasons")
     known, slowed = cells[cells["throttle_reasons"].notna()], _slowed(cells)
     if len(slowed):
@@ -299,7 +299,7 @@ def _slowed(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def native_types(report: Report) -> Iterator[Block]:
-    """In which type models were computed whose type the device decides."""
+    """The type in which models were computed if the device decides it."""
     cells = report.tables.cells
     if not {"dtype", "device_name"} <= set(cells):
         return
@@ -319,7 +319,7 @@ def native_types(report: Report) -> Iterator[Block]:
 
 
 def load_warning(report: Report) -> Iterator[Block]:
-    """Whether others used the host while cells were timed."""
+    """Whether other processes used the host while cells were timed."""
     load, noisy = _host_load(report)
     if noisy.empty:
         finding = Finding("quiet host", f"In no cell did others take more than {NOISY_PCT:g} % of the CPU.", "good")
@@ -334,7 +334,7 @@ def load_warning(report: Report) -> Iterator[Block]:
 
 
 def unsteady_cells(report: Report) -> Iterator[Block]:
-    """Cells that were timed before two passes of their warm-up had taken equally long."""
+    """Cells that were timed although no two consecutive warm-up passes had taken equally long."""
     report.tables.need("cells", "warmup_steady")
     cells = report.tables.cells.drop_duplicates("cell_id")
     cells = cells[cells["warmup_steady"].notna()]
@@ -350,7 +350,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
 
 
 def loaded_cells(report: Report) -> Iterator[Block]:
-    """Cells during which others used the host."""
+    """Cells during which other processes used the host."""
     _, noisy = _host_load(report)
     columns = {"cell_id": "Cell", "cpu_steal_pct": "By the hypervisor (%)", "cpu_others_pct": "By others (%)"}
     if len(noisy):
@@ -359,7 +359,7 @@ def loaded_cells(report: Report) -> Iterator[Block]:
 
 
 def _host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The highest load by others in each measured cell, and the cells where it was more than `NOISY_PCT`."""
+    """The highest load by other processes in each measured cell, and the cells where it was above `NOISY_PCT`."""
     load = report.tables.cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
     load = load.dropna(how="all").reset_index()
     if load.empty:
@@ -369,7 +369,7 @@ def _host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def provenance(report: Report) -> Iterator[Block]:
-    """Hosts, devices, commits, locks, protocol and times of what was measured; versions as the cells recorded them."""
+    """Hosts, devices, commits, locks, protocol and times of the measurements; versions as the cells recorded them."""
     cells = report.tables.cells
     started = cells["started_at"].dropna() if "started_at" in cells else pd.Series(dtype=object)
     rows = [
@@ -395,7 +395,7 @@ def provenance(report: Report) -> Iterator[Block]:
 
 
 def _measured_where(cells: pd.DataFrame) -> Table:
-    """Cells by device, host, engine, protocol and lock: what was merged from several clusters, or measured anew."""
+    """Cells by device, host, engine, protocol and lock: shows what was merged from clusters or measured again."""
     places = {
         "gpu": "Device",
         "host": "Host",

@@ -3,7 +3,7 @@
     python -m workflow_scripts.present.page --study config/studies/demo.yaml --tables results/demo/tables \
         --figures results/demo/figures --cells results/demo/cells --out results/demo/report.html
 
-Styles, script and figures lie inside the file. What is not there is shown as missing, with the reason.
+Styles, script and figures are inside the file. Missing parts are shown as missing, with the reason.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from workflow_scripts.study.study_file import StudyError, load_study
 
 
 def render(report: Report) -> str:
-    """The whole page. Every text of the tables, logs and study is escaped."""
+    """The whole page. Every text from the tables, logs and study is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -37,7 +37,7 @@ def render(report: Report) -> str:
         question=report.study.question,
         style=(REPORT / "page.css").read_text(encoding="utf-8"),
         script=(REPORT / "page.js").read_text(encoding="utf-8"),
-        # What this study says something of comes first; of claims that it does not name there is nothing to say.
+        # Sections with content come first, then the empty ones.
         sections=sorted((_filled(section, report) for section in sections), key=lambda section: section["is_empty"]),
     )
 
@@ -58,7 +58,7 @@ def _filled(section: Section, report: Report) -> dict[str, Any]:
 
 
 def _together(absent: Sequence[Absent]) -> list[Absent]:
-    """One block in place of several: each reason once, with what it is the reason of.
+    """Join several blocks into one: each reason once, with what is missing for that reason.
 
     >>> _together([Absent("figure a", "none ran"), Absent("", "no table"), Absent("figure b", "none ran")])
     [Absent(what='Not shown', reason='none ran (figure a, figure b); no table')]
@@ -71,7 +71,7 @@ def _together(absent: Sequence[Absent]) -> list[Absent]:
 
 
 def _sha256(text: str) -> str:
-    """Digest of an inline style or script, with which the page's policy allows it and nothing else."""
+    """Digest of an inline style or script; the page's policy allows only texts with such a digest."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""From panels to files: lay out a figure for a page and for a column, and write it as SVG and PNG."""
+"""From panels to files: lay out a figure in page width and in column width, and write it as SVG and PNG."""
 
 import io
 import math
@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.present.style import GRID, INK, MUTED, Mark
 
-# Widths in inches: a page's and a column's. At the 72 points to the inch of an SVG they are 998 and 360 CSS pixels.
+# Widths in inches, of a page and of a column. With an SVG's 72 points per inch they are 998 and 360 CSS pixels.
 PAGE_WIDTH_IN, SINGLE_WIDTH_IN, COLUMN_WIDTH_IN = 10.4, 6.6, 3.75
 PNG_DPI = 200
 LINE_IN = 0.2
@@ -30,7 +30,7 @@ MAX_PANELS = 12
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: its heading and what draws into it."""
+    """One pair of axes: its heading and the function that draws into it."""
 
     title: str
     draw: Callable[[Axes], None]
@@ -40,9 +40,9 @@ class Panel:
 class Plot:
     """A figure that can be drawn in any width.
 
-    `alt` says in words what a reader who cannot see the figure needs; `sources` are the kinds of number in it
-    (measured, predicted, published); `repeats` how many timed passes are behind a mark; `notes` what was left out
-    or put together to stay legible.
+    `alt` is the description for a reader who cannot see the figure. `sources` are the kinds of numbers in it (measured,
+    predicted, published). `repeats` is the number of timed passes behind a mark. `notes` say what was left out or
+    combined to keep the figure legible.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Plot:
     panel_height_in: float = 2.7
 
     def describe(self) -> dict[str, Any]:
-        """What the page says of the figure, as JSON values."""
+        """What the page says about the figure, as JSON values."""
         return {
             "title": self.title,
             "alt": self.alt,
@@ -96,7 +96,7 @@ def use_style() -> None:
             "axes.spines.right": False,
             "lines.linewidth": 1.5,
             "lines.markersize": 5.5,
-            # Text stays text: small files that can be searched and read aloud.
+            # Text stays text: the files are small, and can be searched and read aloud.
             "svg.fonttype": "none",
             "svg.hashsalt": "kvsweep",
             "savefig.facecolor": "none",
@@ -105,12 +105,12 @@ def use_style() -> None:
 
 
 def mark_handles(named: Mapping[str, Mark]) -> list[Artist]:
-    """Legend entries of what is told apart by colour and mark."""
+    """Legend entries for what differs by colour and mark."""
     return [Line2D([], [], color=m.color, marker=m.marker, label=name) for name, m in named.items() if name]
 
 
 def plain_log_ticks(axis: Axis, low: float, high: float, most: int) -> None:
-    """Set ticks of a logarithmic axis at 1, 2 and 5 of each decade, or fewer if there are many, written in full."""
+    """Set ticks of a logarithmic axis at 1, 2 and 5 of each decade, fewer if there are many, with plain numbers."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1, 3), (1,)):
         ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
@@ -135,7 +135,7 @@ def some_panels(panels: Sequence[Panel], what: str) -> tuple[Sequence[Panel], li
 
 
 def write_plot(plot: Plot, folder: Path, name: str) -> None:
-    """Write `{name}.svg` and `{name}.png` in a page's width and `{name}.column.svg` in a column's."""
+    """Write `{name}.svg` and `{name}.png` in page width, and `{name}.column.svg` in column width."""
     columns = {1: 1, 2: 2, 4: 2}.get(len(plot.panels), 3)
     wide = _drawn(plot, columns, SINGLE_WIDTH_IN if columns == 1 else PAGE_WIDTH_IN)
     write_bytes(folder / f"{name}.svg", _svg(wide, plot))
@@ -149,7 +149,7 @@ def write_plot(plot: Plot, folder: Path, name: str) -> None:
 def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
     rows = math.ceil(len(plot.panels) / columns)
     title = textwrap.fill(plot.title, int(width_in * 11.5))
-    # An entry takes the room of six letters beside its text.
+    # A legend entry needs the width of its text plus six letters.
     letters = int(width_in * 13.9)
     labels = [textwrap.fill(str(handle.get_label()), letters - 6) for handle in plot.handles]
     legend_columns = max(1, letters // (max(map(len, labels), default=1) + 6))
@@ -174,7 +174,7 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
             ax.set_ylabel(plot.y_label)
         if i + columns >= len(plot.panels):
             ax.set_xlabel(plot.x_label)
-    # Laid out once, not again for each file that is written.
+    # The layout is computed once, not again for each file.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for ax in figure.get_axes():
@@ -183,7 +183,7 @@ def _drawn(plot: Plot, columns: int, width_in: float) -> Any:
 
 
 def _fit_labels(ax: Axes) -> None:
-    """Make texts that would reach beyond the axes, into the next panel or off the page, as small as it takes."""
+    """Shrink texts that would extend beyond the axes, into the next panel or off the page, until they fit."""
     for text in ax.texts:
         room = ax.get_window_extent().width / max(text.get_window_extent().width, 1)
         if room < 1:
@@ -193,7 +193,7 @@ def _fit_labels(ax: Axes) -> None:
 def _svg(figure: Any, plot: Plot) -> bytes:
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Title": plot.title, "Date": None, "Creator": None})
-    # Fonts as wide or narrower than the one that the layout was measured with, for a reader who lacks it.
+    # For a reader without the layout's font: fonts that are equally wide or narrower.
     text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, Arial, sans-serif")
     return re.sub(r"\n\s*", "\n", text).encode()
 

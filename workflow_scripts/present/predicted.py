@@ -1,4 +1,4 @@
-"""What was predicted before anything ran, beside what was measured and what others published."""
+"""Predictions from before anything ran, beside measured and published values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
 from workflow_scripts.present.throughput import log2_axis
 
 QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"
-# What was only predicted is hollow, on a broken line: one for each workload of a panel.
+# Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
 LINES: Sequence[Mapping[str, Any]] = [
     {"color": COLOURS[i], "marker": marker, "markerfacecolor": "none", "linestyle": (0, dashes), "linewidth": 1.3}
     for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
@@ -34,7 +34,7 @@ FLAGGED: Mapping[str, Any] = {
 
 
 def predicted_beside_measured(tables: Tables) -> Plot:
-    """Measured output tokens per second against the predicted, with the band that was promised."""
+    """Measured output tokens per second by predicted ones, with the predicted band."""
     table = tables.need("predictions", "quantity", "predicted", "low", "high", "measured", "flagged", "fitted")
     rows = table[(table["quantity"] == QUANTITY) & table[["predicted", "measured"]].notna().all(axis=1)]
     if rows.empty:
@@ -101,7 +101,7 @@ def _draw_scatter(ax: Axes, rows: pd.DataFrame, drawn_as: Mapping[str, Mark]) ->
 
 
 def predicted_by_max_num_seqs(tables: Tables) -> Plot:
-    """Total tokens per second against max-num-seqs as predicted, a panel a device, beside what was published."""
+    """Predicted total tokens per second by max-num-seqs, one panel per device, beside published values."""
     table = tables.need("predictions", "cell_id", "quantity", "predicted", "low", "high", "measured", "published")
     cells = tables.cells.drop_duplicates("cell_id")
     if "knob_max_num_seqs" not in cells:
@@ -172,7 +172,7 @@ def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """How well predictions held, which cells are worth a look, and what published flat lines would have to be."""
+    """How accurate predictions were, which cells deserve attention, and published rates beyond their predicted band."""
     table = report.tables.need("predictions", "quantity", "predicted", "measured", "flagged", "fitted", "published")
     rows = table[table["quantity"] == QUANTITY]
     found = [*_accuracy(rows), *_flags(rows), *_flat(table[table["quantity"] == TOTAL])]
@@ -204,7 +204,7 @@ def _flags(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _flat(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Where a published rate at the fewest sequences is beyond the band of the prediction."""
+    """Devices whose published rate at the fewest sequences is beyond the prediction's band."""
     known = rows[rows["published"].notna() & rows["predicted"].notna()].sort_values("predicted")
     for gpu, part in known.groupby("gpu", sort=False):
         slowest, fastest = records(part)[0], records(part)[-1]

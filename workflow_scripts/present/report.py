@@ -1,4 +1,4 @@
-"""What the page is made from: the study, its tables, its figures, and where its files lie."""
+"""The inputs of the page: the study, its tables, its figures, and the places of its files."""
 
 import json
 import os
@@ -25,7 +25,7 @@ MOST_OPEN_ROWS = 12
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a section may show; `out` is the page itself, from which links lead to other files."""
+    """Everything that a section may show; `out` is the page itself, whose links lead to other files."""
 
     study: Study
     tables: Tables
@@ -36,20 +36,20 @@ class Report:
 
     @cached_property
     def manifest(self) -> dict[str, dict[str, Any]]:
-        """What `present.figures` says of each figure; empty if it has not run."""
+        """What `present.figures` says about each figure; empty if it has not run."""
         path = self.figures / "figures.json"
         return read_json(path) if path.exists() else {}
 
     @cached_property
     def grid(self) -> pd.DataFrame:
-        """The cells of the study, one row each; the reason of one tried in vain is the end of what measuring said."""
+        """The cells of the study, one row each; the reason of a missing cell is the last line of its log."""
         grid = self.tables.cells.drop_duplicates("cell_id")
         logs = {cell: self.log(cell) for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
         said = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
         return grid.assign(reason=grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(said)))
 
     def log(self, cell_id: str) -> Path:
-        """What measuring a cell said."""
+        """The log of measuring a cell."""
         return self.cells / cell_id / "measure.log"
 
     def link(self, path: Path, text: str) -> Link | None:
@@ -68,7 +68,7 @@ Part = Callable[[Report], Iterable[Block]]
 
 
 def blocks_of(part: Part, report: Report) -> Iterator[Block]:
-    """The blocks of a part; one that says what is absent where the part lacks something."""
+    """The blocks of a part; if it lacks something, one block that says what is absent."""
     try:
         yield from list(part(report))
     except MissingError as e:
@@ -100,7 +100,7 @@ def figure(name: str) -> Part:
 
 
 def caption_of(name: str) -> list[tuple[str, str]]:
-    """Paragraphs of a figure's caption, each with the words in bold that it may begin with."""
+    """Paragraphs of a figure's caption, each with its bold words at the beginning, if any."""
     text = (CAPTIONS / f"{name}.rst").read_text(encoding="utf-8")
     return [_split(" ".join(paragraph.split())) for paragraph in text.split("\n\n") if paragraph.strip()]
 
@@ -113,7 +113,7 @@ def _split(paragraph: str) -> tuple[str, str]:
 
 
 def figure_facts(facts: dict[str, Any]) -> str:
-    """Where a figure's numbers come from, in a sentence.
+    """A sentence that says where a figure's numbers come from.
 
     >>> figure_facts({"sources": ["measured", "predicted"], "repeats": "3 repeats a cell", "notes": ["two are drawn"]})
     'Source: measured and predicted; 3 repeats a cell. Two are drawn.'
@@ -127,7 +127,7 @@ def figure_facts(facts: dict[str, Any]) -> str:
 def table(
     name: str, columns: dict[str, str], caption: str, keep: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 ) -> Part:
-    """The part that shows columns of a table, its first `MOST_ROWS` rows, and leads to the whole of it."""
+    """The part that shows columns of a table's first `MOST_ROWS` rows, and links to the whole table."""
 
     def part(report: Report) -> Iterator[Block]:
         rows = report.tables.need(name)

@@ -1,4 +1,4 @@
-"""The tables that the figures and the page are drawn from."""
+"""The tables from which the figures and the page are made."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -9,10 +9,10 @@ import pandas as pd
 
 
 class MissingError(Exception):
-    """What a figure or a section needs is not there; the message says what, and the page shows it."""
+    """Something that a figure or a section needs is missing; the message says what, and the page shows it."""
 
 
-# What it means that a table has no rows.
+# The meaning of a table without rows.
 EMPTY = {
     "effects": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
@@ -25,14 +25,14 @@ EMPTY = {
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with NumPy's types, which the drawing libraries know, in place of pandas' nullable ones."""
+    """The table with NumPy's types, which the drawing libraries know, instead of pandas' nullable types."""
     numbers = table.select_dtypes(["Int64", "Float64"]).columns
     others = table.select_dtypes(["string", "boolean"]).columns
     return table.astype(dict.fromkeys(numbers, float) | dict.fromkeys(others, object))
 
 
 def _with_source(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the source behind the name of each device whose numbers this study did not measure."""
+    """The table, with the source after the name of each device whose numbers this study did not measure."""
     if "source" not in table:
         return table
     elsewhere = table["source"].notna() & ~table["source"].isin(["measured", "predicted"])
@@ -42,7 +42,7 @@ def _with_source(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, each by the names of its columns."""
+    """The rows, each as a mapping of column to value."""
     return table.to_dict("records")  # type: ignore[return-value]
 
 
@@ -55,7 +55,7 @@ class Tables:
         self._read: dict[str, pd.DataFrame] = {}
 
     def need(self, name: str, *columns: str) -> pd.DataFrame:
-        """The table of that name, with at least one row and these columns.
+        """The table with this name, with at least one row and these columns.
 
         Raises:
             MissingError: the table is absent, empty or without one of the columns.
@@ -73,7 +73,7 @@ class Tables:
         return table
 
     def get(self, name: str) -> pd.DataFrame | None:
-        """The table of that name, or None where `need` would say that it is missing."""
+        """The table with this name, or None if `need` would say that it is missing."""
         try:
             return self.need(name)
         except MissingError:
@@ -82,10 +82,10 @@ class Tables:
     def facts(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
         """Rows of `parsed/{gpu}/{name}.parquet` that belong to these cells.
 
-        Only those are read: the traces of a large study do not fit in memory.
+        Only these rows are read, because the traces of a large study do not fit in memory.
 
         Raises:
-            MissingError: no such file, or none of the cells in it.
+            MissingError: there is no such file, or none of the cells is in it.
         """
         wanted = pd.Series(list(cell_ids), dtype="string")
         if self.parsed is None or wanted.empty:
@@ -109,7 +109,7 @@ class Tables:
 
     @cached_property
     def measured(self) -> pd.DataFrame:
-        """Rows of `cells` that may be compared: outcome `ok`, measured as the study asks.
+        """Rows of `cells` that may be compared: outcome `ok`, and measured as the study asks.
 
         Raises:
             MissingError: there are none.
@@ -122,12 +122,12 @@ class Tables:
 
     @cached_property
     def invalid(self) -> pd.DataFrame:
-        """Rows of `cells` with the values of cells that ran and failed a check: shown, and in no comparison."""
+        """Rows of `cells` for cells that ran and failed a check: their values are shown but never compared."""
         return self.cells[(self.cells["outcome"] == "invalid") & self.cells["repeat"].notna()]
 
     @cached_property
     def devices(self) -> list[str]:
-        """The devices in the order of the study, so that each looks the same in every figure."""
+        """The devices in the study's order, so that each looks the same in every figure."""
         return list(dict.fromkeys(self.cells["gpu"]))
 
     @property

@@ -1,4 +1,4 @@
-"""Bytes of keys and values that engines set aside, beside those that they used."""
+"""Bytes that engines reserved for keys and values, beside those that they used."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -39,7 +39,7 @@ DRAWN: Mapping[str, dict[str, Any]] = {
 }
 MIB = 2**20
 MOST_CELLS = 14
-# Lines of text that a cell takes: its name and its marks.
+# Height of a cell in lines of text: its name and its marks.
 LINES_A_CELL = 1.8
 HOW_ENGINES_RESERVE = (
     "An engine sets memory for keys and values aside in one of three ways. vLLM and HuggingFace's continuous batching "
@@ -76,11 +76,11 @@ def reserved_and_used(report: Report) -> Iterator[Block]:
 
 
 def kv_reserved_and_used(tables: Tables) -> Plot:
-    """Bytes set aside at the peak, held by requests and used by tokens, a line a cell."""
+    """Bytes reserved at the peak, held by requests and used by tokens, one line per cell."""
     waste = tables.need("waste", "cell_id", "repeat", "slots_held_mean", "tokens_held_mean", "source")
     known = _known(tables).merge(waste[waste["source"] == "measured"], on=["cell_id", "repeat"])
     bytes_per_token = known["used_bytes"] / known["kv_tokens_live_mean"]
-    # Of the layout that the engine had: there tokens that requests share are counted once, as they lie in memory.
+    # From the engine's own layout, where tokens shared by requests are counted once, as in memory.
     known = known.assign(
         held_bytes=known["slots_held_mean"] * bytes_per_token, used_bytes=known["tokens_held_mean"] * bytes_per_token
     )
@@ -117,7 +117,7 @@ def kv_reserved_and_used(tables: Tables) -> Plot:
 
 
 def _known(tables: Tables) -> pd.DataFrame:
-    """Rows of the cells table that tell what was reserved, with short names of the bytes."""
+    """Rows of the cells table with known reservations, with short names for the columns of bytes."""
     cells = tables.need("cells", "cell_id", "repeat", "kv_tokens_live_mean", *_VALUES.values())
     known = cells[cells["repeat"].notna() & cells["kv_bytes_reserved_peak"].notna()]
     if known.empty:

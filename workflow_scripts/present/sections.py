@@ -14,7 +14,7 @@ from workflow_scripts.present.report_tables import MissingError
 
 @dataclass(frozen=True)
 class Section:
-    """One section; `id` is its address in the page. What a summary lacks is told where it would be taken up."""
+    """One section; `id` is its address in the page. If a summary lacks data, the section with the details says so."""
 
     id: str
     title: str
@@ -73,7 +73,7 @@ _SERVERS = {
 
 
 def effects_of(knob: str) -> Part:
-    """The table of the effects of one knob, all its values against each other."""
+    """The table of the effects of one knob, with all of its values compared."""
 
     def keep(effects: pd.DataFrame) -> pd.DataFrame:
         return effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
@@ -82,7 +82,7 @@ def effects_of(knob: str) -> Part:
 
 
 def _with_prefix_cache(cells: pd.DataFrame) -> pd.DataFrame:
-    """First repeats with a prefix cache; engines have one by default, which says nothing where it is of no use."""
+    """First repeats with a prefix cache; engines have one by default, so it must have had hits or have been varied."""
     knob = cells.get("knob_enable_prefix_caching", pd.Series(dtype=object))
     if not (cells["prefix_cache_hits"] > 0).any() and knob.nunique() < 2:
         raise MissingError("no prefix cache found anything, and the study does not turn it on and off")

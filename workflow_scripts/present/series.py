@@ -1,4 +1,4 @@
-"""Cells put side by side: lines along which one knob alone changes, and the panels that hold them."""
+"""Cells side by side: lines along which only one knob changes, and the panels that hold them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ NAMES = ["gpu", "engine", "model", "workload"]
 class Group:
     """The cells of one panel; `keys` are the names that all of them share.
 
-    `rows` holds a row a cell and repeat, with the knob's value as `x` and, as `series`, a label of the other settings
-    that differ within the panel.
+    `rows` holds one row per cell and repeat, with the knob's value as `x` and, as `series`, a label of the other
+    settings that differ within the panel.
     """
 
     title: str
@@ -26,15 +26,15 @@ class Group:
 
     @property
     def labels(self) -> list[str]:
-        """What tells the panel's series apart; one empty label if nothing does."""
+        """The labels that distinguish the panel's series; one empty label if there is only one series."""
         return list(dict.fromkeys(self.rows["series"]))
 
 
 def groups_varying(rows: pd.DataFrame, knob: str, knobs: Sequence[str], panel_keys: Sequence[str]) -> list[Group]:
-    """Groups of the rows in which `knob` takes at least two values while nothing else changes, the largest first.
+    """Groups of rows in which `knob` takes at least two values while nothing else changes, the largest first.
 
     Raises:
-        MissingError: there are none.
+        MissingError: there are no such groups.
     """
     name = knob.removeprefix("knob_")
     if knob not in rows.columns:
@@ -57,7 +57,7 @@ def _groups(rows: pd.DataFrame, others: Sequence[str], panel_keys: Sequence[str]
 
 
 def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
-    """For each row the settings of those knobs that are not the same in all rows; defaults only if there is no other.
+    """For each row the settings of the knobs that differ between rows; defaults only if there is no other setting.
 
     >>> rows = pd.DataFrame({"knob_a": [1, 2, None], "knob_b": [5, 5, 5], "knob_c": [None, 3, None]})
     >>> list(series_labels(rows, ["knob_a", "knob_b", "knob_c"]))
@@ -72,7 +72,7 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 
 
 def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
-    """For each cell what tells it apart from the others shown: names, and on a second line the settings."""
+    """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
     names = [key for key in NAMES if cells[key].nunique() > 1] or ["engine"]
     varied = [knob for knob in knobs if cells.groupby("engine")[knob].nunique(dropna=False).max() > 1]
     settings = [
@@ -84,7 +84,7 @@ def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 
 
 def setting(knob: str, value: Any) -> str:
-    """A knob's setting as a reader names it.
+    """A knob's setting in a reader's words.
 
     >>> setting("knob_enable_prefix_caching", True), setting("knob_block_size", 16.0)
     ('prefix caching on', 'block size 16')
@@ -98,7 +98,7 @@ def setting(knob: str, value: Any) -> str:
 
 
 def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
-    """Each of the settings ("a=1, b=2") without those that all of them have.
+    """Each text of settings ("a=1, b=2") without the settings that all of them share.
 
     >>> list(without_shared(pd.Series(["a=1, b=2", "a=1, b=3"])))
     ['b=2', 'b=3']
@@ -109,7 +109,7 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:
-    """At most `most` (two or more) rows of each group, evenly from the lowest `order` to the highest, both among them.
+    """At most `most` (two or more) rows of each group, evenly spaced by `order`, including the lowest and the highest.
 
     >>> rows = pd.DataFrame({"group": "a", "value": range(9)})
     >>> list(evenly(rows, ["group"], "value", 3)["value"])
@@ -118,6 +118,6 @@ def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.D
     grouped = rows.groupby(list(by), sort=False)[order]
     rank = grouped.rank(method="first", na_option="bottom") - 1
     last = (grouped.transform("size") - 1).clip(lower=1)
-    # Rank r is taken if it is the first at or after one of the `most` places that divide the ranks evenly.
+    # Rank r is taken if it is the first at or after one of `most` evenly spaced places among the ranks.
     place, step = rank * (most - 1) / last, (most - 1) / last
     return rows[(last < most) | (np.ceil(place) < place + step)]

@@ -1,4 +1,4 @@
-"""Servers under load: latency and throughput against the request rate or the users, and what was too much."""
+"""Servers under load: latency and throughput by request rate or users, and which load was too high."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from workflow_scripts.present.series import series_labels, setting
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.throughput import log2_axis, ratio_axis, repeats_of
 
-# What sets the load, in the order in which it is looked for -> how it is called.
+# The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
 LATENCIES: Mapping[str, tuple[LineStyle, str]] = {
     "ttft_s_p50": ("-", "TTFT, median"),
@@ -29,19 +29,19 @@ RATES: Mapping[str, tuple[LineStyle, str]] = {
     "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
 }
 OFFERED: LineStyle = (0, (1, 1.2))
-# What needs another word than the table's: a server that only the load limits has kept up with it.
+# Words that differ from the table's: a server that was limited only by the load has kept up with it.
 LIMITED: Mapping[str, str] = {"load": "kept up", "unknown": "too short to say"}
 SATURATED_LABEL = "more load than the server sustains"
 MOST_SERIES = 6
 
 
 def serving_latency(tables: Tables) -> Plot:
-    """Time to the first token and per further token against the load, a panel a device, workload and kind of load."""
+    """Time to the first token and per further token by load, one panel per device, workload and kind of load."""
     return _plot(tables, LATENCIES, "Latency of served requests against load", "Seconds")
 
 
 def serving_throughput(tables: Tables) -> Plot:
-    """Requests answered, and those within the SLO, against the load."""
+    """Requests answered, and requests within the SLO, by load."""
     return _plot(tables, RATES, "Throughput and goodput against load", "Requests per s", offered=True)
 
 
@@ -77,7 +77,7 @@ def _plot(
 
 
 def _rows(tables: Tables) -> pd.DataFrame:
-    """Repeats that count, with their load as `x` and its kind as `axis`, and what tells series apart."""
+    """Repeats that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
     serving = tables.need("serving", "cell_id", "repeat", *LOADS, *LATENCIES, *RATES, "saturated")
     load = [f"knob_{name}" for name in LOADS]
     knobs = [name for name in tables.knobs if name not in load]
@@ -100,9 +100,9 @@ _PANEL = ("gpu", "model", "workload", "axis")
 def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
     others = [name for name in knobs if name != "knob_endpoint"]
-    # Servers have knobs of their own: what differs is told among the settings of one.
+    # Each server has its own knobs, so settings are compared only within one server.
     settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
-    # Of a load at a rate the users are a cap, and so a setting.
+    # If the load is a rate, the number of users is a cap, and therefore a setting.
     capped = (rows["axis"] != "users") & rows["users"].notna()
     cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")
     return pd.Series(
@@ -137,7 +137,7 @@ def _draw(
             ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
             ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
             if len(at) == 1:
-                # One load makes no line; a stroke in its style tells which quantity the mark is.
+                # A single load makes no line; a short stroke in its style shows which quantity the mark is.
                 ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
             over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
             ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
@@ -182,14 +182,14 @@ MOST_FINDINGS = 8
 
 
 def sustained(report: Report) -> Iterator[Block]:
-    """For each server and setting the loads between which lies the most that it sustains, and what users see there."""
+    """For each server and setting the two loads that enclose its maximum sustained load, and what users see there."""
     loads = {f"knob_{load}" for load in (*LOADS, "ramp_to_per_s")}
     knobs = [name for name in report.tables.knobs if name not in loads]
     cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *knobs]]
     rows = report.tables.need("serving_summary", "saturated", "limited_by", *LOADS).merge(cells, on="cell_id")
     rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
     rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
-    # Where the client was the limit, nothing is known of the server.
+    # If the client was the limit, nothing is known about the server.
     rows = rows[rows["x"].notna() & ~rows["limited_by"].str.contains("client|users")]
     if rows.empty:
         raise MissingError("no server was measured at a load that the client could send")
@@ -201,7 +201,7 @@ def sustained(report: Report) -> Iterator[Block]:
 
 
 def _most_sustained(rows: pd.DataFrame) -> Finding:
-    """Of one server and setting, from the lowest load to the highest."""
+    """The finding for one server and setting; rows are ordered from the lowest load to the highest."""
     first, last = records(rows)[0], records(rows)[-1]
     place = ", ".join([first["gpu"], first["model"], first["workload"], first["series"]])
     if pd.notna(first["ramp_to_per_s"]):
@@ -213,7 +213,7 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
             for row in ([first, last] if len(rows) > 1 else [first])
         ]
         return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
-    # A run that is too short to say is neither.
+    # A run that is too short to decide counts as neither.
     over = rows[rows["saturated"].eq(True)].head(1)
     below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
     if over.empty and below.empty:
@@ -238,7 +238,7 @@ def _users_see(row: Mapping[str, Any]) -> str:
 
 
 def load_findings(report: Report) -> Iterator[Block]:
-    """What limited each load, in the words of the table; what needs a warning comes first."""
+    """What limited each load, in the words of the table; warnings come first."""
     rows = report.tables.need("serving_summary")
     warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
     rows = pd.concat([rows[warned], rows[~warned]])

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 
-# Distinguishable under the common colour-vision deficiencies, and at least 3:1 against white and against the dark
-# page; a device is told apart by its mark as well.
+# Distinguishable with common colour-vision deficiencies, and with a contrast of at least 3:1 to white and to the dark
+# page; devices also differ by their marks.
 COLOURS = ("#0173b2", "#d55e00", "#029e73", "#b06bb0", "#9a7800", "#7d7d7d", "#4a90c8", "#a8554a")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 
-# These four turn with the page from light to dark, so no other part of a figure may have exactly these colours.
+# These four change when the page is dark, so no other part of a figure may have exactly these colours.
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#fefefe"
 
 OUTCOMES: Mapping[str, tuple[str, str]] = {
-    # outcome -> colour and the sign that says the same without colour
+    # outcome -> colour, and the sign with the same meaning
     "ok": ("#029e73", ""),
     "infeasible": ("#9a7800", "×"),
     "timeout": ("#b06bb0", "T"),
@@ -34,7 +34,7 @@ class Mark:
 
 
 def marks(names: Iterable[str]) -> dict[str, Mark]:
-    """A mark for each name, in the order given; more names than colours still differ in colour and mark together.
+    """A mark for each name, in the given order; with more names than colours, colour and mark together still differ.
 
     >>> marks(["h200", "l40s"])["l40s"].marker
     's'

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from workflow_scripts.present.style import GRID, INK, MUTED, PAPER
 
-# What the drawing calls by colour, and its colour on a dark page.
+# Colour in the drawing -> its colour on a dark page.
 _DARK = {INK: "#e6edf3", MUTED: "#9aa4af", GRID: "#343b44", PAPER: "#14181d"}
 PX_PER_PT = 96 / 72
 
 
 def data_address(svg: Path) -> str:
-    """The figure as one address to put in an `img`; its ink turns light where the page is dark."""
+    """The figure as one address for an `img`; its ink is light if the page is dark."""
     text = svg.read_text(encoding="utf-8")
     names = {color: f"c{i}" for i, color in enumerate(_DARK)}
     for color, name in names.items():

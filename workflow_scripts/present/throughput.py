@@ -1,4 +1,4 @@
-"""Throughput, and the use of bandwidth and arithmetic, against one knob."""
+"""Throughput, and the use of bandwidth and arithmetic, by the value of one knob."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,18 +18,18 @@ from workflow_scripts.present.series import NAMES, Group, groups_varying
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 
 LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
-# Rates that a ceiling is computed from -> how its line is drawn and called.
+# Rates from which a ceiling is computed -> style and name of its line.
 CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
     "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
     "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
 }
-# The sign that invalid cells have in the figure of outcomes too.
+# The same sign that invalid cells have in the figure of outcomes.
 INVALID = f"${OUTCOMES['invalid'][1]}$"
 ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
 
 
 class Measure(NamedTuple):
-    """What is drawn upwards: a column, its name, its axis label, and whether it is a share between 0 and 1."""
+    """The quantity of the y axis: a column, its name, its axis label, and whether it is a share between 0 and 1."""
 
     column: str
     name: str
@@ -44,36 +44,36 @@ MFU = Measure("mfu", "Model FLOP utilization (MFU)", "MFU", is_share=True)
 
 
 def output_by_max_num_seqs(tables: Tables) -> Plot:
-    """Output tokens per second against max-num-seqs, a line a device, under the ceiling where one is known."""
+    """Output tokens per second by max-num-seqs, one line per device, with the ceiling if it is known."""
     groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
     return _plot(tables, groups, "max-num-seqs", "sequences", OUTPUT, _ceilings(tables, groups))
 
 
 def total_by_max_num_seqs(tables: Tables) -> Plot:
-    """Prompt and output tokens per second against max-num-seqs, a line a device."""
+    """Prompt and output tokens per second by max-num-seqs, one line per device."""
     groups = _compared(tables, tables.measured, "knob_max_num_seqs", NAMES[1:])
     return _plot(tables, groups, "max-num-seqs", "sequences", TOTAL)
 
 
 def output_by_block_size(tables: Tables) -> Plot:
-    """Output tokens per second against the block size, a panel a device, a line for each setting of other knobs."""
+    """Output tokens per second by block size, one panel per device, one line per setting of the other knobs."""
     groups = _compared(tables, tables.measured, "knob_block_size", NAMES)
     return _plot(tables, groups, "block size", "tokens", OUTPUT)
 
 
 def mbu_by_max_num_seqs(tables: Tables) -> Plot:
-    """Share of the memory bandwidth that a repeat used at least, against max-num-seqs."""
+    """Minimum share of the memory bandwidth that a repeat used, by max-num-seqs."""
     return _utilization(tables, MBU)
 
 
 def mfu_by_max_num_seqs(tables: Tables) -> Plot:
-    """Share of the arithmetic that a repeat used at least, against max-num-seqs."""
+    """Minimum share of the arithmetic that a repeat used, by max-num-seqs."""
     return _utilization(tables, MFU)
 
 
 def _utilization(tables: Tables, share: Measure) -> Plot:
     limits = tables.need("limits", "cell_id", "repeat", "rates", share.column)
-    # Of the two sources of a device's rates the data sheet comes first.
+    # If a device's rates have two sources, the data sheet is preferred.
     limits = limits[limits[share.column].notna()].sort_values("rates").drop_duplicates(["cell_id", "repeat"])
     rows = tables.measured.merge(limits[["cell_id", "repeat", share.column]], on=["cell_id", "repeat"])
     if rows.empty:
@@ -83,9 +83,9 @@ def _utilization(tables: Tables, share: Measure) -> Plot:
 
 
 def _compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
-    """Panels whose rows say which colour and which line style they are drawn in.
+    """Panels whose rows say with which colour and line style they are drawn.
 
-    Colours tell devices apart; settings, of which there may be more, where all of a panel is of one device.
+    Colours distinguish devices; in a panel with only one device they distinguish settings, which may be more numerous.
     """
     groups = groups_varying(rows, knob, tables.knobs, panel_keys)
     one_device = pd.concat([group.rows for group in groups])["gpu"].nunique() == 1
@@ -147,7 +147,7 @@ def _plot(
 
 
 def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.DataFrame:
-    """The median of each invalid cell that belongs into the panel, at its value of the knob as `x`."""
+    """The median of each invalid cell that belongs in the panel, with its value of the knob as `x`."""
     rows = tables.invalid
     if measure.column not in rows:
         return rows.head(0)
@@ -160,7 +160,7 @@ def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.Da
 
 
 def _ceilings(tables: Tables, groups: Iterable[Group]) -> pd.DataFrame | None:
-    """Ceilings of each cell, a column for each source of the device's rates; None if none is known."""
+    """Ceilings of each cell, one column per source of the device's rates; None if none is known."""
     limits = tables.get("limits")
     if limits is None:
         return None
@@ -203,7 +203,7 @@ def _draw(
 
 
 def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
-    """Each repeat as a faint dot, the median as a mark with a bar from the lowest to the highest repeat."""
+    """Draw each repeat as a faint dot, and the median as a mark with a bar from the lowest to the highest repeat."""
     at = rows.groupby("x")[rate].agg(["median", "min", "max"])
     ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
     ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
@@ -217,7 +217,7 @@ def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineS
 
 
 def log2_axis(ax: Axes, values: Iterable[float]) -> None:
-    """Set a base-2 x axis with exactly the values as ticks."""
+    """Set a base-2 x axis with exactly these values as ticks."""
     ticks = sorted(values)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(ticks))
@@ -229,9 +229,9 @@ def log2_axis(ax: Axes, values: Iterable[float]) -> None:
 
 
 def ratio_axis(ax: Axes, low: float, high: float) -> None:
-    """Set a logarithmic y axis, on which equal distances are equal ratios, over a factor of at least four.
+    """Set a logarithmic y axis, on which equal distances are equal ratios, with a range of at least a factor of four.
 
-    A narrower axis would make a difference of one per cent look like a result.
+    On a narrower axis a difference of one per cent would look like a result.
     """
     widen = max(4 / (high / low), 1.25) ** 0.5
     low, high = low / widen, high * widen
@@ -251,7 +251,7 @@ def _handles(
 
 
 def repeats_of(rows: pd.DataFrame) -> str:
-    """How many timed passes are behind a cell's mark, in words.
+    """The number of timed passes behind a cell's mark, in words.
 
     >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "repeat": [0, 1, 0]}))
     '1 to 2 repeats a cell'

@@ -1,4 +1,4 @@
-"""What happened inside a few cells over time: memory, running sequences, KV cache in use."""
+"""Curves over time inside a few cells: memory, running sequences, KV cache in use."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from workflow_scripts.present.throughput import repeats_of
 MOST_CELLS = 6
 GIB = 2**30
 REPEAT_LINES = ("-", "--", ":")
-# A record of the scheduler tells what ran in the step that ended then.
+# A record of the scheduler says what ran in the step that ended at that time.
 DrawStyle = Literal["default", "steps-pre"]
 
 
@@ -28,7 +28,7 @@ def memory_over_time(tables: Tables) -> Plot:
     column = next((c for c in ("memory_used_bytes", "process_memory_bytes") if rows[c].notna().any()), None)
     if column is None:
         raise MissingError("no sample of the device traces holds memory")
-    # A GPU's trace has the device's memory, a CPU's has that of the engine's processes.
+    # A GPU's trace has the memory of the device, a CPU's trace that of the engine's processes.
     rows["memory_gib"] = rows["memory_used_bytes"].fillna(rows["process_memory_bytes"]) / GIB
     return Plot(
         title="Memory in use over the time of a repeat",
@@ -45,7 +45,7 @@ def memory_over_time(tables: Tables) -> Plot:
 
 
 def sequences_over_time(tables: Tables) -> Plot:
-    """Sequences that run and wait over the time of a repeat, in a few cells."""
+    """Running and waiting sequences over the time of a repeat, in a few cells."""
     rows = _rows_of_few_cells(tables, "steps")
     handles: list[Artist] = [
         Line2D([], [], color=COLOURS[0], label="running"),
@@ -87,7 +87,7 @@ def kv_cache_over_time(tables: Tables) -> Plot:
 
 
 def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
-    """Rows of at most `MOST_CELLS` cells: of each device and engine the one that may run the most sequences at once,
+    """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once,
     then the one that may run the fewest."""
     cells = tables.measured.drop_duplicates("cell_id").sort_values("max_concurrency_allowed", kind="stable")
     ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]

@@ -1,4 +1,4 @@
-"""What the engines were given: lengths and arrivals of the requests that were really run."""
+"""The input of the engines: lengths and arrivals of the requests that were really run."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -20,12 +20,12 @@ LENGTHS: dict[str, tuple[str, str, LineStyle]] = {
     "output_tokens": ("output tokens", COLOURS[1], (0, (4, 1.5))),
 }
 MOST_CELLS = 6
-# Handing all requests to an engine at once takes it less than this share of the repeat.
+# If all requests are submitted at once, this takes less than this share of the repeat.
 AT_ONCE = 0.05
 
 
 def workload_lengths(tables: Tables) -> Plot:
-    """Prompt and output lengths of each workload, as the share of its requests that have at most so many tokens."""
+    """Prompt and output lengths of each workload, as cumulative share of its requests by number of tokens."""
     groups = list(_workloads(tables))
     tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
     limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
@@ -52,7 +52,7 @@ def workload_lengths(tables: Tables) -> Plot:
 
 
 def workload_arrivals(tables: Tables) -> Plot:
-    """How many requests had arrived over the time of a repeat, in cells where they did not arrive all at once."""
+    """Number of arrived requests over the time of a repeat, in cells where they did not all arrive at once."""
     cells = tables.measured.drop_duplicates("cell_id").set_index("cell_id")
     requests = _requests(tables, cells.index)
     ends_s = requests.groupby("cell_id")[["queued_s", "last_token_s"]].max()
@@ -83,7 +83,7 @@ def workload_arrivals(tables: Tables) -> Plot:
 
 
 def _workloads(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Each workload with its requests; several times where a model's tokenizer makes other lengths of its texts."""
+    """Each workload with its requests; several times if models' tokenizers give its texts different lengths."""
     cells = tables.measured.drop_duplicates("cell_id").sort_values("num_requests", ascending=False, kind="stable")
     largest = cells.drop_duplicates(["model", "workload"])
     requests = _requests(tables, largest["cell_id"]).merge(largest[["cell_id", "model", "workload"]], on="cell_id")
@@ -98,7 +98,7 @@ def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
 
 
 def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
-    """Requests of the first repeat of each of the cells."""
+    """Requests of the first repeat of each cell."""
     rows = tables.facts("requests", cell_ids)
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
 
