@@ -9,12 +9,12 @@ _KNOB, _EFFECTIVE = "knob_", "effective."
 
 
 def not_as_asked(knobs: pd.DataFrame, told: pd.DataFrame) -> pd.Series:
-    """For each cell what its engine says took effect in place of what was asked for; null where nothing differs.
+    """For each cell the settings that took effect instead of those that were asked for; null if nothing differs.
 
     Args:
         knobs: columns `knob_NAME` with what the study sets, null or `auto` where it leaves the choice to the engine.
-        told: columns `effective.NAME` with what the engine says of itself, of the same cells in the same order. What it
-            does not tell is not compared.
+        told: columns `effective.NAME` with what the engine reports, for the same cells in the same order. Settings that
+            the engine does not report are not compared.
 
     >>> knobs = pd.DataFrame({"knob_attention_backend": ["FLASH_ATTN"], "knob_max_num_seqs": [8]})
     >>> told = pd.DataFrame({"effective.attention_backend": ["CPU_ATTN"], "effective.max_num_seqs": [8.0]})
@@ -40,7 +40,7 @@ def _differences(values: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _text(effective: Any, asked: Any) -> str:
-    """As `asked` would be written: the parsed facts know numbers and texts alone."""
+    """The effective value, written as `asked` would be: parsed facts hold only numbers and texts."""
     if isinstance(effective, str):
         return effective
     return str(bool(effective)) if isinstance(asked, bool) else str(type(asked)(effective))

@@ -1,14 +1,14 @@
-"""Check a table of throughputs against what the hardware can do at most.
+"""Check a table of throughputs against the most that the hardware can do.
 
     python -m workflow_scripts.analyse.audit rates.csv \\
         --model llama-3.1-8b-instruct --tokens-per-request 200,200
 
-Every doubt is settled for the table: memory and arithmetic run at their data-sheet rates and overlap fully, prompts are
-read in steps in which others decode, tok/s counts prompt tokens unless the column says output, and a name that means
-several cards means the one with the highest ceiling. A number above such a ceiling is wrong, or says something else
-than its table does. One below it may still be wrong.
+All uncertainties are resolved in the table's favour: memory and arithmetic run at their data-sheet rates and overlap
+fully, prompts are read in steps in which other requests decode, tok/s counts prompt tokens unless the column says
+output, and a name shared by several cards means the one with the highest ceiling. A number above such a ceiling is
+wrong, or means something else than its table says. A number below the ceiling may still be wrong.
 
-What is taken as given: the model and its weights' type, one device a row, one new token a sequence and step (no
+The audit assumes: the model and the type of its weights, one device per row, one new token per sequence and step (no
 speculative decoding), and prompts that are read in full (no shared prefix).
 """
 
@@ -47,7 +47,7 @@ class AuditError(ValueError):
 
 @dataclass(frozen=True)
 class Workload:
-    """Tokens of every request: means, for a mix of requests."""
+    """Tokens of every request; means, if requests differ."""
 
     prompt_tokens: float
     output_tokens: float
@@ -59,10 +59,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Highest rates that a device allows, and what binds.
+    """Highest rates that a device allows, and what limits them.
 
-    `total_tokens_per_s` counts prompt and output tokens, `output_tokens_per_s` output tokens alone. `limit` is
-    "memory bandwidth", "arithmetic" or "memory size", and `because` says it with numbers.
+    `total_tokens_per_s` counts prompt and output tokens, `output_tokens_per_s` only output tokens. `limit` is
+    "memory bandwidth", "arithmetic" or "memory size", and `because` gives the numbers.
     """
 
     gpu: str
@@ -74,7 +74,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns that an audit reads; `sequences` is None where the table has none."""
+    """Names of the columns that an audit reads; `sequences` is None if the table has no such column."""
 
     gpu: str
     throughput: str
@@ -82,7 +82,7 @@ class Columns:
 
     @property
     def counts_output_only(self) -> bool:
-        """Whether the throughput says that it leaves prompt tokens out."""
+        """Whether the name of the throughput column says that prompt tokens are not counted."""
         return re.fullmatch(_OUTPUT, self.throughput, re.IGNORECASE) is not None
 
 
@@ -96,10 +96,10 @@ def ceiling(
 ) -> Ceiling | None:
     """Highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
 
-    The KV cache limits live sequences too: at best it has all memory that the weights leave, and holds of each sequence
-    what it holds on average over its steps.
+    The KV cache limits live sequences too: at best it has all memory that the weights leave free, and each sequence
+    takes what it holds on average over its steps.
 
-    Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and its KV besides.
+    Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
 
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
     >>> highest = ceiling(llama, load_gpus()["h200"], 1, Workload(prompt_tokens=4, output_tokens=4))
@@ -139,20 +139,20 @@ def ceiling(
 
 
 def _flop_per_s(facts: ModelFacts, gpu: Gpu) -> float:
-    """The rate of the model's type; the device's highest where quantized matrices may run in a smaller one."""
+    """The rate for the model's type; the device's highest rate if quantized matrices may run in a smaller type."""
     rates = gpu.dense_flop_per_s or {}
     highest = max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
     return highest or math.inf
 
 
 def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns:
-    """The columns of an audit, by names that tables use, in any case.
+    """Find the columns for an audit by their usual names, in upper or lower case.
 
     >>> find_columns(["GPU", "max-num-seqs", "Output tok/s", "TTFT ms"])
     Columns(gpu='GPU', throughput='Output tok/s', sequences='max-num-seqs')
 
     Raises:
-        AuditError: there is no GPU or throughput column, or more than one of the latter and none is chosen.
+        AuditError: there is no GPU or throughput column, or there are several throughput columns and none is chosen.
     """
 
     def like(pattern: str) -> list[str]:
@@ -188,19 +188,19 @@ def audit_table(
     """The table with a verdict on each row.
 
     Args:
-        table: one row a throughput, with the columns that `find_columns` looks for.
+        table: one row per throughput, with the columns that `find_columns` looks for.
         facts: the model that all rows ran.
         workload: tokens of a request.
-        gpu_memory_utilization: share of the memory that the engine could use at most.
+        gpu_memory_utilization: largest share of the memory that the engine could use.
         kv_cache_dtype: type of the KV cache; "auto" is the model's.
-        default_max_num_seqs: live sequences of rows that do not say how many.
-        throughput_column: the column to check, where several look like it.
+        default_max_num_seqs: live sequences for rows that do not give them.
+        throughput_column: the column to check, if there are several candidates.
         gpus: the catalogue; the project's own if None.
 
     Returns:
         The table's columns and `verdict` (possible, impossible, unknown), `predicted_ceiling_tokens_per_s`,
-        `times_ceiling` (the throughput over the ceiling), `ceiling_gpu` (the card with the highest one), `limit` (what
-        binds there) and `reason`.
+        `times_ceiling` (the throughput over the ceiling), `ceiling_gpu` (the card with the highest ceiling), `limit`
+        (what limits that card) and `reason`.
 
     Raises:
         AuditError: a column is missing.
@@ -233,7 +233,7 @@ def audit_table(
 
 
 def _sequences(row: Mapping[Any, Any], columns: Columns, default: int) -> tuple[float | None, str]:
-    """Live sequences of a row and, where it does not say, a note of what was assumed; None if it is no number."""
+    """Live sequences of a row, None if the value is no number; if there is no value, also a note of the assumption."""
     stated = None if columns.sequences is None else row[columns.sequences]
     if stated is None or pd.isna(stated):
         return default, f"; max-num-seqs is not stated: {default} assumed"
@@ -242,7 +242,7 @@ def _sequences(row: Mapping[Any, Any], columns: Columns, default: int) -> tuple[
 
 
 def _number(value: Any) -> float:
-    """A table's number, NaN if it is none: thousands separators and a sign for about do no harm.
+    """A number from a table, NaN if the text is no number; thousands separators and an "about" sign are ignored.
 
     >>> _number("~11,939"), _number(4.5), _number("n/a")
     (11939.0, 4.5, nan)
@@ -277,7 +277,7 @@ def _unknown(reason: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a verdict on each row of a table, and write them to a file if asked."""
+    """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
     args = _parser().parse_args(argv)
     try:
         table = _read_table(args.table)

@@ -1,4 +1,4 @@
-"""KV capacity as it was predicted, beside what the engine had: blocks, tokens, concurrency and each term of memory.
+"""Predicted KV capacity beside what the engine had: blocks, tokens, concurrency and each term of memory.
 
     python -m workflow_scripts.analyse.capacity --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
@@ -28,15 +28,14 @@ PUBLISHED = "published"
 RAN = ("ok", "invalid")
 GIB = 2**30
 
-# A prediction further off than this is explained.
+# A prediction with a larger error than this is explained.
 DISAGREES_PCT = 5.0
-# Blocks counted from the memory that a log names are those that it names, to this; and engines print hundredths of a
-# GiB, so to what that hides.
+# Blocks counted from the memory in a log agree with the log's blocks within this, plus the rounding to 0.01 GiB.
 CONSISTENT_PCT = 0.5
 PRINTED_TO_GIB = 0.005
 
-# Terms that are held against what was observed. An engine prints the peak of activation with the graphs that it takes
-# off the budget, so both are predicted together.
+# Terms that are compared with what was observed. An engine prints the activation peak together with the graphs that it
+# subtracts from the budget, so both are predicted together.
 COMPARED = (
     "weights_bytes",
     "activation_bytes",
@@ -159,7 +158,7 @@ def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
 
     Args:
         cells: the cells table.
-        predictions: records of `predict.capacity_of_cells`, a row each.
+        predictions: records of `predict.capacity_of_cells`, one per row.
     """
     parts = [part for part in (_of_cells(cells), _of_published(predictions)) if len(part)]
     observed = pd.concat(parts, ignore_index=True) if parts else _of_cells(cells)
@@ -171,7 +170,7 @@ def capacity_table(cells: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFra
 
 
 def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """One row a cell: what its engine printed of its memory, in bytes."""
+    """One row per cell: the memory terms that its engine printed, in bytes."""
     known = cells.groupby(["study", "source", "cell_id"], dropna=False, sort=False).first().reset_index()
     observed = {name: GIB * known[column].astype(float) for name, column in _PRINTED_GIB.items()}
     observed |= {name: known[column].astype(float) for name, column in _OBSERVED.items()}
@@ -180,7 +179,7 @@ def _of_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
-    """One row a published number of blocks."""
+    """One row per published number of blocks."""
     rows = [row for row in records(predictions) if isinstance(row["published"], dict)]
     published = ("num_blocks", "kv_cache_tokens", "max_concurrency")
     table = pd.DataFrame(
@@ -210,7 +209,7 @@ def _predicted(predictions: pd.DataFrame) -> pd.DataFrame:
     )
     table["predicted_activation_bytes"] += table["predicted_cuda_graphs_bytes"]
     taken = table["predicted_weights_bytes"] + table["predicted_activation_bytes"] + table["predicted_other_bytes"]
-    # Predictions from before the type was recorded name none.
+    # Predictions from before the type was recorded have no type.
     dtype = predictions["dtype"].astype("string") if "dtype" in predictions else None
     return table.assign(predicted_overhead_bytes=taken, predicted_dtype=dtype)
 
@@ -220,14 +219,15 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
     for term in COMPARED:
         observed, predicted = table[f"observed_{term}"], table[f"predicted_{term}"]
         if term == "cuda_graphs_bytes":
-            # Before vLLM 0.21 they come off no budget: 0 is predicted, and said nothing of what they take.
+            # Before vLLM 0.21 graphs are not subtracted from the budget: then 0 is predicted, which is no statement on
+            # their size.
             predicted = predicted.where(predicted > 0)
         errors[f"{term}_error_pct"] = 100 * (predicted / observed.where(observed > 0) - 1)
     return table.assign(**errors)
 
 
 def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
-    """Tokens counted from the KV memory that the engine's log names; not for pipelines, where ranks differ."""
+    """Add tokens counted from the KV memory in the engine's log; not for pipelines, because their ranks differ."""
     block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
     kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
     kv_bytes = np.where(numbers(table["pipeline_parallel_size"]) > 1, np.nan, kv_bytes)
@@ -243,7 +243,7 @@ def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _implied(table: pd.DataFrame) -> pd.DataFrame:
-    """Memory and overhead that the blocks at several utilizations imply, where all else is equal."""
+    """Memory and overhead implied by the blocks at several utilizations, with all else equal."""
     where = table["cell_id"].str.rsplit("/", n=1).str[0].where(table["source"] == PUBLISHED, "")
     seen = table.assign(where=where).dropna(subset=["gpu_memory_utilization", "observed_num_blocks"])
     alike = ["study", "source", "where", "gpu", "engine", "model", "engine_version", "bytes_per_block"]
@@ -259,7 +259,7 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _explanation(row: Record) -> str | None:
-    """Why predicted and observed differ; None where they do not, or where one of them is not known."""
+    """Why predicted and observed differ; None if they agree, or if one of them is not known."""
     return " ".join([*_feasibility(row), *_block_size(row), *_tokens(row), *_log_itself(row)]) or None
 
 
@@ -339,10 +339,10 @@ def _log_itself(row: Record) -> Iterator[str]:
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    """The records of `predict.capacity_of_cells`, a row each.
+    """The records of `predict.capacity_of_cells`, one per row.
 
     Raises:
-        TableError: there is no such file, or it holds something else.
+        TableError: there is no such file, or it has other content.
     """
     try:
         found = list(read_jsonl(path))

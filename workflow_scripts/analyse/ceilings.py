@@ -1,6 +1,6 @@
-"""The shortest time in which a device can serve the requests of a repeat, and what binds it in each phase.
+"""The shortest time in which a device can serve the requests of a repeat, and what limits it in each phase.
 
-Every doubt is settled for the device, so that what is faster is impossible; docs/limits.md says what that means.
+Uncertainties are resolved in the device's favour, so that anything faster is impossible; docs/limits.md has details.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,10 @@ MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
 @dataclass(frozen=True)
 class Rates:
-    """A device with rates of one source: a `gpu` whose bandwidth and arithmetic are those of that source.
+    """A device with rates from one source: a `gpu` whose bandwidth and arithmetic are those of that source.
 
-    `cache_bytes` is the size of its last-level cache, 0 where that is unknown. `measured` is the record of the device,
-    where its rates are the source. Rates that were `disturbed` when they were measured are too low to call anything
-    impossible.
+    `cache_bytes` is the size of its last-level cache, 0 if unknown. `measured` is the record of the device, if the
+    source is a measurement. If the measurement was `disturbed`, its rates are too low to call anything impossible.
     """
 
     source: Literal["datasheet", "measured"]
@@ -37,23 +36,23 @@ class Rates:
     measured: DeviceRates | None = None
 
     def cache_bytes_per_s(self, facts: ModelFacts) -> float:
-        """Highest rate at which weights come from caches; infinite where it was not measured.
+        """Highest rate at which weights are read from caches; infinite if it was not measured.
 
-        Of weights that do not fit, the part that does comes no faster than a set of the cache's size.
+        If the weights do not fit, the part that does is read no faster than a set of the cache's size.
         """
         kept = min(facts.decode_weight_bytes, self.cache_bytes)
         return (self.measured and self.measured.rereading_bytes_per_s(kept)) or np.inf
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float:
-        """NaN where the source has none."""
+        """Memory bandwidth in bytes/s; NaN if the source has none."""
         return self.gpu.memory_bandwidth_bytes_per_s or np.nan
 
     def flop_per_s(self, facts: ModelFacts, kv_cache_dtype: str) -> float:
-        """Highest rate at which any part of the model may be computed, in operations/s; NaN where the source has none.
+        """Highest rate at which any part of the model may be computed, in operations/s; NaN if the source has none.
 
-        A quantized model or cache may be computed in a smaller type, at the highest rate of a data sheet. Which rates
-        a device was measured at says nothing of those types.
+        A quantized model or cache may be computed in a smaller type, at the highest rate of the data sheet. The
+        measured rates of a device do not cover those types.
         """
         if facts.quantization or facts.kv_dtype_bytes(kv_cache_dtype) < facts.kv_dtype_bytes():
             rates = self.gpu.dense_flop_per_s if self.source == "datasheet" else None
@@ -62,10 +61,10 @@ class Rates:
 
 
 def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
-    """A device's rates from its data sheet and, where `devices` holds its record, as they were measured.
+    """A device's rates from its data sheet, and the measured ones if `devices` holds its record.
 
     Raises:
-        TableError: the record is not one, or of another schema.
+        TableError: the file is not a record, or has another schema.
     """
     record = devices / f"{gpu.name}.json"
     try:
@@ -84,26 +83,26 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
 
 
 def least_steps(work: pd.DataFrame) -> pd.DataFrame:
-    """The fewest steps that give all output tokens of a repeat, and what keeps them from being fewer.
+    """The minimum number of steps that give all output tokens of a repeat, and what prevents fewer steps.
 
-    A step gives one token to each sequence that runs, and with speculative decoding those drafted tokens too that it
-    accepts, but for the prefill, which gives one. No more sequences run than the settings allow, than there are
-    requests, and than the KV blocks hold. The longest request needs a step for each of its tokens, or after the first
-    for as many as are drafted and one more.
+    A step gives one token to each running sequence. With speculative decoding it also gives the accepted drafted
+    tokens, except in the prefill, which gives one token. The number of running sequences is limited by the settings, by
+    the number of requests and by the KV blocks. The longest request needs one step per token; with drafts it needs,
+    after its first token, one step per (number of drafted tokens + 1) tokens.
 
     Args:
-        work: sums of `analyse.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`; where
+        work: sums of `analyse.work`, and `max_num_seqs_effective`, `max_concurrency_allowed`, `num_gpu_blocks`; if
             tokens are drafted also `num_speculative_tokens`, and `accepted_draft_tokens`, which may be null.
 
     Returns:
         `sequences_max`: sequences that may run at once; `steps_min`; `output_tokens_per_step_max`: output tokens over
         `steps_min`; `steps_bound_by`: max_num_seqs, requests, kv_blocks or longest_request;
-        `sequence_tokens_per_step_max`: tokens that one sequence gets in a step at most; `sequence_steps_min`: steps
-        of all sequences, added up.
+        `sequence_tokens_per_step_max`: maximum number of tokens that one sequence gets in a step;
+        `sequence_steps_min`: sum of the steps of all sequences.
     """
     drafted = _numbers_or(work, "num_speculative_tokens", 0.0)
     per_step = 1 + drafted
-    # Nothing is drafted for the first token of a request, which its prefill gives.
+    # The prefill gives the first token of a request; nothing is drafted for it.
     most_accepted = np.floor((work["output_tokens"] - work["requests"]) * drafted / per_step)
     accepted = np.fmin(_numbers_or(work, "accepted_draft_tokens", np.nan).where(drafted > 0, 0.0), most_accepted)
     sequence_steps = work["output_tokens"] - accepted
@@ -132,12 +131,12 @@ def least_steps(work: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers_or(work: pd.DataFrame, column: str, default: float) -> pd.Series:
-    """A column as floats; `default` for all rows where there is none."""
+    """A column as floats; `default` for all rows if there is no such column."""
     return pd.Series(work.get(column, default), index=work.index).astype("Float64").astype(float)
 
 
 def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
-    """Operations of the prefills and of the decode steps of a repeat. Cached prefix tokens are not computed."""
+    """Operations of a repeat's prefills and of its decode steps. Cached prefix tokens are not computed."""
     sizes = (
         facts.layers * facts.layer_matrix_parameters,
         facts.vocab * facts.hidden,
@@ -155,7 +154,7 @@ def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, Floa
 
 
 def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
-    """How many devices of a kind the ranks of each row have: one each, and on a CPU one for all.
+    """How many devices the ranks of each row use: one each, but on a CPU one for all ranks.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_gpu
     >>> ranks = pd.DataFrame({"tensor_parallel_size": [1, 2], "pipeline_parallel_size": [1, 2]})
@@ -167,34 +166,34 @@ def devices_of(work: pd.DataFrame, gpu: Gpu) -> pd.Series:
 
 
 def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
-    """Shortest times (s) of the two phases of a repeat by memory and by arithmetic, and of both together.
+    """Shortest times (s) of a repeat's two phases, by memory and by arithmetic, and of both phases together.
 
     Args:
         work: sums of `analyse.work`, the columns of `least_steps`, and the ranks `tensor_parallel_size` and
             `pipeline_parallel_size`.
         facts: the model that all rows ran.
-        rates: the device, each rank on one of its kind; on a CPU all ranks share it.
+        rates: the device; each rank has one such device, but on a CPU all ranks share it.
         kv_cache_dtype: type of the KV cache; "auto" is the model's.
 
     Returns:
-        `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null where
-        a rate is unknown. Where all weights fit in the cache (`weights_fit_cache`), the times by memory are those of
-        reading them from there, and 0 where that rate was not measured.
+        `prefill_memory_s`, `prefill_arithmetic_s`, `decode_memory_s`, `decode_arithmetic_s`, `wall_s_min`, null if
+        a rate is unknown. If all weights fit in the cache (`weights_fit_cache`), the times by memory are those of
+        reading them from the cache, and 0 if that rate was not measured.
     """
     devices = devices_of(work, rates.gpu)
-    # What the cache keeps from one step to the next is not read from memory again.
+    # Weights that the cache keeps from one step to the next are not read from memory again.
     from_memory = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
-    # Tokens that come out of one step have read the same cache once: what was there before the first of them.
+    # All tokens of one step together read the KV cache once: the entries from before the first of them.
     per_step = work["sequence_tokens_per_step_max"]
     read = (work["kv_tokens_read"] - work["decode_tokens"] * (per_step - 1) / 2).clip(lower=0) / per_step
     shared = np.minimum(work["kv_tokens_shared"] / per_step, read)
     own = read - shared
     kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"])
     bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
-    # The stages of a pipeline read their weights one after the other for each of its batches, each from its own memory.
+    # The stages of a pipeline read their weights one after the other for each batch, each stage from its own memory.
     stages = work["pipeline_parallel_size"].clip(upper=devices)
     weights_s, kv_s = from_memory * stages / bytes_per_s, kv_read * (from_memory > 0) / bytes_per_s
-    # Nothing comes faster than from the cache, wherever it lies.
+    # No data is read faster than from the cache, wherever it is.
     cache_bytes_per_s = rates.cache_bytes_per_s(facts) * devices
     from_cache_s = facts.decode_weight_bytes * work["steps_min"] * stages / cache_bytes_per_s
     kv_from_cache_s = kv_read / cache_bytes_per_s
@@ -215,7 +214,7 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     memory_s, arithmetic_s = by_resource(times)
     prefill_s = np.fmax(times["prefill_memory_s"], times["prefill_arithmetic_s"])
     decode_s = np.fmax(times["decode_memory_s"], times["decode_arithmetic_s"])
-    # A sequence alone is either in its prefill or decoding; of several, one may compute while another reads.
+    # A single sequence is either in its prefill or decoding; with several, one may compute while another reads.
     alone = work["sequences_max"] == 1
     times["wall_s_min"] = (prefill_s + decode_s).where(alone, np.fmax(memory_s, arithmetic_s))
     times["weights_fit_cache"] = (facts.decode_weight_bytes <= rates.cache_bytes * devices).astype("boolean")
@@ -223,7 +222,7 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
 
 
 def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Both phases together (s): the time by memory, and that by arithmetic.
+    """The time (s) of both phases together by memory, and by arithmetic.
 
     >>> one = {"prefill_memory_s": 1, "prefill_arithmetic_s": 4, "decode_memory_s": 2, "decode_arithmetic_s": 8}
     >>> [time_s.tolist() for time_s in by_resource(pd.DataFrame([one]))]
@@ -236,7 +235,7 @@ def by_resource(times: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def binding(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
-    """Which resource takes longer; null where neither time is known.
+    """Which resource takes longer; null if neither time is known.
 
     >>> binding(pd.Series([2.0, 1.0, np.nan]), pd.Series([1.0, 2.0, np.nan])).fillna("not known").tolist()
     ['memory bandwidth', 'arithmetic', 'not known']

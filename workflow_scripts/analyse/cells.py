@@ -1,4 +1,4 @@
-"""The cells table: one row a cell and repeat, with everything measured of it.
+"""The cells table: one row per cell and repeat, with everything that was measured.
 
     python -m workflow_scripts.analyse.cells --study config/studies/demo.yaml --parsed results/demo/parsed \
         --out results/demo/tables/cells.parquet
@@ -208,7 +208,7 @@ SCHEMA = table_schema(
     knobs=True,
 )
 
-# Column of the table <- facts to take it from, the first that is known.
+# Column of the table <- facts that may give its value; the first known one is used.
 _CELL_FACTS = {
     "outcome": ["outcome"],
     "reason": ["reason", "damaged"],
@@ -260,7 +260,7 @@ _REPEAT_FACTS = {
     "estimated_write_bytes": ["metric.vllm:estimated_write_bytes_per_gpu"],
     "estimated_flops": ["metric.vllm:estimated_flops_per_gpu"],
 }
-# Facts that only others are made from.
+# Facts that are used only to compute others.
 _USED_UP = (
     "start_unix_s",
     "preemptions_counted",
@@ -269,14 +269,14 @@ _USED_UP = (
     "kv_tokens_held_mean",
     "sampled_s",
 )
-# Of a repeat whose trace covers less the energy is not known: the GPU was lost, or the repeat was over too soon.
+# If the trace covers less of a repeat, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
 _TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
 _TEXT_TOO = ("processor", "dtype", "lock_sha256", "definition_sha256", "throttle_reasons")
 
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
-    """What the study asks for: one row a cell, indexed by `cell_id`."""
+    """What the study asks for: one row per cell, indexed by `cell_id`."""
     models = resolved_models(study)
     names = list(dict.fromkeys(name for cell in cells for name in cell.knobs.set_values()))
     rows = [
@@ -325,7 +325,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     told = of_cell.assign(**{"effective.attention_backend": cell["attention_backend"]})
     cell["effective"] = _as_json(told)
     cell["not_as_asked"] = not_as_asked(grid.loc[cell.index], told).where(cell["outcome"] == "ok")
-    # A cell that did not end ok has no measured values: what an earlier repeat gave is evidence, not a result.
+    # A cell that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
     ok = cell.index[cell["outcome"] == "ok"]
     repeat = _chosen(of_repeat, _REPEAT_FACTS)
     repeat = repeat[repeat.index.get_level_values("cell_id").isin(ok)]
@@ -335,13 +335,13 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
         request_facts(requests),
         running_over_time(requests),
         tokens_held(requests),
-        # Requests that arrive at a rate need not fill the engine at any time.
+        # Requests that arrive at a rate may never fill the engine.
         steady_rate(requests[requests["sent_s"].isna()], grid["max_concurrency_allowed"]),
         step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
         trace_facts(_of_cells(read_parsed(parsed, gpu, "trace"), ok)),
     ]
     repeat = repeat.join(parts)
-    # An engine behind a server tells of its queues now and then, and nothing of a request's place in them.
+    # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
     told = running_told(steps).reindex(repeat.index)
     for name in ("running_peak", "running_mean"):
         repeat[name] = repeat[name].fillna(told[name])
@@ -349,7 +349,7 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
 
 
 def _as_json(told: pd.DataFrame) -> pd.Series:
-    """All settings that an engine says took effect, as one text a cell; null where it says nothing."""
+    """All settings that an engine reports as effective, as one text per cell; null if it reports none."""
     names = {name: name.removeprefix("effective.") for name in map(str, told) if name.startswith("effective.")}
     known = [
         {names[str(column)]: value for column, value in sorted(settings.items()) if pd.notna(value)}
@@ -359,7 +359,7 @@ def _as_json(told: pd.DataFrame) -> pd.Series:
 
 
 def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:
-    """Share of the prompt tokens that a prefix cache should have found: known where the study says what is shared."""
+    """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
     shared = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
     known = table[table["workload"].isin(shared) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
     found = [
@@ -372,7 +372,7 @@ def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:
 
 
 def _without_drafts(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with 0 drafted tokens where the study asks for none: then the engine has no counter of them."""
+    """The table with 0 drafted tokens where the study asks for none, because the engine then has no counter of them."""
     if "knob_num_speculative_tokens" not in table:
         return table
     none = table["knob_num_speculative_tokens"].eq(0).fillna(False) & table["wall_s"].notna()
@@ -397,7 +397,7 @@ def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
 def _derived(t: pd.DataFrame) -> pd.DataFrame:
     wall_s = t["wall_s"].where(t["wall_s"] > 0)
     started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
-    # The samples begin and end up to a tenth of a second inside the repeat.
+    # The first and last sample are up to a tenth of a second inside the repeat.
     energy_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
     return t.assign(
         energy_j=energy_j,
@@ -407,12 +407,12 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
         prefix_cache_hit_rate=t["prefix_cache_hits"] / t["prefix_cache_queries"].where(t["prefix_cache_queries"] > 0),
         prefix_cache_saved_pct=100 * t["prefix_cache_hits"] / (t["prompt_tokens"] + t["output_tokens"]),
         draft_acceptance_rate=t["accepted_draft_tokens"] / t["draft_tokens"].where(t["draft_tokens"] > 0),
-        # The token that a sequence gets in any case, and those of its draft that were right.
+        # The token that a sequence always gets, and the accepted tokens of its draft.
         tokens_per_draft_mean=1 + t["accepted_draft_tokens"] / t["drafts"].where(t["drafts"] > 0),
         process_memory_growth_bytes_max=t["memory_used_bytes_max"] - t["process_memory_bytes_before"],
         kv_tokens_live_mean=t["kv_tokens_live_mean"].fillna(t["kv_tokens_held_mean"]),
         energy_j_per_output_token=energy_j / t["output_tokens"].where(t["output_tokens"] > 0),
-        # The engine's own token count where it prints one; blocks times block size is not it on hybrid models.
+        # The engine's own token count if it prints one; on hybrid models it is not blocks times block size.
         kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
         started_at=started,
         preemptions=t["preemptions"].fillna(t["preemptions_counted"]),

@@ -3,8 +3,8 @@
     python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml \\
         --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet
 
-Evidence comes from formulas, from the published numbers themselves and from the study's tables, in that a table that is
-not there gives none. docs/claims.md says how verdicts come about, docs/tables.md documents every column.
+Evidence comes from formulas, from the published numbers themselves and from the study's tables; a missing table gives
+no evidence. docs/claims.md explains the verdicts, docs/tables.md documents every column.
 """
 
 import argparse
@@ -23,13 +23,14 @@ from workflow_scripts.common.command import run_command
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.study_file import StudyError, load_study
 
-# Modules that enter rules by being imported.
+# Modules that register their rules when they are imported.
 RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_on_memory)
 
-# Findings of one kind that are written out, of those that bear on a claim and of the others; the rest are counted.
+# Maximum number of findings of one kind that are written out: of those that bear on a claim, and of the others. The
+# rest are only counted.
 MOST_WRITTEN = 4
 MOST_SEEN_HERE = 2
-# Of a finding that sums up many cells, so many are named.
+# If a finding sums up many cells, at most this many are named.
 MOST_IDS = 20
 
 SCHEMA = table_schema(
@@ -72,10 +73,10 @@ SCHEMA = table_schema(
 
 
 def claims_table(evidence: Evidence) -> pd.DataFrame:
-    """One row for each claim that the study names, in its order.
+    """One row per claim that the study names, in the study's order.
 
     Raises:
-        PublishedError: published data that cannot be read, or a claim without a quantity that its rule needs.
+        PublishedError: published data cannot be read, or a claim lacks a quantity that its rule needs.
     """
     claims = [evidence.published.claim(claim_id) for claim_id in dict.fromkeys(evidence.study.claims)]
     rows = pd.DataFrame([_row(claim, evidence) for claim in claims], columns=list(SCHEMA.columns))
@@ -110,7 +111,7 @@ def _listed(texts: Iterable[str]) -> str | None:
 
 
 def _kinds(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings grouped by what they say and where they are from; those that decide come first."""
+    """Findings grouped by what they say and by source; deciding findings come first."""
     kinds: dict[tuple[str, str | None], list[Finding]] = {}
     for finding in sorted(findings, key=lambda finding: finding.says is None):
         kinds.setdefault((finding.label, finding.says), []).append(finding)
@@ -118,7 +119,7 @@ def _kinds(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def _written(kinds: Iterable[Sequence[Finding]], most: int) -> str | None:
-    """Findings in words, each behind the label of its source, and how many more there are of each kind."""
+    """Findings in words, each after the label of its source, and the number of further findings of each kind."""
     texts = []
     for kind in kinds:
         texts += [f"[{finding.label}] {finding.text}" for finding in kind[:most]]

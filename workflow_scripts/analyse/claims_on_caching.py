@@ -1,4 +1,4 @@
-"""Rules for claims on prefix caching: how much is found, how much that saves, how much faster it is."""
+"""Rules for claims on prefix caching: the hit rate, the computation saved, and the speed-up."""
 
 from collections.abc import Iterator
 
@@ -19,13 +19,13 @@ from workflow_scripts.engines.block_sizes import default_block_size
 from workflow_scripts.physics import formulas
 
 PREFIX_STUDY = "snakemake --cores all --configfile config/studies/prefix_caching.yaml (sweep prefix-length)"
-# Published rates of hits are rounded to a tenth of a point.
+# Published hit rates are rounded to a tenth of a point.
 ROUNDED_POINTS = 0.05
 
 
 @rule("prefix-hit-rate-of-identical-prompts", test="`formulas.prefix_hit_rate` decides it for any prompts")
 def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Supported if all but the first of the prompts are that share; how near whole blocks come to it is told."""
+    """Supported if the claimed rate is the share of all prompts but the first; also says how near whole blocks come."""
     prompts, published = int(claim.value("identical_prompts")), claim.value("prefix_hit_rate")
     share = 100 * (prompts - 1) / prompts
     text = f"All but the first of {prompts} prompts are {share:g} % of them, if every token of theirs is found."
@@ -44,7 +44,7 @@ def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[
 
 
 def _measured_hit_rates(evidence: Evidence) -> Iterator[Finding]:
-    """Measured hit rates of prompts that share text, beside the formula's; counts are those of any device."""
+    """Measured hit rates of prompts that share text, beside the formula's; hit counts do not depend on the device."""
     cells = counted(evidence.tables["cells"])
     hits = cells[cells["prefix_cache_hits"].astype(float) > 0].drop_duplicates(["study", "source", "cell_id"])
     for row in records(hits):
@@ -60,7 +60,7 @@ def _measured_hit_rates(evidence: Evidence) -> Iterator[Finding]:
 
 @rule("speedup-of-a-shared-system-prompt", test=PREFIX_STUDY)
 def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """The measured speed-up where prefixes were found in the cache; on GPUs it supports or contradicts."""
+    """The measured speed-up of cells that found prefixes in the cache; on GPUs it supports or contradicts."""
     low, high = (1 + percent / 100 for percent in claim.range("speedup"))
     text = f"It takes {100 - 100 / low:.3g} to {100 - 100 / high:.3g} % of the time of a run to be spent on the prefix."
     yield Finding(text, COMPUTED, "any device", ("by definition",))
@@ -76,7 +76,7 @@ def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Fin
 
 @rule("computation-saved-by-prefix-caching", test=PREFIX_STUDY)
 def computation_saved(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Tokens that were found in the cache, as a share of all tokens of the requests."""
+    """Tokens found in the cache, as a share of all tokens of the requests."""
     low, high = claim.range("computation_saved")
     text = f"A token that is found is not computed, so {low:g} to {high:g} % are saved where so many of all are found."
     yield Finding(text, COMPUTED, "any device", ("by definition",))

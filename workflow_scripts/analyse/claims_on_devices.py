@@ -1,6 +1,7 @@
 """Rules for claims on throughput and devices: rates that do not depend on a knob, and speed-ups by bandwidth.
 
-A published rate is held against the ceiling of its device with every doubt settled for it (`analyse.audit`).
+A published rate is compared with the ceiling of its device; uncertainties are resolved in the rate's favour
+(`analyse.audit`).
 """
 
 import math
@@ -41,7 +42,7 @@ SWEEP_STUDY = "snakemake --cores all --configfile config/studies/paged_attention
 CLAIMS_STUDY = "snakemake --cores all --configfile config/studies/published_claims.yaml"
 PAIRS = {"h200-over-l40s": ("H200", "L40S"), "h100-over-a100": ("H100", "A100 PCIe")}
 
-# ShareGPT's mean lengths with vLLM's benchmark, rounded (docs/workloads.md); those of the published runs are not known.
+# ShareGPT's mean lengths with vLLM's benchmark, rounded (docs/workloads.md). Those of the published runs are unknown.
 LENGTHS = Workload(200, 200)
 PUBLISHED_UTILIZATION = 0.9
 
@@ -62,11 +63,11 @@ def against_ceilings(
     """For each device the published rate of Llama-3.1-8B that is furthest above its ceiling, or nearest to it.
 
     Args:
-        rates: the columns `gpu`, `rate` and, where it is stated, `max_num_seqs` or `batch_size`.
-        rate: column of the rates; they count prompt tokens unless its name says output.
+        rates: the columns `gpu`, `rate` and, if stated, `max_num_seqs` or `batch_size`.
+        rate: column of the rates; they count prompt tokens unless the column's name says output.
         where: the published file.
-        utilization: share of the memory that the engine could use at most.
-        decides: whether a rate above its ceiling contradicts.
+        utilization: largest share of the memory that the engine could use.
+        decides: whether a rate above its ceiling contradicts the claim.
     """
     rows = audit_table(rates, facts_of(LLAMA_8B), LENGTHS, gpu_memory_utilization=utilization)
     rows = rows.dropna(subset="times_ceiling")
@@ -81,7 +82,7 @@ def _ceiling_text(row: Record, rate: str) -> str:
     sequences = f" at {stated} {row[stated]:g}" if stated else ""
     text = f"The {row[rate]:,.0f} tokens/s of {row['gpu']}{sequences} are {row['reason']}."
     if row["verdict"] == "impossible" and stated and "prompt and output" in row["reason"]:
-        # Ceilings rise at most in proportion to sequences, and fall for outputs as prompts get longer.
+        # A ceiling rises at most in proportion to sequences; that of output tokens falls as prompts get longer.
         outputs = row["predicted_ceiling_tokens_per_s"] / (1 + LENGTHS.prompt_tokens / LENGTHS.output_tokens)
         least = math.ceil(row["times_ceiling"] * row[stated])
         text += f" To be possible it takes {least} sequences at once or more, or prompts that are"
@@ -103,7 +104,7 @@ def flat_over_max_num_seqs(claim: Claim, evidence: Evidence) -> Iterator[Finding
 
 @rule("throughput-flat-over-block-size", test=f"{SWEEP_STUDY} (sweep block-size)")
 def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted by a rate above its ceiling or a measured change; supported by flat cells of the sizes there are."""
+    """Contradicted by a rate above its ceiling or a measured change; supported by flat cells of the possible sizes."""
     table = published_table(evidence.published, claim)
     yield from against_ceilings(table, "throughput_tok_s", str(claim.table), PUBLISHED_UTILIZATION)
     sizes = claim.values("block_size")
@@ -132,7 +133,7 @@ def _flatness(
 
 
 def _refused_on_gpus(sizes: Collection[float]) -> Iterator[tuple[float, str]]:
-    """Block sizes that vLLM does not take on a GPU, by what its attention backends declare."""
+    """Block sizes that vLLM does not accept on a GPU, from the declarations of its attention backends."""
     for size in sizes:
         if why := why_block_size_is_refused("cuda", int(size)):
             yield size, f"In vLLM 0.32 {why}."
@@ -140,7 +141,7 @@ def _refused_on_gpus(sizes: Collection[float]) -> Iterator[tuple[float, str]]:
 
 @rule("block-size-by-length", test=f"{CLAIMS_STUDY} (sweep block-size-by-length)")
 def block_size_by_length(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted by a size that GPUs do not take, and by throughput that is flat over the sizes."""
+    """Contradicted by a size that GPUs do not accept, and by throughput that is flat over the sizes."""
     sizes = [claim.value(f"block_size_{length}") for length in ("short", "general", "long")]
     for text in dict(_refused_on_gpus(sizes)).values():
         yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.engines.block_sizes",), CONTRADICTED)
@@ -159,7 +160,7 @@ def block_size_by_length(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule(*PAIRS, test=f"{SWEEP_STUDY} (all sweeps; table ratios)")
 def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Whether a published speed-up is the ratio of bandwidths, for every card that the names may mean."""
+    """Whether a published speed-up equals the ratio of bandwidths, for every card that the names may mean."""
     a, b = PAIRS[claim.id]
     ratio, dtype = claim.value("throughput_ratio"), get_model(LLAMA_8B).dtype
     own = published_ratios(published_table(evidence.published, claim), dtype=dtype)
@@ -182,7 +183,7 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
 
 
 def _published_speedup(a: str, b: str, ratio: float, readings: list[Record]) -> Finding:
-    """Supported or contradicted where all cards that the names may mean agree; else it depends on the cards."""
+    """Supported or contradicted if all cards that the names may mean agree; otherwise it depends on the cards."""
     near = [r for r in readings if abs(formulas.relative_difference(ratio, r["bandwidth_ratio"])) * 100 <= NEAR_PCT]
     far = [r for r in readings if r not in near]
     says = None

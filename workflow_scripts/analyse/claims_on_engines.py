@@ -1,4 +1,4 @@
-"""Rules for claims on engines: vLLM against HuggingFace, what batching keeps busy, and concurrent users."""
+"""Rules for claims on engines: vLLM compared with HuggingFace, utilisation by batching, and concurrent users."""
 
 from collections.abc import Iterator
 from math import isnan, nan
@@ -37,11 +37,11 @@ from workflow_scripts.physics import formulas
 
 RATE = "output_tokens_per_s"
 ON_A100_PCIE = Setting(("A100 PCIe",), model=LLAMA_8B)
-# The claim names its model by its size, 135M parameters.
+# The claim identifies its model by its size, 135M parameters.
 SMALL_MODEL = "smollm-135m"
 ON_A100_80GB = Setting(("A100 80GB",), model=LLAMA_8B)
 
-# A published percentage is another one if it is further than so many points from what was found.
+# A published percentage differs if it is more than this many points from what was found.
 SAME_POINTS = 5.0
 
 
@@ -50,7 +50,7 @@ SAME_POINTS = 5.0
 
 @rule("hf-generate-on-a100", test=f"{SWEEP_STUDY} (sweep hf-baseline)")
 def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted by the ceiling of one sequence, or by another rate that was measured on the same cards."""
+    """Contradicted by the ceiling of one sequence, or by a different rate measured on the same cards."""
     rate, batch = claim.value("tokens_per_s"), claim.value("batch_size")
     yield from _hf_ceilings(rate, batch)
     cells = evidence.tables["cells"]
@@ -65,7 +65,7 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _hf_ceilings(rate: float, batch: float) -> Iterator[Finding]:
-    """The rate as one of all tokens, which settles every doubt for it, and as one of output tokens."""
+    """The ceilings if the rate counts all tokens, the reading in the rate's favour, and if it counts output tokens."""
     rates = pd.DataFrame({"gpu": ["A100 PCIe"], "batch_size": [batch]})
     yield from against_ceilings(rates.assign(tokens_per_s=rate), "tokens_per_s", "claims.yaml")
     yield from against_ceilings(rates.assign(output_tokens_per_s=rate), RATE, "claims.yaml", decides=False)
@@ -76,7 +76,7 @@ def _hf_ceilings(rate: float, batch: float) -> Iterator[Finding]:
 
 @rule("vllm-over-hf-on-a100", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf)")
 def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted where HuggingFace's rate is impossible, or where another ratio was measured at equal work."""
+    """Contradicted if HuggingFace's rate is impossible, or if a different ratio was measured at equal work."""
     ratio = claim.value("throughput_ratio")
     hf = evidence.published.claim("hf-generate-on-a100")
     rate, batch = hf.value("tokens_per_s"), hf.value("batch_size")
@@ -96,7 +96,7 @@ def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _improvements(evidence: Evidence, kind: str) -> list[Record]:
-    """At equal work, vLLM's fastest cell of each place over the fastest of HuggingFace of one kind."""
+    """At equal work, vLLM's fastest cell over HuggingFace's fastest of one kind, per device, model and workload."""
     engines = evidence.tables["engines"]
     rows = engines[engines["comparable"].eq(True) & engines["hf_kind"].eq(kind)]
     rates = ["vllm_output_tokens_per_s", "hf_output_tokens_per_s"]
@@ -110,7 +110,7 @@ def _ids_of(row: Record) -> list[str]:
 
 @rule("engines-on-one-a100", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; without TGI)")
 def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted by a rate above its ceiling, a step faster than memory, or vLLM measured no faster."""
+    """Contradicted by a rate above its ceiling, a step faster than memory, or a measurement with vLLM no faster."""
     table = published_table(evidence.published, claim).set_index("metric").transpose()
     for name, row in zip(table.index, records(table), strict=True):
         if name in _ENGINES:
@@ -144,7 +144,7 @@ def _published_engine(name: str, row: Record, where: str) -> Iterator[Finding]:
 
 @rule("improvement-ratio", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; table engine_decomposition)")
 def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted where one and the same vLLM has several ratios, by what HuggingFace was allowed to do."""
+    """Contradicted if the same vLLM cell has several ratios, depending on what HuggingFace was allowed to do."""
     one = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
     rates = evidence.published.claim("engines-on-one-a100")
     other = rates.value("vllm_tokens_per_s") / rates.value("hf_tokens_per_s")
@@ -184,7 +184,7 @@ def _over(row: Record) -> str:
     test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; utilization_pct_mean in cells)",
 )
 def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Both utilisations as measured on GPUs, of the fastest cell with continuous and with static batching."""
+    """Utilisations measured on GPUs, of the fastest cell with continuous and the fastest with static batching."""
     text = "NVML's utilisation is the share of time in which any kernel runs, however little of the GPU it uses."
     yield Finding(text, PUBLISHED, "any GPU", ("NVML",))
     cells = evidence.tables["cells"]
@@ -213,7 +213,7 @@ def _utilisations(claim: Claim, continuous: Record, static: Record) -> Finding:
 
 @rule("concurrent-users-of-a-small-model", test=f"{CLAIMS_STUDY} (sweep concurrent-users)")
 def concurrent_users(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """More sequences at once: the rate of all together must rise, and the time of a request rise by less."""
+    """With more sequences at once, the total rate must rise, and the time of a request must rise by less."""
     users = claim.values("concurrent_users")
     yield _bytes_of_users(SMALL_MODEL, min(users), max(users))
     effects, cells = evidence.tables["effects"], counted(evidence.tables["cells"])
@@ -226,7 +226,7 @@ def concurrent_users(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
             yield measured(bears, row, text, _of_users(row, slower), (row["cell_id"], row["baseline_cell_id"]))
 
 
-# Tokens that each user's request holds, for an example.
+# Tokens that each user's request holds, in an example.
 _TOKENS_HELD = 512
 
 

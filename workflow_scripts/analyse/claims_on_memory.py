@@ -1,6 +1,6 @@
 """Rules for claims on KV memory: what layouts waste, how large a request is, how many blocks fit.
 
-Waste in layouts that no engine had is computed from the lengths and times of requests that were measured.
+Waste in layouts that no engine had is computed from the measured lengths and times of requests.
 """
 
 from collections.abc import Iterator
@@ -31,16 +31,16 @@ from workflow_scripts.physics import formulas
 ON_AN_L4 = Setting(("L4",), model="opt-125m")
 L4_STUDY = f"{CLAIMS_STUDY} (sweep utilization)"
 
-# Percentages of published examples are rounded to a tenth; one that is said as a rule holds to some points.
+# Percentages of published examples are rounded to a tenth; a percentage stated as a rule holds within a few points.
 ROUNDED_POINTS, SAME_POINTS = 0.05, 5.0
 
-# vLLM's blocks on a GPU, if nothing else is asked for.
+# vLLM's default block size on a GPU.
 _BLOCK_SIZE = default_block_size("cuda")
 
-# Blocks lie on a line if none is further from it than this.
+# Numbers of blocks lie on a line if none is further from it than this.
 ON_A_LINE_PCT = 1.0
 
-# What two points say of the overhead is as predicted within this; it is the small difference of large numbers.
+# The overhead from two points agrees with the prediction within this; it is a small difference of large numbers.
 OVERHEAD_PCT = 25.0
 
 
@@ -51,7 +51,7 @@ _PLACE = ["study", "gpu", "model", "workload", "max_model_len_effective"]
 
 
 def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> list[Record]:
-    """Means over the cells of a device, model, workload and longest request, in one layout, and the cells' ids."""
+    """Means over the cells with the same device, model, workload and longest request, in one layout, and their ids."""
     waste, cells = evidence.tables["waste"], evidence.tables["cells"]
     rows = waste[(waste["layout"] == layout) & (waste["block_size"].eq(block_size) if block_size else True)]
     rows = rows.merge(cells[["cell_id", *_PLACE]].drop_duplicates("cell_id"), on="cell_id")
@@ -65,7 +65,7 @@ def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> li
 
 
 def _of_requests(row: Record, text: str, says: str | None) -> Finding:
-    """A finding computed from the lengths and times of requests that were measured; on a CPU it decides nothing."""
+    """A finding computed from measured lengths and times of requests; on a CPU it decides nothing."""
     scope = f"{row['gpu']}, {row['model']}, {row['workload']}, max_model_len {row['max_model_len_effective']}"
     bears = ON_GPUS.covers(row["gpu"], row["model"])
     return Finding(f"{scope}: {text}", COMPUTED, scope, ("waste", *row["ids"]), says if bears else None, bears)
@@ -73,7 +73,7 @@ def _of_requests(row: Record, text: str, says: str | None) -> Finding:
 
 @rule("empty-slots-per-sequence", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """The most empty slots of any length, by arithmetic; a measured mean above it would contradict."""
+    """The maximum of empty slots for any length, by arithmetic; a measured mean above it would contradict."""
     block_size, most = int(claim.value("block_size")), claim.quantity("empty_slots_per_sequence").max
     emptiest = max(-tokens % block_size for tokens in range(1, block_size + 1))
     text = f"Only a sequence's last block has empty slots: of {block_size} at most {emptiest}, with one token in it."
@@ -87,7 +87,7 @@ def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("contiguous-allocation-waste", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def contiguous_waste(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Waste with max_model_len slots a request, of every workload that was measured; one outside contradicts."""
+    """Waste with max_model_len slots per request, for each measured workload; one outside the range contradicts."""
     low, high = claim.range("waste")
     text = (
         f"Reserving R slots for requests of n tokens wastes 1 - n/R, so {low:g} to {high:g} % where requests hold"
@@ -114,7 +114,7 @@ def contiguous_example(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("memory-used-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Shares of the slots that hold a token with both layouts, for the requests that were measured."""
+    """Share of the slots that hold a token in both layouts, for the measured requests."""
     reserved, paged = claim.value("kv_memory_used_preallocated"), claim.value("kv_memory_used_paged")
     held = formulas.expected_slots_wasted_per_sequence(_BLOCK_SIZE) / (100 / paged - 1)
     text = (
@@ -134,7 +134,7 @@ def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("concurrency-gained-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """How many times the slots of blocks the other layout takes: so many more requests fit in the same memory."""
+    """Ratio of the contiguous layout's slots to those of blocks; by this factor more requests fit in the memory."""
     low, high = claim.range("concurrency_ratio")
     of_memory = evidence.published.claim("memory-used-by-paging")
     used = of_memory.value("kv_memory_used_paged"), of_memory.value("kv_memory_used_preallocated")
@@ -152,7 +152,7 @@ def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _both_layouts(evidence: Evidence) -> Iterator[tuple[Record, Record]]:
-    """Blocks, and max_model_len slots a request, for each device, model and workload that has both."""
+    """Blocks, and max_model_len slots per request, for each device, model and workload that has both."""
     reserved = {tuple(row[name] for name in _PLACE): row for row in _waste(evidence, "contiguous_max_model_len")}
     for row in _waste(evidence, "block_size_whatif", _BLOCK_SIZE):
         if contiguous := reserved.get(tuple(row[name] for name in _PLACE)):
@@ -164,7 +164,7 @@ def _both_layouts(evidence: Evidence) -> Iterator[tuple[Record, Record]]:
 
 @rule("kv-of-llama-3-70b", test="arithmetic decides it")
 def kv_of_a_request(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Bytes of a request by the model's configuration, and what it would take to make the published number."""
+    """Bytes of a request by the model's configuration, and what would give the published number."""
     facts = facts_of("llama-3-70b")
     tokens, published = claim.value("tokens"), claim.value("kv_cache")
     found = tokens * facts.bytes_per_token() / 1e9
@@ -183,7 +183,7 @@ def kv_of_a_request(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("blocks-linear-in-utilization", test=L4_STUDY)
 def blocks_linear(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Supported by a line whose intercept is an overhead such as the predicted one; contradicted by another line."""
+    """Supported by a line whose intercept is about the predicted overhead; contradicted by a different line."""
     observed = [(q.at["gpu_memory_utilization"], q.value) for q in claim.quantities if q.value is not None]
     (low, fewer), (high, more) = min(observed), max(observed)
     text = (
@@ -206,7 +206,7 @@ def blocks_linear(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _measured_lines(capacity: pd.DataFrame) -> Iterator[Finding]:
-    """Blocks at three utilizations or more, where all else is equal."""
+    """Blocks at three or more utilizations, with all else equal."""
     seen = capacity[(capacity["source"] != PUBLISHED_ROW) & capacity["implied_memory_bytes"].notna()]
     for _, rows in seen.groupby(["study", "source", "gpu", "model", "implied_memory_bytes"], sort=False):
         if rows["gpu_memory_utilization"].nunique() < 3:
@@ -221,7 +221,7 @@ def _measured_lines(capacity: pd.DataFrame) -> Iterator[Finding]:
 
 @rule("capacity-of-an-l4", test=L4_STUDY)
 def capacity_of_an_l4(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted where the prediction, or what was measured on an L4, differs by more than predictions do."""
+    """Contradicted if the prediction, or a measurement on an L4, differs by more than the error of predictions."""
     tokens, concurrency = claim.value("kv_cache_tokens"), claim.value("max_concurrency")
     utilization = claim.quantity("kv_cache_tokens").at["gpu_memory_utilization"]
     length = claim.quantity("max_concurrency").at["max_model_len"]

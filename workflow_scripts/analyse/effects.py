@@ -1,9 +1,9 @@
-"""Effects of knobs and models: what each does to throughput, whether it took effect, and what bound the engine instead.
+"""Effects of knobs and models: what each does to throughput, whether it took effect, and what limited the engine.
 
     python -m workflow_scripts.analyse.effects --study config/studies/demo.yaml \
         --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
 
-Cells are compared that differ in one knob alone, or in the model. docs/tables.md documents every column,
+Compared cells differ in exactly one knob, or in the model. docs/tables.md documents every column,
 docs/statistics.md the tests.
 """
 
@@ -49,7 +49,7 @@ from workflow_scripts.common.command import run_command
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")
 PAIR, OVERALL = "pair", "overall"
-# What differs between cells beside a knob, as the table names it.
+# The table's name for what can differ between cells apart from a knob.
 MODEL = "model"
 
 SCHEMA = table_schema(
@@ -116,7 +116,7 @@ SCHEMA = table_schema(
     ),
 )
 
-# What an engine shows of a knob: where two cells agree in it, the knob made no difference to the engine.
+# What an engine shows of a knob: if two cells agree in it, the knob made no difference to the engine.
 _SEEN_IN = {
     "block_size": "block_size_effective",
     "page_size": "block_size_effective",
@@ -136,7 +136,7 @@ _SEEN_IN = {
     "num_speculative_tokens": "draft_tokens",
     "attention_backend": "attention_backend",
 }
-# Of those, what should be the very value that was asked for.
+# Those of them that should equal the value that was asked for.
 _AS_ASKED = {
     "block_size_effective",
     "running_peak",
@@ -145,7 +145,7 @@ _AS_ASKED = {
     "num_gpu_blocks",
     "attention_backend",
 }
-# Settings that are the knob's own under another name, or that it stands for.
+# Settings that are the knob itself under another name, or that it includes.
 _SAME_AS = {
     "page_size": {"block_size"},
     "max_batch_tokens": {"max_num_batched_tokens"},
@@ -171,11 +171,11 @@ _OBSERVED = BOUND_BY_NEEDS | {
 
 
 def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
-    """The effects table: for every knob and group of cells that differ in it alone, each value against the baseline
+    """The effects table. For every knob and group of cells that differ only in it, compare each value with the baseline
     (the smallest value, or false), then all values of the group together. The model counts as a knob.
 
     Args:
-        cells: the cells table; a cell where the study leaves the knob to the engine is no value of it.
+        cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
         margin_pct: differences within this are `flat`.
     """
     summary = cell_summary(cells, METRIC, _OBSERVED)
@@ -222,9 +222,10 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
 
 
 def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
-    """Settings beside those left out that differ between cells, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
+    """Settings that differ between cells, except those left out, e.g. `max_num_batched_tokens 512 -> 4,096`; or None.
 
-    `told`: all that took effect in each cell, as the cells table has it. What one of them does not tell is passed over.
+    `told`: all effective settings of each cell, as in the cells table. A setting that one cell does not report is
+    ignored.
     """
     settings = [json.loads(text) for text in told if pd.notna(text)]
     if len(settings) < len(told):
@@ -239,7 +240,7 @@ def _setting_text(value: float | str) -> str:
 
 
 def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
-    """Cells that have others from which they differ in the knob alone: in order of `group` and the knob's value."""
+    """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
     alike = [name for name in (*_PLACE, *ENVIRONMENT, *others) if name != column]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
@@ -279,10 +280,10 @@ def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> Exten
 
 
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
-    """One row a group: its two values that are furthest apart, with a verdict over all pairs of the group.
+    """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
-    Flat if every pair is, which needs no correction; changes if any pair does at its part of the 5 %, and then the two
-    values are the furthest apart of those pairs.
+    The verdict is flat if every pair is flat, which needs no correction. It is changes if any pair changes at its part
+    of the 5 %; the row then shows the pair among these that is furthest apart.
     """
     samples = LogSamples.of(rows)
     a, b = samples.at(pairs["a"]), samples.at(pairs["b"])
@@ -301,7 +302,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
 
     flat = pairs.groupby("group")["flat"].all()
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
-    # Values that lie further apart than the margin can only come to show a change, others only that all are flat.
+    # With more repeats, values further apart than the margin can only show a change; others only that all are flat.
     to_change = further_repeats(a, b, margin_pct, numbers(comparisons))
     needed = np.where(ends["distance"] > log_margin(margin_pct), to_change, _to_flat(samples, pairs, margin_pct))
     known = _by_group(rows[rows["bound_by"].notna()], "bound_by")
@@ -319,7 +320,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
 
 
 def _to_flat(samples: LogSamples, pairs: pd.DataFrame, margin_pct: float) -> FloatArray:
-    """Further repeats until the last pair of each group is flat; NaN where one never is."""
+    """Further repeats until all pairs of each group are flat; NaN if a pair never will be."""
     opened = pairs[~pairs["flat"]]
     needed = further_repeats(samples.at(opened["a"]), samples.at(opened["b"]), margin_pct)
     of_all = pd.Series(0.0, index=pairs.index)
@@ -328,7 +329,7 @@ def _to_flat(samples: LogSamples, pairs: pd.DataFrame, margin_pct: float) -> Flo
 
 
 def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
-    """Whether any two values of a group differ in what the engine shows; null where a value that it hides might."""
+    """Whether any two values of a group differ in what the engine shows; null if only an unknown value might differ."""
     if not seen_in:
         return None
     groups = rows.groupby("group")[seen_in]

@@ -1,4 +1,4 @@
-"""vLLM against HuggingFace at equal work, and how much of the gain is batching and how much the engine.
+"""vLLM compared with HuggingFace at equal work, and how much of the gain comes from batching and from the engine.
 
     python -m workflow_scripts.analyse.engine_gain --study config/studies/demo.yaml \
         --cells results/demo/tables/cells.parquet --out results/demo/tables/engines.parquet \
@@ -75,13 +75,13 @@ DECOMPOSITION_SCHEMA = table_schema(
     columns("explanation", TEXT, "the same in words"),
 )
 
-# Steps from single requests on HuggingFace to vLLM; their product is the last row.
+# Steps from single requests on HuggingFace to vLLM; the last one, the total, is their product.
 STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "continuous_batching", "engine", "total"
 
 NOT_MEASURED = -1
 _WORK = ("num_requests", "prompt_tokens", "output_tokens")
 ENDS = ("ratio", "ratio_low", "ratio_high")
-# Settings that change what is computed, in how many steps or on how many devices, with the values that change nothing.
+# Settings that change what is computed, in how many steps or on how many devices, with their neutral values.
 _UNEQUAL = {
     "knob_quantization": (),
     "knob_kv_cache_dtype": ("auto", "bfloat16", "float16"),
@@ -95,14 +95,14 @@ def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables `engines` (every vLLM cell against every HuggingFace cell of its device, model and workload) and
     `engine_decomposition` (the gain of vLLM cells that batch over single requests on HuggingFace, split into steps).
 
-    Cells are compared that did equal work: the same requests with the same numbers of tokens, in every repeat.
+    Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
     rows = _work_summary(cells)
     return _improvements(rows), _decompositions(rows)
 
 
 def _work_summary(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with the work of a repeat: the least of it in the columns of _WORK, the most in `*_most`."""
+    """Cells with the work of a repeat: its minimum in the columns of _WORK, its maximum in `*_most`."""
     most = {f"{name}_most": cells[name] for name in _WORK}
     observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
     columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
@@ -110,7 +110,7 @@ def _work_summary(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cells(rows: pd.DataFrame) -> list[Record]:
-    """Cells with their `work`, as far as it is known and the same in every repeat, and the `faults` that forbid any
+    """Cells with their `work`, if it is known and the same in every repeat, and the `faults` that rule out any
     comparison.
     """
     cells = records(rows)
@@ -140,9 +140,9 @@ def _why_not_comparable(a: Record, b: Record) -> str | None:
 
 
 def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
-    """For each pair of row numbers whether the two did equal work, and if so the ratio of their rates.
+    """For each pair of row numbers whether the two cells did equal work, and if so the ratio of their rates.
 
-    NOT_MEASURED stands for a cell that there is not.
+    NOT_MEASURED stands for a missing cell.
     """
     reasons = [
         _why_not_comparable(cells[one], cells[other])
@@ -237,8 +237,8 @@ def _decompositions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _references(place: pd.DataFrame) -> tuple[int, int, int]:
-    """Rows of HuggingFace on single requests, in the fastest static batch (with the same kind of cache), and in the
-    fastest continuous batching.
+    """Rows of HuggingFace with single requests, with the fastest static batch (and the same kind of cache), and with
+    the fastest continuous batching.
     """
     static = place[place["engine"] == "hf-static"]
     batch = _fastest(static[static["knob_batch_size"] > 1])
@@ -271,9 +271,9 @@ def _name(cells: list[Record], row: int) -> str | None:
 
 
 def _share_pct(found: Record, total: Record) -> float:
-    """Part of the total that a step is, as logarithms, so that the steps add up to 100 %; a loss is negative.
+    """A step's share of the total, computed with logarithms so that shares add up to 100 %; a loss is negative.
 
-    NaN where the total is not shown to be a gain.
+    NaN if the total is not shown to be a gain.
     """
     return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["ratio_low"] > 1 else math.nan
 

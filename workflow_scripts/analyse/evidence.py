@@ -1,4 +1,4 @@
-"""Evidence on a claim: findings, each with where its numbers are from, and the verdict that they come to."""
+"""Evidence on a claim: findings, each with the source of its numbers, and the verdict that follows from them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from workflow_scripts.catalog.published import Claim, Published
 from workflow_scripts.physics.formulas import relative_difference
 from workflow_scripts.study.study_file import Study
 
-# Modules that enter the schemas of their tables by being imported, and the tables.
+# Modules that register the schemas of their tables when they are imported, and the tables.
 TABLE_MODULES = (capacity, effects, engines, fragmentation, ratios)
 TABLES = ("cells", "capacity", "effects", "engines", "ratios", "waste")
 
@@ -30,11 +30,11 @@ class Finding:
 
     Attributes:
         text: sentences with numbers.
-        label: where the numbers are from: MEASURED, COMPUTED, PUBLISHED, or the `source` of rows measured elsewhere.
-        scope: what it holds for: devices, models, workloads, or a formula.
-        ids: cells, tables and formulas that it is made from.
-        says: SUPPORTED or CONTRADICTED; None if it decides nothing.
-        bears: whether it is about what the claim is about. What does not bear decides nothing and is shown apart.
+        label: source of the numbers: MEASURED, COMPUTED, PUBLISHED, or the `source` of rows measured elsewhere.
+        scope: what the finding holds for: devices, models, workloads, or a formula.
+        ids: cells, tables and formulas that the finding is based on.
+        says: SUPPORTED or CONTRADICTED; None if the finding decides nothing.
+        bears: whether the finding is about the claim's subject. If not, it decides nothing and is shown separately.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Setting:
 
     @cached_property
     def gpus(self) -> frozenset[str]:
-        """All devices of the catalogue that it may be about."""
+        """All devices of the catalogue that the claim may be about."""
         catalogue = load_gpus()
         named = {gpu.name for label in self.devices for gpu in resolve(label, catalogue)} or set(catalogue)
         real = {name for name in named if not catalogue[name].simulated}
@@ -66,13 +66,13 @@ class Setting:
         return gpu in self.gpus and self.model in (None, model)
 
 
-# A claim that names no device is one on serving, and so on GPUs.
+# A claim that names no device is about serving, and therefore about GPUs.
 ON_GPUS = Setting(kinds=("cuda", "rocm"))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a rule may look at: the study, its tables by name, and the published data."""
+    """Everything that a rule may use: the study, its tables by name, and the published data."""
 
     study: Study
     tables: Mapping[str, pd.DataFrame]
@@ -80,10 +80,10 @@ class Evidence:
 
 
 def read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """The tables that rules look at; one that was not made has no rows.
+    """The tables that rules use; a table that was not made has no rows.
 
     Raises:
-        TableError: a table is not what its schema says.
+        TableError: a table does not fit its schema.
     """
     return {name: _read(folder / f"{name}.parquet", name) for name in TABLES}
 
@@ -96,12 +96,12 @@ def _read(path: Path, name: str) -> pd.DataFrame:
     return empty
 
 
-# A published number that is further than this from what was found is another number.
+# A published number differs from what was found if it is further away than this.
 SAME_PCT = 10.0
 
 
 def is_same(found: float, published: float) -> bool:
-    """Whether what was found is the published number, to SAME_PCT of it.
+    """Whether what was found is within SAME_PCT of the published number.
 
     >>> is_same(2.7, 2.95), is_same(2.6, 2.95)
     (True, False)
@@ -117,7 +117,7 @@ def measured(bears: bool, row: Record, text: str, says: str | None, ids: Iterabl
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """One finding that contradicts is enough, for claims are said of all that they cover; else one that supports."""
+    """One contradicting finding is enough, because a claim is about everything it covers; else one supporting one."""
     said = {finding.says for finding in findings if finding.bears}
     return next((v for v in (CONTRADICTED, SUPPORTED) if v in said), NOT_TESTABLE)
 
@@ -127,7 +127,7 @@ Find = Callable[[Claim, Evidence], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a claim is tested: what looks for evidence, and what would give evidence where there is none."""
+    """How a claim is tested: the function that looks for evidence, and what would give evidence if there is none."""
 
     find: Find
     test: str
@@ -137,7 +137,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*claim_ids: str, test: str) -> Callable[[Find], Find]:
-    """Enter a function as the rule of these claims."""
+    """Register a function as the rule of these claims."""
 
     def enter(find: Find) -> Find:
         RULES.update(dict.fromkeys(claim_ids, Rule(find, test)))

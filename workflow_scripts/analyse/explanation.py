@@ -1,4 +1,4 @@
-"""What explains a speed-up of one device over another: ratios of what the devices can do, held against it."""
+"""What explains a speed-up of one device over another: a comparison with ratios of what the devices can do."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from workflow_scripts.analyse.repeats import Record
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
 
-# A ratio of the devices further than this from the observed one explains nothing.
+# A ratio of the devices that is further than this from the observed one explains nothing.
 NEAR_PCT = 10.0
 
 INSIDE, NEAR, NONE = "inside", "near", "none"
 
-# What may explain a speed-up: the column with its ratio, its name among explanations, and what it is a ratio of.
+# What may explain a speed-up: the column with its ratio, the name of the explanation, and what it is a ratio of.
 CANDIDATES = {
     "bandwidth_ratio": ("bandwidth", "memory bandwidths"),
     "flop_ratio": ("flop", "FLOP rates"),
@@ -47,7 +47,7 @@ def _quotient(a: float | None, b: float | None) -> float:
 class Explanation:
     """Which known ratios of two devices an observed one supports.
 
-    `supported` are those in the interval, or else the nearest if it is within NEAR_PCT; `support` says which:
+    `supported` are those in the interval; if there are none, the nearest if within NEAR_PCT. `support` says which:
     `inside`, `near`, `none`, or None if no ratio is known. The observed ratio lies `difference_pct` above `nearest`.
     """
 
@@ -122,7 +122,7 @@ def _in_words(row: Record, candidates: Mapping[str, float], found: Explanation) 
 
 
 def _is_between(row: Record) -> bool:
-    """Whether the ratio lies between those of bandwidths and FLOP rates, of the data sheets or as measured."""
+    """Whether the ratio lies between the ratios of bandwidths and of FLOP rates, from data sheets or measured."""
     bounds = [
         speedup_bounds(row.get(f"{prefix}bandwidth_ratio", math.nan), row.get(f"{prefix}flop_ratio", math.nan))
         for prefix in ("", "measured_")

@@ -12,9 +12,9 @@ def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | Non
 
 
 def wide(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Facts with one column a name: those of a cell (by `cell_id`), and those of a repeat (by `cell_id`, `repeat`).
+    """Facts with one column per name: those of a cell (by `cell_id`), and those of a repeat (by `cell_id`, `repeat`).
 
-    A number stays a number; what is text stays text.
+    Numbers stay numbers, and texts stay texts.
     """
     value = facts["value"].astype(object).where(facts["value"].notna(), facts["text"])
     long = facts.assign(value=value)

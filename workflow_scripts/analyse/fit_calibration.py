@@ -4,8 +4,8 @@
     python -m workflow_scripts.analyse.fit_calibration --gpu cpu-all --work work.parquet \\
         --cells results/demo/tables/cells.parquet --source "where and when" --out config/calibration/cpu-all.yaml
 
-Three constants at most: the rate of reading, that of computing, and what a step costs besides. Cells to fit to are
-chosen by their work alone, before anything measured is looked at. docs/plan.md says how, and what the file holds.
+At most three constants are fitted: the rate of reading, the rate of computing, and the additional cost of a step. Cells
+to fit to are chosen only by their work, without any measured value. docs/plan.md describes the method and the file.
 """
 
 import argparse
@@ -35,17 +35,17 @@ from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_
 
 MOST_FITTED = 5
 MOST_CHOICES = 20_000
-# Where cells do not tell two constants apart, what they would be without a calibration decides: a factor of e away from
-# it weighs as much as missing a cell by this share.
+# If cells cannot separate two constants, the values without a calibration decide: a factor of e away from them weighs
+# as much as missing a cell by this share.
 PRIOR_WEIGHT = 0.04
-# Rates of a CPU that no data sheet gives, to start from.
+# Starting values for the rates of a CPU, which no data sheet gives.
 CPU_BYTES_PER_S, CPU_FLOP_PER_S = 10e9, 50e9
 
 Works = Mapping[str, StepWork]
 
 
 class CalibrationInputError(ValueError):
-    """Cells or work that nothing can be fitted to; the message says why."""
+    """Cells or work to which nothing can be fitted; the message says why."""
 
 
 def predicted_s(work: StepWork, constants: StepConstants) -> float:
@@ -65,10 +65,10 @@ def starting_point(gpu: Gpu, dtype: str) -> StepConstants:
 
 
 def choose(works: Works, most: int, start: StepConstants) -> list[str]:
-    """The cells that tell the constants apart best, by what their steps read and compute; at most half of them.
+    """The cells that separate the constants best, by what their steps read and compute; at most half of the cells.
 
-    A cell's share of reading, computing and overhead is how much its time changes with each constant; the cells are
-    those for which the product of these shares with themselves has the largest determinant (D-optimal).
+    A cell's shares of reading, computing and overhead say how much its time changes with each constant. The chosen
+    cells are those for which the product of these shares with themselves has the largest determinant (D-optimal).
     """
     names = list(works)
     count = max(1, min(most, len(names) // 2))
@@ -89,7 +89,7 @@ def _shares(work: StepWork, constants: StepConstants) -> FloatArray:
 
 
 def fit(works: Works, wall_s: Mapping[str, float], start: StepConstants) -> StepConstants:
-    """Constants with which the predicted times of these cells come nearest to the measured ones, as ratios."""
+    """The constants with which the predicted times of these cells are nearest to the measured ones, as ratios."""
     first = np.log([start.memory_bytes_per_s, start.flop_per_s, start.step_overhead_s])
 
     def constants(x: FloatArray) -> StepConstants:
@@ -103,26 +103,26 @@ def fit(works: Works, wall_s: Mapping[str, float], start: StepConstants) -> Step
         off = [np.log(predicted_s(work, now) / wall_s[name]) for name, work in works.items()]
         return np.array([*off, *(PRIOR_WEIGHT * (x - first))])
 
-    # The slower of two times has a kink: from one start alone the fit may end beside it.
+    # The maximum of two times has a kink, so that a fit from a single start may miss the optimum.
     starts = [first + np.array(shift) for shift in itertools.product((-1.0, 0.0), (-1.5, 0.0), (-1.0, 0.0))]
     return constants(min((least_squares(residuals, x) for x in starts), key=lambda found: found.cost).x)
 
 
 def errors_pct(works: Works, wall_s: Mapping[str, float], constants: StepConstants) -> dict[str, float]:
-    """How far predicted tokens/s are from measured ones, in per cent of those; positive where too fast."""
+    """Error of the predicted tokens/s in per cent of the measured ones; positive if predicted too fast."""
     return {name: round(100 * (wall_s[name] / predicted_s(work, constants) - 1), 2) for name, work in works.items()}
 
 
 def calibrate(
     works: Works, wall_s: Mapping[str, float], start: StepConstants, fitted: Sequence[str]
 ) -> tuple[StepConstants, FitQuality]:
-    """Constants fitted to the cells `fitted`, and how well they meet those and all others."""
+    """Constants fitted to the cells `fitted`, and how well they predict those and all other cells."""
     constants = fit({name: works[name] for name in fitted}, wall_s, start)
     return constants, tested(works, wall_s, constants, fitted)
 
 
 def tested(works: Works, wall_s: Mapping[str, float], constants: StepConstants, fitted: Sequence[str]) -> FitQuality:
-    """How well constants meet the cells `fitted`, which they were fitted to, and all others."""
+    """How well constants predict the cells `fitted`, to which they were fitted, and all other cells."""
     errors = errors_pct(works, wall_s, constants)
     held_out = {name: error for name, error in errors.items() if name not in fitted}
     size = np.abs(list(held_out.values()))
@@ -135,10 +135,10 @@ def tested(works: Works, wall_s: Mapping[str, float], constants: StepConstants, 
 
 
 def read_work(path: Path, gpu: str) -> pd.DataFrame:
-    """Rows of `predict.step_work` of one device.
+    """Rows of `predict.step_work` for one device.
 
     Raises:
-        CalibrationInputError: no such file, or it holds nothing of the device.
+        CalibrationInputError: there is no such file, or it has no rows of the device.
     """
     try:
         work = pd.read_parquet(path)
@@ -161,10 +161,10 @@ def works_of(rows: pd.DataFrame) -> dict[str, StepWork]:
 
 
 def read_cells(path: Path) -> pd.DataFrame:
-    """The columns of a cells table that a calibration needs, also of one that an older version wrote.
+    """The columns of a cells table that a calibration needs; the table may be from an older version.
 
     Raises:
-        CalibrationInputError: no such file, or one of the columns is missing.
+        CalibrationInputError: there is no such file, or one of the columns is missing.
     """
     try:
         return pd.read_parquet(path, columns=["cell_id", "gpu", "engine", "outcome", "wall_s", "device_name"])
@@ -258,7 +258,7 @@ def _calibration(args: argparse.Namespace, gpu: Gpu) -> Calibration:
 
 
 def _others(path: Path, gpu: str, device_name: str | None) -> dict[str, EngineCalibration]:
-    """Other engines' calibrations in a file that is to be written anew, if they are of the same device."""
+    """Other engines' calibrations in a file that will be rewritten, if they are for the same device."""
     if not path.exists():
         return {}
     known = read_calibration(path)

@@ -1,4 +1,4 @@
-"""How much of the memory set aside for KV holds no token: as the engine laid it out, and in other layouts.
+"""How much of the memory reserved for KV holds no token, in the engine's own layout and in others.
 
     python -m workflow_scripts.analyse.fragmentation --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed --out results/demo/tables/waste.parquet
@@ -86,15 +86,15 @@ def waste_table(cells: pd.DataFrame, parsed: Path, texts: Mapping[str, SharedTex
 
 
 def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> pd.DataFrame:
-    """One row a request, in the order of the workload; repeats in which a time is missing are left out.
+    """One row per request, in the order of the workload; repeats in which a time is missing are left out.
 
     Returns:
         The columns of `cells` that layouts need, and
         `row`: number of the request's repeat;
         `prompt_tokens`, `output_tokens`, `scheduled_s`, `last_token_s`;
         `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
-        `shared_tokens`: those at the beginning of its prompt that lie in blocks of other requests too;
-        `text`: which text those are of, -1 for none.
+        `shared_tokens`: tokens at the beginning of its prompt that are in blocks of other requests too;
+        `text`: the number of the text that these tokens are from, -1 for none.
     """
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
@@ -112,11 +112,12 @@ def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Mapping[str, Sh
 
 
 def _shared(t: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> tuple[pd.Series, pd.Series]:
-    """For each request the text that it begins with, and how much of it lies in blocks of others: all that the prompt
-    has of it, or what was found in the prefix cache where the workload does not say or the whole prompt is of the text.
+    """For each request the text that it begins with, and how many of its tokens are in blocks of other requests: all
+    that the prompt has of the text. If the workload does not say this, or if the whole prompt is from the text, the
+    number is what was found in the prefix cache.
 
-    Whose entries were found is not recorded. It is taken to be the first request of the text that found none itself
-    and is long enough; it shares as much as the others.
+    It is not recorded whose entries were found. The first request of the text that found none itself and is long enough
+    is assumed to be their owner; it shares as much as the others.
     """
     found = numbers(t["cached_prompt_tokens"].fillna(0))
     unknown = SharedText(0, 0)
@@ -138,7 +139,7 @@ def _shared(t: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> tuple[p
 
 
 def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
-    """Blocks of `block_size` tokens, taken as a sequence grows; whole blocks of a shared prefix are held once."""
+    """Blocks of `block_size` tokens, allocated as a sequence grows; whole blocks of a shared prefix are held once."""
     shared = numbers(t["shared_tokens"]) // block_size * block_size
     held_once = shared * numbers(t["live_s"])
     slot_s = formulas.block_seconds(*_lengths(t), block_size) * block_size
@@ -149,7 +150,7 @@ def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
 
 
 def _sharing_s(t: pd.DataFrame) -> pd.Series:
-    """Time in which at least one of the requests that share a text is live, by repeat and text; absent for none."""
+    """Time in which at least one request that shares a text is live, by repeat and text; without an entry for none."""
     sharing = t[t["shared_tokens"] > 0].sort_values(["row", "text", "scheduled_s"], kind="stable")
     place = [sharing["row"], sharing["text"]]
     latest_s = sharing["last_token_s"].groupby(place).cummax()
@@ -160,14 +161,14 @@ def _sharing_s(t: pd.DataFrame) -> pd.Series:
 
 
 def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
-    """So many slots for each request, set aside for all of its life; nothing is shared."""
+    """A fixed number of slots for each request, reserved for its whole life; nothing is shared."""
     return _by_repeat(t, formulas.token_seconds(*_lengths(t)), slots * numbers(t["live_s"]))
 
 
 def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
     """Batches in the order of the workload, padded to their longest prompt and run to their longest output.
 
-    How long such a step would take is not known; so time counts in steps, the prefill being one.
+    It is not known how long such a step would take, so time is counted in steps; the prefill is one step.
     """
     batches = t.assign(batch=t.groupby("row").cumcount() // t["batch_size"], rows=1).groupby(["row", "batch"])
     longest = batches[["prompt_tokens", "output_tokens"]].max()
@@ -202,7 +203,7 @@ def _by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.D
 
 
 def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Rows of the table: what requests' lives (see `timeline`) come to in each layout."""
+    """Rows of the table: the result of the requests' lives (see `timeline`) in each layout."""
     by_row = t.groupby("row")
     rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
     rows["live_s"] = by_row["live_s"].sum()
@@ -245,7 +246,7 @@ def _means(
 
 
 def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the caches whose size the engine told at every step: HuggingFace's, which are padded like their batch."""
+    """Rows of caches whose size the engine reported at every step: HuggingFace's, padded like their batch."""
     told = cells[cells["kv_slots_reserved_mean"].notna()]
     tokens, slots = told["kv_tokens_live_mean"], told["kv_slots_reserved_mean"]
     return told[REPEAT].assign(
@@ -259,7 +260,7 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write how much KV memory each repeat wasted."""
+    """Write the table of the KV memory that each repeat wasted."""
     about = "Share of KV memory that held no token, as it was and in other layouts."
     parser = table_parser("fragmentation", about, table="waste")
     parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")

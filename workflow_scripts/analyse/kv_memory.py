@@ -1,8 +1,8 @@
-"""Bytes of keys and values that an engine set aside, beside those that held a token.
+"""Bytes that an engine reserved for keys and values, beside those that held a token.
 
-Engines set memory aside in different ways. vLLM and HuggingFace's continuous batching allocate a pool of blocks when
-they start, whatever is asked of them later. HuggingFace's static batches allocate a cache for each batch:
-DynamicCache for the tokens so far of the padded batch, StaticCache at once for all that the batch may come to.
+Engines reserve memory in different ways. vLLM and HuggingFace's continuous batching allocate a pool of blocks when
+they start, whatever the requests need later. HuggingFace's static batches allocate a cache for each batch:
+DynamicCache for the padded batch's tokens so far, StaticCache at once for the batch's full length.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 
 
 def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells table with `kv_bytes_used_mean`, and with the pool where the engine tells no reservation a step.
+    """The cells table with `kv_bytes_used_mean`, and with the pool if the engine reports no reservation per step.
 
     Args:
-        cells: rows of the cells table, and `kv_pool_bytes`: the bytes of the pool where the engine tells them. It is
-            dropped again. Elsewhere the pool is counted: blocks, times tokens a block, times bytes a token.
+        cells: rows of the cells table, and `kv_pool_bytes`, the bytes of the pool if the engine reports them. This
+            column is dropped. Otherwise the pool is computed: blocks x tokens per block x bytes per token.
     """
     bytes_per_token = _bytes_per_token(cells)
     counted = cells["num_gpu_blocks"].astype(float) * cells["block_size_effective"].astype(float) * bytes_per_token
@@ -35,7 +35,7 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
-    """Bytes of keys and values of a token on all devices together; NaN for a model whose shape is not known."""
+    """Bytes of keys and values per token, on all devices together; NaN for a model whose shape is not known."""
     drafted = _knob(cells, "num_speculative_tokens", 0) > 0
     of_token = _bytes_reader()
     settings = zip(
@@ -55,9 +55,9 @@ def _bytes_reader() -> Callable[[str, str, str, str, int], float]:
     @cache
     def of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
         try:
-            # A draft model has the dtype of the model that it drafts for, and layers of its own in the same blocks.
+            # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
             parts = [read_model_facts(models[n].config, dtype) for n in (model, draft_model) if n]
-            # Each rank keeps a whole KV head, so more ranks than heads keep copies.
+            # Each rank keeps at least one whole KV head, so if there are more ranks than heads, some keep copies.
             held = [replace(facts, kv_heads=max(facts.kv_heads, tensor_ranks)) for facts in parts]
             return sum(facts.bytes_per_token(kv_cache_dtype) for facts in held)
         except (KeyError, ModelFactsError):
@@ -67,6 +67,6 @@ def _bytes_reader() -> Callable[[str, str, str, str, int], float]:
 
 
 def _knob(cells: pd.DataFrame, name: str, unset: str | int) -> pd.Series:
-    """What each cell sets of a knob, and `unset` where it sets nothing."""
+    """Each cell's value of a knob, and `unset` if it sets none."""
     column = f"knob_{name}"
     return cells[column].fillna(unset) if column in cells else pd.Series(unset, index=cells.index)

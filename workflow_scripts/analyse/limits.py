@@ -1,12 +1,12 @@
-"""What the hardware allows each repeat at most, how near it came, and which numbers cannot be true.
+"""The most that the hardware allows each repeat, how near it came, and which numbers cannot be true.
 
     python -m workflow_scripts.analyse.limits --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
         --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet \\
         --checked-out results/demo/tables/cells.parquet
 
-One row a repeat and source of rates: the device's data sheet, and what the device was measured to do. docs/limits.md
-says how the numbers are made.
+One row per repeat and source of rates: the device's data sheet, and its measured rates. docs/limits.md says how the
+numbers are made.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study.study_file import Study
 
-# A measured rate is that of one moment: on a shared host one core was seen to read at 10 and at 24 GB/s.
+# A measured rate is that of one moment: on a shared host, one core was observed to read at 10 and at 24 GB/s.
 TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
 
 TOKEN_RATES = ("output_tokens_per_s", "total_tokens_per_s")
@@ -141,11 +141,11 @@ SCHEMA = table_schema(
 
 
 def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The table for repeats with their sums (see `analyse.work`), and why some of them have no rows.
+    """The table for repeats with their sums (see `analyse.work`), and why some repeats have no rows.
 
     Args:
         work: rows of the cells table joined with the sums over their requests.
-        devices: folder with the records of devices that were measured.
+        devices: folder with the records of measured devices.
     """
     if work.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns)), []
@@ -169,7 +169,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
 
 
 def _setting(work: pd.DataFrame, column: str, default: str | int) -> pd.Series:
-    """A knob's column, with the engine's default where a study does not set it."""
+    """A knob's column, with the engine's default if a study does not set the knob."""
     values = work[column] if column in work else pd.Series(None, index=work.index, dtype=object)
     return values.astype(object).where(values.notna(), default).infer_objects()
 
@@ -205,9 +205,9 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
 
 
 def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
-    """Add what the repeat had to read and compute, as a share of what the device could in the same time.
+    """Add what the repeat had to read and compute, as a share of what the device could do in the same time.
 
-    The difference to the engine's estimate of the bytes read is taken with what the engine counts besides.
+    For the comparison with the engine's estimate of bytes read, the items that only the engine counts are added.
     """
     ranks = numbers(table["tensor_parallel_size"] * table["pipeline_parallel_size"])
     wall_s, steps = numbers(table["wall_s"]), numbers(table["steps"])
@@ -232,9 +232,9 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
 
 
 def _readings_per_token(table: pd.DataFrame) -> FloatArray:
-    """How often the cache is read for an output token: once, and less where a step accepts drafted tokens too.
+    """How often the cache is read per output token: once, or less if a step also accepts drafted tokens.
 
-    NaN where tokens are drafted and how many were accepted is not known.
+    NaN if tokens are drafted and the number of accepted ones is not known.
     """
     accepted = table.get("accepted_draft_tokens", pd.Series(np.nan, index=table.index))
     unread = numbers(accepted.where(table["num_speculative_tokens"] > 0, 0.0))
@@ -242,10 +242,11 @@ def _readings_per_token(table: pd.DataFrame) -> FloatArray:
 
 
 def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
-    """Bytes that vLLM's estimate counts as read besides weights and earlier tokens' KV (vllm/v1/metrics/perf.py).
+    """Bytes that vLLM's estimate counts as read in addition to weights and earlier tokens' KV (see
+    vllm/v1/metrics/perf.py).
 
-    The inputs of each layer's matrix products, queries and activation function, those of the output matrix, and the
-    keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
+    They are the inputs of each layer's matrix products, queries and activation function, those of the output matrix,
+    and the keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
     """
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
     inputs = facts.layers * (2 * facts.hidden + 2 * facts.attention_width + 3 * facts.intermediate)
@@ -255,7 +256,7 @@ def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
 
 
 def _verdict(table: pd.DataFrame) -> pd.DataFrame:
-    """Add by which factor a repeat came near its ceiling or above it, and which one it breaks."""
+    """Add the ratio of each repeat's rate to its ceiling, and which ceiling it breaks."""
     output, total = (table[rate].astype(float) / table[f"{rate}_ceiling"] for rate in TOKEN_RATES)
     highest = 1 + table["tolerance"]
     exceeds = (output > highest) | (total > highest)
@@ -269,9 +270,9 @@ def _verdict(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
-    """The cells table with every cell `invalid` that has a repeat above a ceiling; `reason` says which ceiling.
+    """Mark every cell with a repeat above a ceiling as `invalid`; `reason` says which ceiling.
 
-    One impossible repeat puts the clock or the count of all repeats of its cell in doubt. Their values stay.
+    One impossible repeat makes the clock or the counts of all repeats of its cell doubtful. Their values stay.
     """
     if limits.empty:  # no device has known rates
         return cells
@@ -298,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
-        # A table may hold cells of other studies and of published data too; only the study's own have evidence here.
+        # A table may also hold cells of other studies and published data; only the study's own have evidence here.
         own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
         table, reasons = limits_table(read_work(own, args.parsed), args.devices)
         for reason in reasons:

@@ -1,10 +1,10 @@
-"""What every cell was predicted to do, beside what it did: the error, and whether it is worth a look.
+"""Predicted and measured values of every cell, with the error, and whether it deserves attention.
 
     python -m workflow_scripts.analyse.predictions --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --plan results/demo/plan/plan.parquet \\
         --out results/demo/tables/predictions.parquet
 
-One row a cell and quantity. docs/plan.md says how predictions are made, docs/tables.md documents every column.
+One row per cell and quantity. docs/plan.md says how predictions are made, docs/tables.md documents every column.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from workflow_scripts.common.command import run_command
 from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError, read_calibration
 from workflow_scripts.study.study_file import Study
 
-# Quantity -> whether a cell that misses its band in it is flagged. Latencies of single requests depend on the order
-# within a step, which no band covers.
+# Quantity -> whether a cell is flagged if this quantity is outside its band. Latencies of single requests depend on the
+# order within a step, which no band covers.
 QUANTITIES = {"output_tokens_per_s": True, "total_tokens_per_s": False, "ttft_s_p50": False, "tpot_s_p50": False}
 
 # (engine, model, device, max-num-seqs) -> tokens per s.
@@ -89,8 +89,8 @@ def predictions_table(
     Args:
         cells: the cells table.
         plan: rows of `predict.plan`.
-        fitted: ids of cells that constants were fitted to; their errors say nothing of other cells.
-        published: what others published for a model, device and max-num-seqs.
+        fitted: ids of cells to which constants were fitted; their errors say nothing about other cells.
+        published: what others published for an engine, model, device and max-num-seqs.
     """
     found = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
@@ -131,7 +131,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def _surprise(table: pd.DataFrame) -> pd.Series:
-    """Cells of which one side said that they cannot be run, and the other that they can."""
+    """The reason why a cell contradicts its predicted feasibility; null for the other cells."""
     ran = table["outcome"].isin(["ok", "invalid"]).to_numpy(dtype=bool)
     refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     foreseen = table["infeasible"].notna().to_numpy()
@@ -147,10 +147,10 @@ def _surprise(table: pd.DataFrame) -> pd.Series:
 
 
 def fitted_cells(folder: Path) -> list[str]:
-    """Ids of the cells that the calibrations in a folder were fitted to.
+    """Ids of the cells to which the calibrations in a folder were fitted.
 
     Raises:
-        TableError: one of them cannot be read.
+        TableError: a calibration cannot be read.
     """
     try:
         found = [read_calibration(path) for path in sorted(folder.glob("*.yaml"))]
@@ -160,12 +160,12 @@ def fitted_cells(folder: Path) -> list[str]:
 
 
 def published_rates(study: Study, published: Published) -> Rates:
-    """Tokens per s of vLLM by model, device and max-num-seqs, of the claims that the study names.
+    """Tokens per s of vLLM by model, device and max-num-seqs, from the claims that the study names.
 
-    The sources do not say whether they count prompt tokens. A name that may be several devices counts for each.
+    The sources do not say whether they count prompt tokens. A name that may mean several devices counts for each.
 
     Raises:
-        TableError: a table is no sweep over max-num-seqs, or names a device that no catalogue entry has.
+        TableError: a table is no sweep over max-num-seqs, or names a device that is not in the catalogue.
     """
     rates: dict[tuple[str, str, str, float], float] = {}
     for claim in map(published.claim, study.claims):

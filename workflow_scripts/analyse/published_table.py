@@ -1,4 +1,4 @@
-"""The tables that published claims were made with."""
+"""The tables on which published claims are based."""
 
 import pandas as pd
 
@@ -6,10 +6,10 @@ from workflow_scripts.catalog.published import CLAIMS, Claim, Published, Publish
 
 
 def published_table(published: Published, claim: Claim) -> pd.DataFrame:
-    """The table that a claim was made with.
+    """The table on which a claim is based.
 
     Raises:
-        PublishedError: the claim names none, or it cannot be read.
+        PublishedError: the claim names no table, or the table cannot be read.
     """
     if claim.table is None:
         raise PublishedError(f"{published.folder / CLAIMS}: {claim.id}: needs a table")

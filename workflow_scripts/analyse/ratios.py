@@ -1,4 +1,4 @@
-"""Ratios of devices: the speed-up that was observed, beside the ratios of what the devices can do.
+"""Ratios of devices: the observed speed-up, beside the ratios of what the devices can do.
 
     python -m workflow_scripts.analyse.ratios --study config/studies/demo.yaml \
         --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \
@@ -120,14 +120,14 @@ PUBLISHED_COLUMNS = (
 def device_ratios(
     cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None, rates: Mapping[str, DeviceRates] | None = None
 ) -> pd.DataFrame:
-    """The ratios table: one row for each pair of devices, setting that both were measured with, and metric.
+    """The ratios table: one row per pair of devices, setting that both were measured with, and metric.
 
-    Of two devices, `a` is the one that is faster on the geometric mean over all that both measured.
+    `a` is the device that is faster by the geometric mean over all settings that both were measured with.
 
     Args:
         cells: the cells table.
-        measured: devices with measured rates in place of those of the data sheet.
-        rates: the records that these rates are from, with those of caches.
+        measured: devices with measured rates instead of those of the data sheet.
+        rates: the records of these rates, with those of caches.
     """
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
@@ -166,7 +166,7 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
-    # Quantised weights may be multiplied in another type than the model's: then it is not known which rate applies.
+    # Quantised weights may be multiplied in another type than the model's; then it is unknown which rate applies.
     quantised = pairs["knob_quantization"].notna() if "knob_quantization" in pairs else np.zeros(len(pairs), dtype=bool)
     found = [
         capability_ratios(gpus.get(a), gpus.get(b), None if is_quantised else dtype)
@@ -177,7 +177,7 @@ def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: st
 
 
 def _cache_columns(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
-    """Where the weights fit into the caches of both devices, the ratio of reading them there, and what that hides."""
+    """If the weights fit into both devices' caches, the ratio of their cache rates, and what cannot be shown then."""
     quantization = pairs.get("knob_quantization", pd.Series(None, index=pairs.index, dtype=object))
     settings = zip(*(pairs[name] for name in ("gpu_a", "gpu_b", "model", "dtype")), quantization, strict=True)
     found = [
@@ -210,8 +210,8 @@ def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
 
 
 def _measured_row(row: Record) -> Record:
-    # Room for more tokens makes nothing faster unless a full cache held one of the two back, and memory binds nothing
-    # that stays in a cache.
+    # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
+    # not limit weights that stay in a cache.
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
     unasked = set() if kv_bound else {"kv_tokens_ratio"}
     unasked |= set() if pd.isna(row["cannot_show"]) else {"bandwidth_ratio", "measured_bandwidth_ratio"}
@@ -235,19 +235,19 @@ def published_ratios(
     """Ratios of the devices of a published table, beside those of every device that its names may mean.
 
     Args:
-        frame: the columns `gpu` (as published), `approximate`, and those that `value` and `setting` name: a rate for
-            each device and setting, without repeats.
+        frame: the columns `gpu` (as published), `approximate`, and those that `value` and `setting` name: one rate per
+            device and setting, without repeats.
         value: column of rates.
         setting: column of what was varied; devices are compared on the settings that both have.
-        dtype: type that the model was computed in, which chooses the FLOP rates.
+        dtype: type in which the model was computed; it determines the FLOP rates.
 
     Returns:
-        A row for each pair of names and pair of devices that they may mean, with PUBLISHED_COLUMNS. `ratio` is the
-        geometric mean over the settings, `ratio_min` and `ratio_max` the extremes; they are no interval, for there
-        are no repeats.
+        One row per pair of names and pair of devices that they may mean, with PUBLISHED_COLUMNS. `ratio` is the
+        geometric mean over the settings, `ratio_min` and `ratio_max` are the extremes; they are not an interval,
+        because there are no repeats.
 
     Raises:
-        CatalogError: a name that no device of the catalogue has.
+        CatalogError: a name belongs to no device of the catalogue.
     """
     logs = frame.assign(log=np.log(frame[value])).pivot_table(values="log", index=setting, columns="gpu", sort=False)
     approximate = frame.groupby("gpu")["approximate"].any()
@@ -275,7 +275,7 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> 
     h200 l40s 5.56 2.73 flop
 
     Raises:
-        CatalogError: a name that no device of the catalogue has.
+        CatalogError: a name belongs to no device of the catalogue.
     """
     pairs = [(a, b, *capability_ratios(a, b, dtype)) for a, b in product(resolve(label_a), resolve(label_b))]
     rows: list[Record] = []
@@ -302,13 +302,13 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
     """The records NAME.json of devices in `folder`.
 
     Raises:
-        TableError: a record that is not readable.
+        TableError: a record is not readable.
     """
     return {name: rates for name in load_gpus() if (rates := _rates(folder / f"{name}.json"))}
 
 
 def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
-    """Devices that have a record, with measured rates in place of those of the data sheet."""
+    """Devices that have a record, with measured rates instead of those of the data sheet."""
     gpus = load_gpus()
     return {
         name: gpus[name].model_copy(

@@ -1,10 +1,10 @@
-"""Which vLLM configuration to serve with: the fastest, the fastest within a latency, the smallest that is as fast.
+"""Which vLLM configuration to serve with: the fastest, the fastest within a latency, the smallest equally fast one.
 
     python -m workflow_scripts.analyse.recommend --study config/studies/demo.yaml --results results \
         --cells results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet
 
-Each comes with its interval, with the configurations that it is not told apart from, and as a `vllm serve` command.
-docs/tables.md documents every column.
+Each comes with its interval, with the configurations that cannot be distinguished from it, and as a `vllm serve`
+command. docs/tables.md documents every column.
 """
 
 import argparse
@@ -42,9 +42,9 @@ BEST, WITHIN_LATENCY, SMALLEST, PARETO = (
     "smallest_within_margin",
     "pareto",
 )
-# Ties that the explanation names; the column `ties` has them all.
+# Maximum number of ties that the explanation names; the column `ties` has all of them.
 MOST_NAMED = 5
-# Without a bound of the user's: as many times the lowest time per output token that any configuration gives.
+# The bound if the user sets none: this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 
 SCHEMA = table_schema(
@@ -96,7 +96,7 @@ _OBSERVED = {
     "max_num_batched_tokens_effective": "first",
     "max_model_len_effective": "first",
 }
-# `vllm serve` has other defaults for these than the offline engine, so what took effect is written out.
+# `vllm serve` has other defaults for these than the offline engine, so the effective values are written out.
 _PINNED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 Settings = Mapping[str, Prepared]
@@ -109,15 +109,15 @@ def recommendations(
     ttft_p99_s: float | None = None,
     tpot_p99_s: float | None = None,
 ) -> pd.DataFrame:
-    """The recommendations table: rows for each role in each device, model and workload that vLLM was measured on,
-    for each lock and processor that it was measured with.
+    """The recommendations table: rows for each role, for each device, model and workload on which vLLM was measured,
+    and for each lock and processor with which it was measured.
 
     Args:
         cells: the cells table.
-        margin_pct: a configuration is as fast as the best if it is shown to be no slower by more than this.
-        models: name to the model's resolved definition and its prepared folder; no command for other models.
-        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, to be kept in every repeat. If neither is given,
-            DEFAULT_TPOT_FACTOR times the lowest median time per output token, for the 99th percentile of that time.
+        margin_pct: a configuration is as fast as the best if it is shown to be at most this much slower.
+        models: name -> the model's resolved definition and its prepared folder; other models get no command.
+        ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, to be kept in every repeat. If neither is given, the
+            bound on the time per output token is DEFAULT_TPOT_FACTOR times the lowest median of that time.
     """
     summary = _summary(cells)
     rows = [
@@ -129,7 +129,7 @@ def recommendations(
 
 
 def _summary(cells: pd.DataFrame) -> pd.DataFrame:
-    """vLLM's cells with rate and latencies as means with intervals, `log_*` being of the rate."""
+    """vLLM's cells with means and intervals of rate and latencies; the columns `log_*` are for the rate."""
     vllm = cells[cells["engine"] == "vllm"].assign(dtype=dtypes)
     summary = _with_interval(cell_summary(vllm, RATE, _OBSERVED), RATE)
     for latency in LATENCIES:
@@ -198,7 +198,7 @@ def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
 
 
 def _ties(place: pd.DataFrame, best: int, among: BoolArray) -> list[str]:
-    """Knobs of the others that are not shown to be slower than the best."""
+    """Knobs of the other cells that are not shown to be slower than the best."""
     _, low, _ = ratio_interval(_repeated(place, best), LogSamples.of(place))
     tied = among & ~(low > 1)
     tied[best] = False
@@ -206,14 +206,14 @@ def _ties(place: pd.DataFrame, best: int, among: BoolArray) -> list[str]:
 
 
 def _repeated(place: pd.DataFrame, row: int) -> LogSamples:
-    """One cell as many times as there are cells, to compare it with each."""
+    """One cell, repeated as often as there are cells, to compare it with each."""
     return LogSamples.of(place).at([row] * len(place))
 
 
 def _within_latency(
     place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None
 ) -> tuple[str | None, BoolArray]:
-    """The bound in words, and which cells keep it in every repeat; no bound if there is nothing to set it by."""
+    """The bound in words, and which cells keep it in every repeat; no bound if no cell has a time to derive it from."""
     default = ""
     if ttft_p99_s is None and tpot_p99_s is None:
         if place["tpot_s_p50"].isna().all():
@@ -229,7 +229,7 @@ def _within_latency(
 
 
 def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
-    """The cell with the fewest sequences, then the least memory reserved, then the smallest block."""
+    """The cell with the fewest sequences, then the least reserved memory, then the smallest block."""
     memory = [name for name in ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib") if name in place]
     order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     return int(place[among].sort_values(order, kind="stable").index[0])
@@ -241,7 +241,7 @@ def _on_front(place: pd.DataFrame) -> BoolArray:
 
 
 def pareto_front(values: FloatArray) -> BoolArray:
-    """Which rows no other row beats; every column is better the higher it is. A row with a NaN is not on the front.
+    """Which rows are beaten by no other row; in every column higher is better. A row with a NaN is not on the front.
 
     >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
     [True, True, False, False]
@@ -284,7 +284,7 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
         if name.startswith("knob_") and name.removeprefix("knob_") in VllmKnobs.model_fields and not pd.isna(value)
     }
     effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
-    # A column with nulls may hold whole numbers as floats.
+    # A column with nulls may have whole numbers as floats.
     settings = VllmKnobs.model_validate(knobs, strict=False)
     if model["dtype"] == "native":
         model = {**model, "dtype": cell["dtype"]}

@@ -1,4 +1,4 @@
-"""The cells table with the repeats of each cell summed up: one row a cell, for comparisons of cells."""
+"""The cells table with the repeats of each cell summed up: one row per cell, for comparisons of cells."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -11,19 +11,19 @@ from workflow_scripts.catalog.gpus_and_models import load_models
 
 Record = dict[str, Any]
 
-# What a cell was measured with besides its definition. Cells of different locks ran other versions of an engine, and a
-# CPU device has one name on processors that can do more and less; none of them are ever compared. No record of a GPU,
-# and none from before processors were recorded, names one.
+# The environment of a cell, which is not part of its definition. Cells with different locks ran different versions of
+# an engine, and a CPU device has the same name on different processors; such cells are never compared. Records of GPUs,
+# and records from before processors were recorded, have no processor.
 ENVIRONMENT = ("lock_sha256", "processor")
 
-# What a cell is. Cells of two studies or sources are never pooled either, whatever their names.
+# The identity of a cell. Cells of different studies or sources are never pooled either, whatever their names.
 IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT)
 
-# Share of KV blocks in use from which on the cache counts as full: a waiting request takes several blocks.
+# From this share of used KV blocks on, the cache counts as full: a waiting request needs several blocks.
 KV_CACHE_FULL = 0.95
 
 
-# Where requests arrive at a rate of the study's, what comes out in a second is that rate and not the engine's.
+# If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
 RATE_OF_ARRIVALS = "knob_request_rate_per_s"
 THROUGHPUT = ("output_tokens_per_s", "total_tokens_per_s")
 
@@ -34,11 +34,11 @@ def counted(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """One row a counted cell: identity, knobs, and `repeats`, `log_mean`, `log_variance` of `metric`.
+    """One row per counted cell: identity, knobs, and `repeats`, `log_mean`, `log_variance` of `metric`.
 
-    A cell without a single value of the metric has no row, nor has a throughput of requests that arrived at a rate.
-    `observed` names further columns of the cells table and how their values over the repeats become one: `first`,
-    `min`, `max`, `mean` or `sum`. A null among them is passed over, and all nulls give a null.
+    A cell without any value of the metric has no row. For a throughput, a cell whose requests arrived at a rate has no
+    row either. `observed` names further columns of the cells table and how to reduce their values over the repeats:
+    `first`, `min`, `max`, `mean` or `sum`. Nulls are ignored; if all values are null, the result is null.
     """
     rows = counted(cells)
     if RATE_OF_ARRIVALS in rows and metric in THROUGHPUT:
@@ -53,7 +53,7 @@ def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] |
 
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:
-    """The type that each row was computed in: the recorded one, else the model's own, else `not recorded`."""
+    """The type in which each row was computed: the recorded one, else the model's own, else `not recorded`."""
     own = {name: model.dtype for name, model in load_models().items() if model.dtype != "native"}
     asked = cells["model"].map(own)
     return (cells["dtype"].fillna(asked) if "dtype" in cells else asked).fillna("not recorded").astype("string")
@@ -87,12 +87,12 @@ BOUND_BY_NEEDS = {
 def bound_by(summary: pd.DataFrame) -> pd.Series:
     """The limit that kept a cell from running more sequences at once.
 
-    `kv_blocks`: requests were thrown out of the cache, or waited while it was full; `sequences`: as many ran as the
-    settings allow; `prompts`: all requests ran; `token_budget`: none of these, so a step's budget of tokens is left.
-    Null where the engine does not tell how many sequences ran.
+    `kv_blocks`: requests were preempted, or waited while the cache was full; `sequences`: as many ran as the settings
+    allow; `prompts`: all requests ran; `token_budget`: none of these, so only a step's budget of tokens remains.
+    Null if the engine does not report how many sequences ran.
     """
     running, requests = numbers(summary["running_peak"]), numbers(summary["num_requests"])
-    # Continuous batching of HuggingFace has no limit of sequences: what it allows at most is its token budget.
+    # HuggingFace's continuous batching has no limit on sequences; its maximum comes from its token budget.
     allowed = np.where(summary["engine"] == "hf-continuous", np.inf, numbers(summary["max_concurrency_allowed"]))
     limit = np.select(
         [

@@ -1,4 +1,4 @@
-"""A measured vLLM configuration as what `vllm serve` takes: a command line, or a file for its `--config`."""
+"""A measured vLLM configuration as input for `vllm serve`: a command line, or a file for its `--config`."""
 
 import shlex
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from workflow_scripts.engines.knobs import VllmKnobs, command_line
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """What to serve and how: `arguments` by vLLM's names of them on the command line, and environment variables."""
+    """What to serve and how: `arguments` under vLLM's command-line names, and environment variables."""
 
     model: str
     arguments: dict[str, Any]
@@ -29,7 +29,7 @@ class ServeSettings:
         return shlex.join(words + command_line(self.arguments))
 
     def config(self) -> str:
-        """A YAML file for `vllm serve --config`; what only the environment can say is a comment.
+        """A YAML file for `vllm serve --config`; environment variables are written as a comment.
 
         >>> settings = ServeSettings("org/model", {"enable-prefix-caching": False}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
         >>> print(settings.config(), end="")
@@ -38,8 +38,8 @@ class ServeSettings:
         no-enable-prefix-caching: true
         """
         comments = [f"# environment: {name}={value}\n" for name, value in self.environment.items()]
-        # vLLM 0.32 drops `enable-prefix-caching: false` from the file without a word: it looks for the negative flag
-        # among the options of `vllm`, where those of `vllm serve` are not.
+        # vLLM 0.32 silently drops `enable-prefix-caching: false` from the file: it looks for the negative flag among
+        # the options of `vllm`, which do not include those of `vllm serve`.
         written = dict(
             (f"no-{name}", True) if value is False else (name, value) for name, value in self.arguments.items()
         )
@@ -56,15 +56,15 @@ def serve_settings(
     effective: Mapping[str, int],
     draft: Prepared | None = None,
 ) -> ServeSettings:
-    """Settings that serve a model as a cell was measured.
+    """Settings that serve a model in the same way as a cell was measured.
 
     Args:
         model: the model as the study resolves it (`hub_repo`, `revision`, `dtype`, `load_format`).
-        model_dir: its prepared folder, which stands in for a hub model where the weights are random.
+        model_dir: its prepared folder, used instead of a hub model if the weights are random.
         knobs: what the study set.
-        effective: engine arguments that took effect and that `vllm serve` would choose otherwise than the offline
-            engine does; what the study set goes before.
-        draft: the model that drafts tokens and its prepared folder, where one does.
+        effective: effective engine arguments for which `vllm serve` has other defaults than the offline engine; the
+            study's own settings take precedence.
+        draft: the model that drafts tokens and its prepared folder, if there is one.
     """
     name, arguments = _loaded(model, model_dir)
     if model["load_format"] != "hub":
@@ -84,7 +84,7 @@ def serve_settings(
 
 
 def _loaded(model: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    """What a model is loaded by, and the commit where that is a repository."""
+    """The name or path from which a model is loaded, with the commit if that is a repository."""
     if model["load_format"] == "hub":
         return str(model["hub_repo"]), {"revision": model["revision"]} if model["revision"] else {}
     return str(folder), {}

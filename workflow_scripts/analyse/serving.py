@@ -31,13 +31,13 @@ SERVING_ENGINES = [name for name, knobs in ENGINES.items() if issubclass(knobs, 
 PERCENTS = (50, 90, 99)
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
-# A queue grows, and is not just unlucky, if it does so by this share of what arrives and by as many requests.
+# A queue counts as growing, beyond chance, if it grows by this share of the arrivals and by this many requests.
 GROWTH_SHARE, GROWTH_REQUESTS = 0.1, 2.0
-# The client is late if 1 % of the requests are sent later than this, and than a tenth of the median TTFT.
+# The client is late if 1 % of the requests are sent with more delay than this, and than a tenth of the median TTFT.
 LATE_S, LATE_SHARE = 0.01, 0.1
-# A client in Python that uses this much of a core has none left to be prompt with.
+# A client in Python that uses this much of a core may be too busy to send requests in time.
 BUSY_CORES = 0.9
-# Fewer requests than these say nothing of a steady state.
+# With fewer requests there is no statement about a steady state.
 STEADY_REQUESTS = 10
 
 SCHEMA = table_schema(
@@ -107,7 +107,7 @@ SCHEMA = table_schema(
     columns("explanation", TEXT, "the same in words"),
 )
 
-# Of each, the geometric mean over the repeats with its interval.
+# Columns with a geometric mean over the repeats and its interval.
 MEANS = (
     "requests_per_s",
     "output_tokens_per_s",
@@ -157,19 +157,19 @@ SUMMARY_SCHEMA = table_schema(
 
 
 def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables `serving` (a row a repeat) and `serving_summary` (a row a cell) of a study's own cells.
+    """The tables `serving` (one row per repeat) and `serving_summary` (one row per cell) for a study's own cells.
 
     Args:
         cells: the cells table.
         parsed: folder with a folder of parsed tables for each GPU.
-        slo: latency -> bound that a request keeps to count for goodput.
+        slo: latency -> bound that a request must keep to count for goodput.
     """
     rows = cells[cells["engine"].isin(SERVING_ENGINES) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
     knobs = {f"knob_{name}": name for name in ("endpoint", *Load.load_codes)}
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    table = table.reindex(columns=list(SCHEMA.columns))  # no repeat may be long enough for a steady state
+    table = table.reindex(columns=list(SCHEMA.columns))  # perhaps no repeat was long enough for a steady state
     return table, _summary(table, counted(cells)["cell_id"])
 
 
@@ -204,7 +204,7 @@ def _numbers(facts: pd.DataFrame, name: str) -> pd.Series:
 
 
 def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, float]) -> dict[str, Any]:
-    """What the requests of one repeat say: latencies, goodput, load, steady state.
+    """Results from the requests of one repeat: latencies, goodput, load, steady state.
 
     Args:
         requests: its rows of the parsed table.
@@ -216,7 +216,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         r[name].to_numpy(dtype=float) for name in ("queued_s", "sent_s", "first_token_s", "last_token_s")
     )
     outputs = r["output_tokens"].to_numpy(dtype=float)
-    # Of an answer that came in one piece no time between tokens was seen.
+    # An answer that came in one piece shows no time between tokens.
     in_pieces = (outputs > 1) & (last > first)
     latency = {
         "ttft_s": first - queued,
@@ -227,7 +227,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     found: dict[str, Any] = {
         f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
     }
-    # A request without a time of further tokens keeps any bound on it.
+    # A request without a time per further token keeps any bound on that time.
     kept = np.logical_and.reduce([~(latency[name] > bound) for name, bound in slo.items()] or [np.full(len(r), False)])
     kind = load_kind(asked, queued, sent)
     span_s = queued[-1] - queued[0]
@@ -244,7 +244,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
         "queue_grows": bool(grown > GROWTH_SHARE * (len(half) - 1)) and bool(grown >= GROWTH_REQUESTS),
         "e2e_grows": e2e_grows(queued, last - queued, outputs),
     }
-    # A load that changes has no steady state.
+    # A changing load has no steady state.
     return found | (_steady(r, queued, first, last) if kind != RAMP else {})
 
 
@@ -252,9 +252,9 @@ OPEN, RAMP, CLOSED, REPLAY, AT_ONCE = "open loop", "ramp", "closed loop", "repla
 
 
 def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> str:
-    """How requests came: at a rate, at a changing one, as users were free, as the workload says, or all at once.
+    """How requests arrived: at a rate, at a changing rate, when users were free, as in the workload, or all at once.
 
-    In a closed loop the client takes the moment of sending for the arrival, so the two are the same number.
+    In a closed loop the client records the moment of sending as the arrival, so the two are the same number.
     """
     if not pd.isna(asked["ramp_to_per_s"]):
         return RAMP
@@ -266,11 +266,11 @@ def load_kind(asked: Mapping[str, Any], queued: np.ndarray[Any, Any], sent: np.n
 
 
 def queue_growth_per_s(queued: np.ndarray[Any, Any], last: np.ndarray[Any, Any]) -> float:
-    """How fast the number of requests in the system grows, in requests/s, by a line through the second half of them.
+    """Growth of the number of requests in the system, in requests/s, from a line through the second half of them.
 
-    In the first half it grows in any case, from none to what the load needs. `queued` is in order.
+    In the first half it always grows, from none to what the load needs. `queued` is in order.
 
-    A server that answers each request within 0.1 s, and one that needs 1 s for each of those that come every 0.5 s:
+    A server that answers each request within 0.1 s, and one that needs 1 s per request while one arrives every 0.5 s:
 
     >>> arrivals = np.arange(0, 20, 0.5)
     >>> abs(round(queue_growth_per_s(arrivals, arrivals + 0.1), 3))
@@ -286,11 +286,11 @@ def queue_growth_per_s(queued: np.ndarray[Any, Any], last: np.ndarray[Any, Any])
 
 
 def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs: np.ndarray[Any, Any]) -> bool:
-    """Whether later requests take longer than earlier ones with as many output tokens.
+    """Whether later requests take longer than earlier ones with the same number of output tokens.
 
-    So they do where a queue grows. They do not where more and more are under way only because the first of them have
-    not ended yet. A line through the latency over arrival and output tokens has to rise by more than `GROWTH_SHARE`,
-    in s/s, with the whole of its 95 % interval above none.
+    They do if a queue grows. They do not if the number in flight rises only because the first requests have not ended
+    yet. A line through the latency over arrival and output tokens must rise by more than `GROWTH_SHARE`, in s/s, and
+    the whole 95 % interval of its slope must lie above zero.
 
     >>> arrivals, lengths = np.arange(0, 10, 0.5), np.tile([10.0, 30.0], 10)
     >>> e2e_grows(arrivals, lengths + np.sin(arrivals), lengths), e2e_grows(arrivals, lengths + arrivals, lengths)
@@ -298,7 +298,7 @@ def e2e_grows(queued: np.ndarray[Any, Any], e2e_s: np.ndarray[Any, Any], outputs
     """
     if len(queued) < STEADY_REQUESTS or queued[-1] <= queued[0]:
         return False
-    # Where all have as many output tokens, those are the constant.
+    # If all requests have the same number of output tokens, that column is the constant.
     line = sm.add_constant(np.column_stack([queued - queued[0], outputs]), prepend=False)
     fit = sm.OLS(e2e_s, line).fit()
     return bool(fit.params[0] > GROWTH_SHARE and fit.conf_int()[0][0] > 0)
@@ -310,14 +310,14 @@ def _quantile(values: np.ndarray[Any, Any], percent: int) -> float:
 
 
 def _peak(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> int:
-    """Most of the intervals that overlap at one moment; an end comes before a start at the same one."""
+    """Maximum number of intervals that overlap at one moment; an end comes before a start at the same moment."""
     times = np.concatenate([start, end])
     change = np.concatenate([np.ones(len(start)), -np.ones(len(end))])
     return int(np.cumsum(change[np.lexsort((change, times))]).max())
 
 
 def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, Any]:
-    """The time from the first request that ends to the last that arrives; nothing where it holds too few requests."""
+    """Results from the first end of a request to the last arrival; none if too few requests arrive in that time."""
     start_s, end_s = float(np.min(last)), float(queued[-1])
     inside = (queued >= start_s) & (queued <= end_s)
     if inside.sum() < STEADY_REQUESTS:
@@ -336,7 +336,7 @@ def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, An
 
 def _limits(table: pd.DataFrame) -> pd.DataFrame:
     """Add whether the load was more than the server sustains, what limited it, and both in words."""
-    # A burst at the end leaves a queue too, which is soon worked off.
+    # A burst at the end leaves a queue too, but the server works it off quickly.
     behind = table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * table["arrivals_per_s"].astype(float)
     suspect, slower = behind & table["queue_grows"], table["e2e_grows"]
     decided = table["queue_growth_per_s"].notna() & (slower | ~suspect)
@@ -387,7 +387,7 @@ def _words(row: Mapping[str, Any]) -> str:
 
 
 def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
-    """One row a cell that comparisons may use; in the words of its worst repeat."""
+    """One row per cell that comparisons may use, with the words of its worst repeat."""
     table = table[table["cell_id"].isin(cell_ids)]
     badness = table["saturated"].fillna(False).astype(int) * 2 + table["limited_by"].ne("load").astype(int)
     worst = badness.groupby(table["cell_id"], sort=False).idxmax()
@@ -399,7 +399,7 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
-    # A repeat that says nothing leaves open what the others do not show.
+    # If one repeat is undecided, "not saturated" in the others is not enough for the cell.
     saturated, some_are_open = groups["saturated"].max(), groups["saturated"].count() < groups.size()
     summary["saturated"] = saturated.mask(saturated.eq(False) & some_are_open).array
     summary["limited_by"] = groups["limited_by"].agg(_distinct).array

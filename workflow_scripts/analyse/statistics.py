@@ -1,8 +1,8 @@
 """Means and ratios of repeats with their intervals, and what they decide; all on arrays of many cells at once.
 
-Rates and times of repeats are compared as logarithms: a ratio of two cells is a difference there, and so is a margin
-in per cent. Repeats of a cell are taken as independent draws from a lognormal distribution. Variances of two cells
-need not be equal. A cell with one repeat has a value and no interval.
+Rates and times of repeats are compared as logarithms: there a ratio of two cells is a difference, and so is a margin
+in per cent. Repeats of a cell are assumed to be independent draws from a lognormal distribution. Variances of two cells
+need not be equal. A cell with one repeat has a value but no interval.
 
 Sources: [Welch] The generalization of Student's problem when several different population variances are involved,
 Biometrika 34, 1947; [Schuirmann] A comparison of the two one-sided tests procedure and the power approach,
@@ -26,7 +26,7 @@ BoolArray = npt.NDArray[np.bool_]
 CONFIDENCE = 0.95
 # Size of each of the two one-sided tests; together they are one test of this size. [Berger]
 EQUIVALENCE_ALPHA = 0.05
-# More further repeats than this are not worth asking for.
+# If more further repeats than this are needed, they are not worth asking for.
 MOST_FURTHER_REPEATS = 100
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
@@ -34,7 +34,7 @@ FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
 
 @dataclass(frozen=True)
 class LogSamples:
-    """Repeats of many cells, by what their logarithms sum up to; arrays of one shape.
+    """Repeats of many cells, summarised by their logarithms; arrays of one shape.
 
     `n` counts the repeats, `mean` and `variance` are of the natural logarithms; `variance` is that of the sample
     (divided by n - 1) and NaN where n < 2.
@@ -46,11 +46,11 @@ class LogSamples:
 
     @classmethod
     def of(cls, summary: pd.DataFrame, suffix: str = "") -> "LogSamples":
-        """From the columns of `summarise`, with `suffix` behind their names."""
+        """From the columns of `summarise`, whose names end in `suffix`."""
         return cls(*(summary[f"{name}{suffix}"].to_numpy(dtype=float, na_value=np.nan) for name in SUMMARY))
 
     def at(self, rows: Sequence[int] | npt.NDArray[np.int_] | pd.Series) -> "LogSamples":
-        """The cells at these positions, as often as they are named."""
+        """The cells at these positions, which may repeat."""
         i = np.asarray(rows, dtype=int)
         return LogSamples(self.n[i], self.mean[i], self.variance[i])
 
@@ -63,7 +63,7 @@ SUMMARY = ("repeats", "log_mean", "log_variance")
 
 
 class Interval(NamedTuple):
-    """A value with its interval; `low` and `high` are NaN where there are too few repeats for one."""
+    """A value with its interval; `low` and `high` are NaN if there are too few repeats for an interval."""
 
     value: FloatArray
     low: FloatArray
@@ -71,7 +71,7 @@ class Interval(NamedTuple):
 
 
 def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
-    """Repeats summed up: one row a group, with the columns `by`, then `repeats`, `log_mean`, `log_variance`.
+    """Sum up repeats: one row per group, with the columns `by`, then `repeats`, `log_mean`, `log_variance`.
 
     A value that is null or not above zero has no logarithm and does not count as a repeat.
 
@@ -120,7 +120,7 @@ def _welch(a: LogSamples, b: LogSamples, confidence: float | FloatArray) -> tupl
 
 
 def _half_width(squared_standard_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
-    # Repeats that agree to the last digit: the interval has no width, and Welch's degrees of freedom are 0/0.
+    # If repeats agree to the last digit, the interval has no width and Welch's degrees of freedom are 0/0.
     df = np.where(squared_standard_error == 0, 1.0, df)
     half: FloatArray = stats.t.ppf((1 + confidence) / 2, df) * np.sqrt(squared_standard_error)
     return half
@@ -138,7 +138,7 @@ def log_margin(margin_pct: float) -> float:
 def is_equivalent(a: LogSamples, b: LogSamples, margin_pct: float) -> BoolArray:
     """Whether two one-sided t tests show that two means differ by no more than the margin.
 
-    Equal to asking that the 90 % interval of the ratio lies within the margin. [Schuirmann]
+    This is the same as requiring that the 90 % interval of the ratio lies within the margin. [Schuirmann]
 
     Two cells of 3 repeats with a standard deviation of 0.5 %: half of that interval is 2.132 * 0.5 % * sqrt(2/3), which
     is 0.87 %. Means that are 1 % apart are shown to be within 2 %, and means that are 1.5 % apart are not:
@@ -155,7 +155,7 @@ def is_equivalent(a: LogSamples, b: LogSamples, margin_pct: float) -> BoolArray:
 def is_not_below(a: LogSamples, b: LogSamples, margin_pct: float) -> BoolArray:
     """Whether a one-sided t test shows that the mean of `a` is not below that of `b` by more than the margin.
 
-    The cells of `is_equivalent`, compared the other way round as well:
+    Cells as in `is_equivalent`, also compared in the other direction:
 
     >>> a = LogSamples(np.full(2, 3.0), np.log([101.5, 98.5]), np.full(2, 0.005**2))
     >>> is_not_below(a, LogSamples(a.n, np.log([100.0, 100.0]), a.variance), 2.0).tolist()
@@ -169,10 +169,10 @@ def is_not_below(a: LogSamples, b: LogSamples, margin_pct: float) -> BoolArray:
 def is_beyond(a: LogSamples, b: LogSamples, margin_pct: float, comparisons: float | FloatArray = 1) -> BoolArray:
     """Whether the 95 % interval of the ratio lies wholly outside the margin.
 
-    Of several `comparisons`, any of which would do, each is held to its part of the 5 % (Bonferroni).
+    If any of several `comparisons` is enough, each of them uses its part of the 5 % (Bonferroni).
 
     Two cells of 3 repeats with a standard deviation of 0.5 %: half of the interval is 2.776 * 0.5 % * sqrt(2/3), or
-    1.13 %. So means have to be 3.2 % apart to be beyond 2 %, and further if they are one pair of ten:
+    1.13 %. So means must be 3.2 % apart to be beyond 2 %, and more if they are one pair of ten:
 
     >>> a = LogSamples(np.full(2, 3.0), np.log([103.1, 103.2]), np.full(2, 0.005**2))
     >>> b = LogSamples(a.n, np.log([100.0, 100.0]), a.variance)
@@ -187,7 +187,7 @@ def is_beyond(a: LogSamples, b: LogSamples, margin_pct: float, comparisons: floa
 def verdicts(
     a: LogSamples, b: LogSamples, margin_pct: float, comparisons: float | FloatArray = 1
 ) -> npt.NDArray[np.str_]:
-    """`flat` where the means are equivalent within the margin, `changes` where they differ by more, else `not decided`.
+    """`flat` if the means are equivalent within the margin, `changes` if they differ by more, else `not decided`.
 
     A cell without an interval decides nothing.
 
@@ -201,13 +201,13 @@ def verdicts(
 
 
 def further_repeats(a: LogSamples, b: LogSamples, margin_pct: float, comparisons: float | FloatArray = 1) -> FloatArray:
-    """Least number of further repeats of both cells that would decide, if means and variances stay as observed.
+    """Minimum number of further repeats of both cells that would decide, if means and variances stay as observed.
 
-    0 where they decide already; NaN where nothing is known of the variance, or where MOST_FURTHER_REPEATS would not
-    do (a ratio close to the margin itself). A mean moves as repeats are added, so the plan can fall short.
+    The number is 0 if they decide already. It is NaN if the variance is unknown, or if MOST_FURTHER_REPEATS are not
+    enough (the ratio is close to the margin). Means move as repeats are added, so the number may not be enough.
 
-    Means 1.5 % apart with a standard deviation of 0.5 % are within 2 % from 7 repeats on, for then half of the interval
-    is 1.782 * 0.5 % * sqrt(2/7), which is 0.48 %; those 2 % apart never are:
+    Means 1.5 % apart with a standard deviation of 0.5 % are within 2 % from 7 repeats on: half of the interval is then
+    1.782 * 0.5 % * sqrt(2/7), which is 0.48 %. Means 2 % apart never are:
 
     >>> a = LogSamples(np.full(3, 3.0), np.log([101.0, 101.5, 102.0]), np.full(3, 0.005**2))
     >>> further_repeats(a, LogSamples(a.n, np.log([100.0] * 3), a.variance), 2.0).tolist()
@@ -229,7 +229,7 @@ def further_repeats(a: LogSamples, b: LogSamples, margin_pct: float, comparisons
 
 
 def number_text(value: float) -> str:
-    """A number with four significant digits, or without decimals if it has more before the point.
+    """A number with four significant digits, or without decimals if more digits precede the point.
 
     >>> number_text(2.9541), number_text(11976.6), number_text(0.98765)
     ('2.954', '11,977', '0.9877')

@@ -1,4 +1,4 @@
-"""What the commands that make tables out of the cells table share."""
+"""What all commands share that make tables from the cells table."""
 
 import argparse
 import sys
@@ -13,15 +13,15 @@ from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
-# Where a table goes, the name of its schema, and the table.
+# The file of a table, the name of its schema, and the table.
 Output = tuple[Path, str, pd.DataFrame]
 Make = Callable[[argparse.Namespace, Study, pd.DataFrame], Iterable[Output]]
 
 
 def table_parser(module: str, description: str, table: str | None = None) -> argparse.ArgumentParser:
-    """Options that all these commands have: the study, its cells table, and the table to write.
+    """Options of all these commands: the study, its cells table, and the table to write.
 
-    `table` is the name of that table, if it is another than that of the module.
+    `table` is the name of that table, if it differs from the module's name.
     """
     table = table or module
     parser = argparse.ArgumentParser(
@@ -36,9 +36,9 @@ def table_parser(module: str, description: str, table: str | None = None) -> arg
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None, make: Make, simulated: bool = False) -> int:
-    """Read the study and its cells, make the tables and write them; 2 with one message if an input is bad.
+    """Read the study and its cells, make the tables and write them; return 2 after one message if an input is bad.
 
-    Cells on pretended GPUs are read only where `simulated` says so: nothing is concluded from them.
+    Cells on simulated GPUs are read only if `simulated` is set, because nothing may be concluded from them.
     """
     args = parser.parse_args(argv)
     try:

@@ -54,7 +54,7 @@ A value that is not known is null, never zero. `source` says what kind of number
 
 
 def documentation() -> str:
-    """docs/tables.md."""
+    """The text of docs/tables.md."""
     return "\n".join([HEAD, *map(_section, DOCUMENTED)])
 
 
@@ -70,7 +70,7 @@ def _section(schema: pa.DataFrameSchema) -> str:
 
 
 def _type(column: pa.Column) -> str:
-    """The type's name for readers; a knob's column has the type of what the study sets.
+    """The type's name for readers; a knob's column has the type of the values that the study sets.
 
     >>> _type(cells.SCHEMA.columns["output_tokens_per_s"]), _type(cells.SCHEMA.columns[KNOBS])
     ('float', 'as set')

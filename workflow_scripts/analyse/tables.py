@@ -1,6 +1,6 @@
-"""Tables of a study: how they are written and read, and the schemas that they are held to.
+"""Tables of a study: how they are written and read, and the schemas with which they are checked.
 
-A module that makes a table enters its schema here with `table_schema`: its columns with types and meanings.
+A module that makes a table registers its schema here with `table_schema`: its columns with types and meanings.
 `workflow_scripts.analyse.table_docs` writes docs/tables.md from them.
 """
 
@@ -24,7 +24,7 @@ TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}
 
 
 class TableError(ValueError):
-    """A table that is missing, is not Parquet, or does not hold what its schema says."""
+    """A table is missing, is not Parquet, or does not fit its schema."""
 
 
 def columns(names: str | Iterable[str], kind: str, meaning: str) -> dict[str, pa.Column]:
@@ -40,13 +40,13 @@ def columns(names: str | Iterable[str], kind: str, meaning: str) -> dict[str, pa
 def table_schema(
     table: str, about: str, *parts: Mapping[str, pa.Column], notes: str = "", knobs: bool = False
 ) -> pa.DataFrameSchema:
-    """Enter the schema of a table: its columns in order, and no others.
+    """Register the schema of a table: its columns in order, and no others.
 
     Args:
         table: name of the table and of its file.
         about: what a row is, in Markdown.
         parts: columns, as `columns` makes them.
-        notes: what stands below the columns in the documentation, in Markdown.
+        notes: text below the columns in the documentation, in Markdown.
         knobs: whether columns `knob_*` of any type may follow.
     """
     schema = {name: column for part in parts for name, column in part.items()}
@@ -65,15 +65,15 @@ def table_schema(
 
 
 def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> None:
-    """Write a table as Parquet to `path` and as CSV beside it, each whole or not at all.
+    """Write a table as Parquet to `path` and as CSV beside it; each file is written completely or not at all.
 
     Args:
-        frame: the rows; columns of another type than the schema's are converted where no value is lost.
+        frame: the rows; columns of another type than the schema's are converted if no value is lost.
         path: a file with the suffix .parquet.
         table: name of the schema; the file's name without its suffix if None.
 
     Raises:
-        TableError: the frame does not hold what the schema says.
+        TableError: the frame does not fit the schema.
     """
     checked = _checked(frame, table or path.stem, path)
     buffer = io.BytesIO()
@@ -83,10 +83,10 @@ def write_table(frame: pd.DataFrame, path: Path, table: str | None = None) -> No
 
 
 def read_table(path: Path, table: str | None = None) -> pd.DataFrame:
-    """Read a table that `write_table` wrote, held to its schema.
+    """Read a table that `write_table` wrote, and check it with its schema.
 
     Raises:
-        TableError: there is no such file, it is not Parquet, or it does not hold what the schema says.
+        TableError: there is no such file, it is not Parquet, or it does not fit the schema.
     """
     try:
         frame = pd.read_parquet(path)
@@ -108,7 +108,7 @@ def _checked(frame: pd.DataFrame, table: str, path: Path) -> pd.DataFrame:
 
 
 def _faults(cases: pd.DataFrame) -> str:
-    """Every fault once."""
+    """The faults in words, each only once."""
     return "; ".join(dict.fromkeys(_fault(case) for case in cases.itertuples()))
 
 

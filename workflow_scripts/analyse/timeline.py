@@ -1,6 +1,6 @@
-"""What a repeat's requests, steps and samples say of it: rates, latencies, concurrency, memory, energy.
+"""Results from a repeat's requests, steps and samples: rates, latencies, concurrency, memory, energy.
 
-All functions take a parsed table with the columns `cell_id` and `repeat` and return one row a cell and repeat.
+All functions take a parsed table with the columns `cell_id` and `repeat` and return one row per cell and repeat.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ REPEAT = ["cell_id", "repeat"]
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
     """Counts, latencies (s) and phases (s) over the requests of each repeat.
 
-    TTFT and end-to-end latency count from being queued; TPOT is the mean time of an output token after the first;
-    an answer of which all was seen at one moment has none.
+    TTFT and end-to-end latency count from being queued. TPOT is the mean time of an output token after the first; an
+    answer that arrived completely at one moment has no TPOT.
     """
     decode_s = requests["last_token_s"] - requests["first_token_s"]
     r = requests.assign(
@@ -34,7 +34,7 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
             "num_requests": groups.size(),
             "prompt_tokens": groups["prompt_tokens"].sum(),
             "output_tokens": groups["output_tokens"].sum(),
-            # An engine that does not count preemptions is not one without.
+            # No count of preemptions does not mean that there were none.
             "preemptions": groups["preemptions"].sum(min_count=1),
             "requests_with_prefix_hits": groups["found"].sum(min_count=1),
             "prefill_s_mean": groups["prefill_s"].mean(),
@@ -51,7 +51,7 @@ def _quantiles(groups: Any, column: str, percents: tuple[int, ...]) -> dict[str,
 
 
 def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
-    """Peak and time-weighted mean of the sequences that run at once, from the requests' own times."""
+    """Peak and time-weighted mean of the sequences that run at once, from the times of the requests."""
     r = requests.dropna(subset=["scheduled_s", "last_token_s"])
     events = pd.concat(
         [
@@ -75,7 +75,7 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
 def tokens_held(requests: pd.DataFrame) -> pd.Series:
     """Tokens that live requests hold in the KV cache, mean over the time in which any runs (`formulas.token_seconds`).
 
-    A prefix that several share counts for each of them.
+    A prefix shared by several requests counts for each of them.
     """
     r = requests.dropna(subset=["scheduled_s", "first_token_s", "last_token_s"])
     prefill_s = (r["first_token_s"] - r["scheduled_s"]).to_numpy(dtype=float)
@@ -87,16 +87,16 @@ def tokens_held(requests: pd.DataFrame) -> pd.Series:
 
 
 def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
-    """Output tokens/s while the engine is full; null where the workload never fills it.
+    """Output tokens/s while the engine is full; null if the workload never fills it.
 
     The window is that of ML.ENERGY: from the first token of the S-th request to the completion after which fewer
-    than S requests remain, with S the sequences allowed at once (`allowed`, by cell_id). Within it a request counts
-    with the tokens of its decode that fall inside, taken as evenly spaced.
+    than S requests remain. S is the number of sequences allowed at once (`allowed`, by cell_id). A request counts with
+    the decode tokens that fall inside the window, assumed to be evenly spaced.
     """
     r = requests.assign(allowed=requests["cell_id"].map(allowed))
     r = r[r["first_token_s"].notna() & r["last_token_s"].notna()]
     count = r.groupby(REPEAT)["request_id"].transform("size")
-    r = r[count >= 2 * r["allowed"]]  # shorter, and the window is empty or all ramp
+    r = r[count >= 2 * r["allowed"]]  # with fewer requests the window is empty or consists only of ramps
     if r.empty:
         return pd.Series(dtype=float, name="steady_output_tokens_per_s")
     first_rank = r.groupby(REPEAT)["first_token_s"].rank(method="first")
@@ -111,7 +111,7 @@ def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
 
 
 def tokens_inside(requests: pd.DataFrame, start_s: Any, end_s: Any) -> pd.Series:
-    """Output tokens of each request between two times, with its tokens after the first taken as evenly spaced."""
+    """Output tokens of each request between two times; tokens after the first are assumed to be evenly spaced."""
     decode_s = (requests["last_token_s"] - requests["first_token_s"]).astype(float)
     inside_s = np.minimum(end_s, requests["last_token_s"]) - np.maximum(start_s, requests["first_token_s"])
     share = (inside_s.clip(lower=0) / decode_s.where(decode_s > 0)).fillna(0.0)
@@ -123,8 +123,8 @@ def tokens_inside(requests: pd.DataFrame, start_s: Any, end_s: Any) -> pd.Series
 def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     """Peaks of the scheduler's queues, and KV use as peak and mean over time.
 
-    A step lasts from the end of the one before to its own. The first one, which reads prompts, lasts from `began_s`,
-    when the first request of the repeat was scheduled; where that is not known it counts for no time.
+    A step lasts from the end of the previous step to its own end. The first step, which reads prompts, begins at
+    `began_s`, when the first request of the repeat was scheduled; if that is not known, it has no duration.
     """
     s = steps.sort_values([*REPEAT, "time_s"], kind="stable").join(began_s.rename("began_s"), on=REPEAT)
     before_s = s.groupby(REPEAT)["time_s"].shift().fillna(s["began_s"])
@@ -152,16 +152,16 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
 
 
 def running_told(steps: pd.DataFrame) -> pd.DataFrame:
-    """Peak and mean of the sequences that run at once, as servers tell it now and then."""
+    """Peak and mean of the sequences that run at once, from what servers report from time to time."""
     groups = steps[steps["running"].notna()].groupby(REPEAT)["running"]
     return pd.DataFrame({"running_peak": groups.max().astype(float), "running_mean": groups.mean()})
 
 
 def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:
-    """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two.
+    """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two samples.
 
-    Energy is the growth of the device's counter; where it has none, power by trapezoid over the samples. `sampled_s`
-    is the time between the first and the last sample that tell it.
+    Energy is the growth of the device's counter, or without a counter power integrated over the samples with the
+    trapezoid rule. `sampled_s` is the time between the first and the last sample that have it.
     """
     t = trace.sort_values([*REPEAT, "time_s"], kind="stable")
     t = t.assign(

@@ -1,4 +1,4 @@
-"""What the requests of each repeat come to: sums that a model's sizes turn into bytes and operations."""
+"""Sums over the requests of each repeat, from which a model's sizes give bytes and operations."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tok
 def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
     """The repeats among `cells` that ended ok and whose requests are known, with the sums of `request_sums`.
 
-    `steps` is the number of the scheduler's steps, null where the engine does not tell them. `parsed` holds a folder
+    `steps` is the number of the scheduler's steps, null if the engine does not report them. `parsed` holds a folder
     for each GPU.
     """
     ok = cells[(cells["outcome"] == "ok") & cells["repeat"].notna()]
@@ -34,24 +34,24 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
 
 
 def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
-    """Sums over the requests of each repeat, one row a cell and repeat.
+    """Sums over the requests of each repeat, one row per cell and repeat.
 
-    requests                 how many
+    requests                 number of requests
     prompt_tokens, output_tokens, output_tokens_longest
-    decode_tokens            output tokens after each request's first: one decode step of one sequence each
+    decode_tokens            output tokens after each request's first: each is one decode step of one sequence
     computed_prompt_tokens   prompt tokens not found in the prefix cache
-    prefill_attended_tokens, decode_attended_tokens   pairs of a token and one that it looks at
+    prefill_attended_tokens, decode_attended_tokens   pairs of a token and a token that it attends to
     kv_tokens_read           cached tokens that decode steps read
-    kv_tokens_shared         those of them that may lie in a prefix that other sequences read in the same step
-    block_steps              blocks held, added up over the steps that give output tokens; 0 without blocks
+    kv_tokens_shared         those of them that may be in a prefix that other sequences read in the same step
+    block_steps              blocks held, summed over the steps that give output tokens; 0 without blocks
 
     Args:
         requests: the columns `REQUEST_COLUMNS`.
-        block_size: tokens a KV block by cell_id, null where the engine has no blocks.
+        block_size: tokens per KV block by cell_id, null if the engine has no blocks.
     """
     keys = [requests["cell_id"], requests["repeat"]]
     cached = requests["cached_prompt_tokens"].fillna(0)
-    # A request whose prompt made the entries that others found holds the same blocks, without a hit of its own.
+    # A request whose prompt created the entries that others found holds the same blocks, without a hit of its own.
     longest_hit = cached.groupby(keys).transform("max")
     p, o, c, hit = (
         numbers(column) for column in (requests["prompt_tokens"], requests["output_tokens"], cached, longest_hit)
@@ -79,9 +79,9 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
 
 
 def step_counts(steps: Path) -> pd.Series:
-    """Steps of each cell and repeat in a parsed table; read as codes, since it may have millions of rows.
+    """Steps of each cell and repeat in a parsed table; read as codes, because it may have millions of rows.
 
-    A row without a count of tokens is a look at a server's queues and no step.
+    A row without a count of tokens is not a step but a reading of a server's queues.
     """
     counted = "generation_tokens"
     table = pq.read_table(steps, columns=[*REPEAT, counted], read_dictionary=["cell_id"]).unify_dictionaries()
