@@ -90,43 +90,42 @@ _CELL = (
 
 SCHEMA = table_schema(
     "capacity",
-    "KV capacity as it was predicted before the cell was measured, beside what the engine had: one row per cell of "
-    "vLLM and of HuggingFace's continuous batching, and one row per published number of blocks of the claims that the "
-    "study names. `source` says what the "
-    "`observed_*` columns are (`measured`, `measured elsewhere` or `published`); `predicted_*` columns are "
-    "predicted in every row. [capacity.md](capacity.md) says how.",
+    "KV capacity predicted before the cell was measured, beside what the engine had: one row per cell of vLLM and of "
+    "HuggingFace's continuous batching, and one row per published number of blocks in the claims that the study names. "
+    "`source` says what the `observed_*` columns are (`measured`, `measured elsewhere` or `published`); `predicted_*` "
+    "columns are predicted in every row. [capacity.md](capacity.md) describes the method.",
     columns(
         "study source cell_id gpu engine model workload knobs outcome",
         TEXT,
-        "as in `cells`; of a published row as it was published, with `cell_id` `published/TABLE/ROW`",
+        "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
     ),
     columns(
         "engine_version predicted_for_version",
         TEXT,
-        "the version that ran, and vLLM's version that was predicted",
+        "the engine version that ran, and the vLLM version that the prediction is for",
     ),
     columns(
         "dtype predicted_dtype",
         TEXT,
-        "the type that the model was computed in, and the one that was predicted",
+        "the type in which the model was computed, and the predicted type",
     ),
     columns("predicted_infeasible", TEXT, "why the engine would refuse the cell; null if it would not"),
     columns("predicted_unknown", TEXT, "why there is no prediction; null if there is one"),
-    columns("gpu_memory_utilization", NUMBER, "share of the memory; null where the size of the cache is given"),
+    columns("gpu_memory_utilization", NUMBER, "share of the memory; null if the size of the cache is given"),
     columns("predicted_block_size", NUMBER, "tokens per block"),
     columns("bytes_per_token bytes_per_block", NUMBER, "in the KV cache of one device, by formula"),
     columns(
         "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
         NUMBER,
-        "memory of the device, the engine's share of it, and what libraries take",
+        "memory of the device, the engine's share of it, and what libraries use",
     ),
     columns(
         [f"predicted_{term}" for term in COMPARED],
         NUMBER,
-        "terms of the prediction; activation includes the graphs that come off the budget, as engines print it",
+        "terms of the prediction; activation includes graphs that are subtracted from the budget, as engines print it",
     ),
     columns("predicted_overhead_bytes", NUMBER, "weights, activation, graphs and libraries together"),
-    columns([*_PRINTED_GIB, *_OBSERVED], NUMBER, "the same terms as the engine printed them"),
+    columns([*_PRINTED_GIB, *_OBSERVED], NUMBER, "the same terms, as the engine printed them"),
     columns(
         [f"{term}_error_pct" for term in COMPARED],
         NUMBER,
@@ -135,20 +134,20 @@ SCHEMA = table_schema(
     columns(
         "recomputed_kv_cache_tokens",
         NUMBER,
-        "tokens counted from the KV memory that the log names; null for pipelines, where ranks differ",
+        "tokens computed from the KV memory in the log; null for pipelines, because their ranks differ",
     ),
-    columns("recomputed_error_pct", NUMBER, "the same in per cent above the engine's own number"),
-    columns("consistent", FLAG, "whether the two agree to 0.5 %, and to what the log's rounding to 0.01 GiB hides"),
+    columns("recomputed_error_pct", NUMBER, "how far this is above the engine's own number, in per cent"),
+    columns("consistent", FLAG, "whether the two agree within 0.5 % plus the effect of the log's rounding to 0.01 GiB"),
     columns(
         "implied_memory_bytes implied_overhead_bytes",
         NUMBER,
-        "device memory and overhead that the blocks at several utilizations imply, all else being equal",
+        "device memory and overhead implied by the blocks at several utilizations, with all else equal",
     ),
     columns(
         "explanation",
         TEXT,
-        "where prediction and engine differ (tokens by more than 5 %, block size, feasibility, the log within "
-        "itself), in which term; null where they agree",
+        "how prediction and engine differ (tokens by more than 5 %, block size, feasibility, or contradictions within "
+        "the log), and in which term; null if they agree",
     ),
 )
 

@@ -45,19 +45,19 @@ SCHEMA = table_schema(
     columns("sweeps", TEXT, "names of the sweeps that hold the cell, comma-separated"),
     columns("gpu engine model workload", TEXT, "names in the catalogues and the study"),
     columns("knobs", TEXT, "slug of what the study sets"),
-    columns("max_concurrency_allowed", INTEGER, "maximum number of sequences that the knobs let run at once"),
+    columns("max_concurrency_allowed", INTEGER, "maximum number of sequences that may run at once with these knobs"),
     columns("outcome", TEXT, "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
-    columns("reason", TEXT, "why not `ok`, in the engine's words where it has any"),
+    columns("reason", TEXT, "why not `ok`, in the engine's words if it gave any"),
     columns(
         "comparable",
         FLAG,
-        "false where the cell was measured under another definition (protocol version, workload, repeats) than "
-        "the study's: shown, and kept out of comparisons",
+        "false if the cell was measured with another definition (protocol version, workload, repeats) than the "
+        "study's: it is shown but not compared",
     ),
     columns("repeat", INTEGER, "timed pass, from 0"),
     columns("num_requests", INTEGER, "requests served in the repeat"),
     columns("prompt_tokens output_tokens", INTEGER, "tokens of all requests of the repeat, as the engine counted them"),
-    columns("wall_s", NUMBER, "from handing in the first request to the end of the last"),
+    columns("wall_s", NUMBER, "from submitting the first request to the end of the last"),
     columns(
         "output_tokens_per_s total_tokens_per_s requests_per_s",
         NUMBER,
@@ -66,8 +66,8 @@ SCHEMA = table_schema(
     columns(
         "steady_output_tokens_per_s",
         NUMBER,
-        "output rate between the moment when the allowed number of sequences has its first token and the moment "
-        "when fewer requests than that remain; null when the workload never fills the engine",
+        "output rate from the moment when the allowed number of sequences have their first token until fewer requests "
+        "than that remain; null if the workload never fills the engine",
     ),
     columns("ttft_s_p50 ttft_s_p90 ttft_s_p99", NUMBER, "time from being queued to the first token"),
     columns("tpot_s_p50 tpot_s_p99", NUMBER, "mean time per output token after the first, per request"),
@@ -75,7 +75,7 @@ SCHEMA = table_schema(
     columns(
         "prefill_s_mean decode_s_mean",
         NUMBER,
-        "mean over requests of scheduled to first token, first to last token",
+        "mean over requests of the times from scheduled to first token, and from first to last token",
     ),
     columns("running_peak running_mean", NUMBER, "sequences running at once: the peak, and the mean over time"),
     columns("waiting_peak", INTEGER, "requests waiting at once"),
@@ -84,55 +84,55 @@ SCHEMA = table_schema(
     columns(
         "draft_tokens accepted_draft_tokens",
         NUMBER,
-        "tokens drafted by speculative decoding, and those of them that were accepted; null without it, but 0 are "
-        "drafted where the study sets `num_speculative_tokens` to 0",
+        "tokens drafted by speculative decoding, and how many of them were accepted; null without it, but "
+        "`draft_tokens` is 0 if the study sets `num_speculative_tokens` to 0",
     ),
     columns("draft_acceptance_rate", NUMBER, "accepted over drafted tokens, 0 to 1"),
     columns(
         "tokens_per_draft_mean",
         NUMBER,
-        "tokens that a sequence got in a step in which tokens were drafted for it: the accepted ones and one more",
+        "tokens per sequence and step with a draft: the accepted tokens plus one",
     ),
     columns("prefix_cache_queries prefix_cache_hits", NUMBER, "tokens looked up in and found in the prefix cache"),
     columns("prefix_cache_hit_rate", NUMBER, "hits over queries, in tokens, 0 to 1"),
     columns(
         "prefix_cache_hit_rate_predicted",
         NUMBER,
-        "predicted: share of the prompt tokens that lie in whole blocks which an earlier request began with too; "
-        "null where the cache is off or the study does not say what prompts share",
+        "predicted: share of the prompt tokens in whole blocks with which an earlier request began too; null if the "
+        "cache is off or the study does not say what prompts share",
     ),
     columns(
         "prefix_cache_saved_pct",
         NUMBER,
-        "hits over all tokens, of prompts and outputs, in per cent: what was not computed",
+        "hits over all prompt and output tokens, in per cent: the share that was not computed",
     ),
-    columns("requests_with_prefix_hits", INTEGER, "requests that found any of their prompt in the cache"),
+    columns("requests_with_prefix_hits", INTEGER, "requests that found a part of their prompt in the cache"),
     columns(
         "estimated_read_bytes estimated_write_bytes estimated_flops",
         NUMBER,
-        "the engine's own estimate of the work of the repeat, per device",
+        "the engine's own estimate of the repeat's work, per device",
     ),
     columns(
         "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
         NUMBER,
-        "what took effect: tokens per block, blocks, tokens in the cache, requests of full length that fit",
+        "effective values: tokens per block, blocks, tokens in the cache, requests of full length that fit",
     ),
     columns(
         "max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective",
         INTEGER,
-        "what took effect",
+        "effective values",
     ),
     columns("attention_backend", TEXT, "as the engine named it"),
     columns(
         "not_as_asked",
         TEXT,
-        "settings that the engine replaced without a refusal, and by what: `attention_backend CPU_ATTN, not "
-        "FLASH_ATTN`; null where all that it tells is as the study asks",
+        "settings that the engine silently replaced, and their replacement: `attention_backend CPU_ATTN, not "
+        "FLASH_ATTN`; null if all settings that it reports are as the study asks",
     ),
     columns(
         "effective",
         TEXT,
-        "all settings that the engine says took effect, a JSON object; true and false are 1 and 0",
+        "all settings that the engine reports as effective, a JSON object; true and false are 1 and 0",
     ),
     columns(
         "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
@@ -142,39 +142,39 @@ SCHEMA = table_schema(
     columns(
         "memory_used_bytes_max memory_used_bytes_mean",
         NUMBER,
-        "from the device trace in the repeat, of the first GPU where a cell has several (a CPU: resident memory of "
-        "the engine's processes)",
+        "from the device trace during the repeat; if a cell has several GPUs, of the first one (on a CPU: resident "
+        "memory of the engine's processes)",
     ),
-    columns("utilization_pct_mean", NUMBER, "from the trace, in per cent of the device (of a CPU: of its cores)"),
+    columns("utilization_pct_mean", NUMBER, "from the trace, in per cent of the device (on a CPU: of its cores)"),
     columns(
         "power_w_mean energy_j",
         NUMBER,
-        "of the trace, of all GPUs of the cell together; energy from the counter, else by trapezoid over the "
-        "power samples, both scaled from the time between the first and the last sample to the whole repeat; null "
-        "where the samples cover less than 80 % of it",
+        "from the trace, for all GPUs of the cell together; energy is from the counter, otherwise from the power "
+        "samples with the trapezoid rule. Both are scaled from the time between the first and the last sample to the "
+        "whole repeat; null if the samples cover less than 80 % of it",
     ),
     columns("energy_j_per_output_token", NUMBER, "`energy_j / output_tokens`"),
     columns("trace_gap_s_max", NUMBER, "longest time between two samples in the repeat"),
-    columns("throttle_reasons", TEXT, "reasons seen in the repeat on any GPU of the cell, comma-separated"),
+    columns("throttle_reasons", TEXT, "reasons reported during the repeat on any GPU of the cell, comma-separated"),
     columns(
         "kv_tokens_live_mean",
         NUMBER,
-        "tokens that live requests held in the cache, mean over time: as the engine tells at each step, else from "
-        "the times of the requests, where a shared prefix counts for each that begins with it",
+        "tokens that live requests held in the cache, mean over time: as the engine reports at each step, otherwise "
+        "from the requests' times, and then a shared prefix counts for each request that begins with it",
     ),
-    columns("kv_slots_reserved_mean", NUMBER, "token slots set aside for them, mean over time"),
+    columns("kv_slots_reserved_mean", NUMBER, "token slots reserved for these requests, mean over time"),
     columns(
         "kv_bytes_used_mean",
         NUMBER,
-        "`kv_tokens_live_mean` in bytes of keys and values on all devices together, by the model's shape and the "
-        "type of the cache; with those of a draft model, and with the copies that tensor ranks keep where they "
-        "are more than the KV heads",
+        "`kv_tokens_live_mean` in bytes of keys and values on all devices together, from the model's shape and the "
+        "type of the cache; includes a draft model, and the copies that tensor ranks keep if there are more ranks "
+        "than KV heads",
     ),
     columns(
         "kv_bytes_reserved_mean kv_bytes_reserved_peak",
         NUMBER,
-        "bytes set aside for keys and values: a cache that is allocated for each batch, at each step; a pool of "
-        "blocks, all of it from the start to the end; counted as `kv_bytes_used_mean` is",
+        "bytes reserved for keys and values: for a cache allocated per batch, at each step; for a pool of blocks, the "
+        "whole pool all the time; counted like `kv_bytes_used_mean`",
     ),
     columns(
         "torch_memory_bytes_max",
@@ -184,27 +184,27 @@ SCHEMA = table_schema(
     columns(
         "process_memory_growth_bytes_max",
         NUMBER,
-        "on a CPU: the highest resident memory of the engine's processes in the repeat, less what was there "
-        "before the engine started",
+        "on a CPU: the highest resident memory of the engine's processes in the repeat, minus the memory before the "
+        "engine started",
     ),
     columns(
         "cpu_steal_pct cpu_others_pct",
         NUMBER,
-        "CPU taken by the hypervisor, and by other processes, in per cent of all cores",
+        "CPU time used by the hypervisor, and by other processes, in per cent of all cores",
     ),
     columns("start_s warmup_s measure_s", NUMBER, "time the harness spent in the cell's phases"),
-    columns("warmup_requests warmup_passes", INTEGER, "requests in a pass of the warm-up, and passes"),
+    columns("warmup_requests warmup_passes", INTEGER, "requests per pass of the warm-up, and number of passes"),
     columns("warmup_steady", FLAG, "whether the last two passes took equally long, within 5 %"),
     columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
     columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
     columns(
         "processor",
         TEXT,
-        "of a CPU device: name, vendor, family, model and those of its instruction sets that decide how fast a model "
-        "runs; cells of different processors are not compared",
+        "for a CPU device: name, vendor, family, model and the instruction sets that decide how fast a model runs; "
+        "cells of different processors are not compared",
     ),
-    columns("dtype", TEXT, "type that the model was computed in, as the engine tells; what `native` came to"),
-    columns("source", TEXT, "`measured`, `measured elsewhere` for reference data, or `simulated` for a pretended GPU"),
+    columns("dtype", TEXT, "type in which the model was computed, as the engine reports; what `native` resolved to"),
+    columns("source", TEXT, "`measured`, `measured elsewhere` for reference data, or `simulated` for a simulated GPU"),
     knobs=True,
 )
 

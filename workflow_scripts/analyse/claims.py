@@ -35,11 +35,10 @@ MOST_IDS = 20
 
 SCHEMA = table_schema(
     "claims",
-    "Each published claim that the study names, with a verdict, the evidence for it, and what was seen in this "
-    "study. One row per claim; a study that names none has no such table. "
-    "[claims.md](claims.md) says how verdicts come about. Lists are separated by "
-    "semicolons.",
-    columns("study", TEXT, "name of the study whose tables were looked at"),
+    "The published claims that the study names, with verdicts, the evidence for them, and what was observed in this "
+    "study. One row per claim; a study that names no claims has no such table. [claims.md](claims.md) explains the "
+    "verdicts. Lists are separated by semicolons.",
+    columns("study", TEXT, "name of the study whose tables were used"),
     columns("claim_id claim", TEXT, "the claim, in our words"),
     columns("published_by", TEXT, "who published it, by the labels in `config/published/README.md`"),
     columns("quantity published_value", TEXT, "names of its numbers, and the numbers as published"),
@@ -47,28 +46,28 @@ SCHEMA = table_schema(
     columns(
         "scope",
         TEXT,
-        "what the verdict holds for: devices, models, workloads or a formula of the evidence that decides; null "
-        "without a verdict",
+        "what the verdict holds for: devices, models, workloads or a formula of the deciding evidence; null without "
+        "a verdict",
     ),
     columns(
         "evidence",
         TEXT,
-        "sentences with numbers, each behind the label of its source: `[measured here]`, `[computed from a "
-        "formula]`, `[published]`, or the source of rows measured elsewhere; what decides comes first",
+        "sentences with numbers, each after the label of its source: `[measured here]`, `[computed from a "
+        "formula]`, `[published]`, or the source of rows measured elsewhere; deciding evidence comes first",
     ),
     columns("evidence_sources", TEXT, "these labels"),
     columns(
         "seen_here",
         TEXT,
-        "the same of what was measured on other devices or models than the claim is about; it decides nothing",
+        "the same for measurements on other devices or models than those of the claim; they decide nothing",
     ),
-    columns("would_test", TEXT, "the command, study or argument that would give a verdict; null where there is one"),
+    columns("would_test", TEXT, "the command, study or argument that would give a verdict; null if there is a verdict"),
     columns(
         "evidence_ids",
         TEXT,
-        "cells (of many, the first 20), tables, files and formulas of the evidence that is written out",
+        "cells (at most the first 20), tables, files and formulas of the evidence that is written out",
     ),
-    columns("source", TEXT, "`published`: where the claim is from"),
+    columns("source", TEXT, "`published`: the kind of source of the claim"),
 )
 
 

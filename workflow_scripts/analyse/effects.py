@@ -54,17 +54,17 @@ MODEL = "model"
 
 SCHEMA = table_schema(
     "effects",
-    "What each knob does to `output_tokens_per_s`: cells that differ in one knob alone, or in the model alone, "
-    "which may have weights of other types or be another model altogether. A cell where the study leaves the knob "
-    "to the engine is no value of it. A value is compared with the baseline, the smallest value or `false` "
-    "(`comparison` is `pair`); then all values of the group together (`overall`): the faster, in `value`, and the "
-    "slower, in `baseline`, of the two that are furthest apart (of those that show a change, if any do), with an "
-    "interval and a verdict that hold over all pairs of values.",
-    columns("study source gpu engine model workload", TEXT, "what the cells share; of several models that of `value`"),
+    "The effect of each knob on `output_tokens_per_s`, from cells that differ only in one knob or only in the model. "
+    "The models may be different ones, or the same with weights of other types. A cell for which the study leaves the "
+    "knob to the engine is not compared. Rows with `comparison` `pair` compare one value with the baseline, which is "
+    "the smallest value or `false`. Rows with `overall` compare all values of the group: they show the two values that "
+    "are furthest apart (among the pairs that show a change, if any), the faster in `value` and the slower in "
+    "`baseline`, with an interval and a verdict that hold over all pairs of values.",
+    columns("study source gpu engine model workload", TEXT, "what the cells share; if models differ, that of `value`"),
     columns("held", TEXT, "the other knobs that the study sets, e.g. `block_size=32, enforce_eager=true`"),
     columns("knob", TEXT, "the knob that differs, or `model`"),
     columns("comparison", TEXT, "`pair` or `overall`"),
-    columns("value baseline", TEXT, "the knob's values that are compared"),
+    columns("value baseline", TEXT, "the compared values of the knob"),
     columns("values", TEXT, "all values of the group, in order"),
     columns("cell_id baseline_cell_id", TEXT, "the cells of `value` and `baseline`"),
     columns("repeats baseline_repeats", INTEGER, "repeats that count"),
@@ -78,8 +78,8 @@ SCHEMA = table_schema(
     columns(
         "repeats_needed",
         INTEGER,
-        "further repeats of each cell that would decide, if means and variances stay; 0 if decided; null if not "
-        "known or more than 100",
+        "further repeats of each cell that would decide, if means and variances stay the same; 0 if decided; null if "
+        "not known or more than 100",
     ),
     columns(
         "took_effect",
@@ -90,9 +90,9 @@ SCHEMA = table_schema(
     columns(
         "moved_with_it",
         TEXT,
-        "settings other than the knob that took other values in these cells, from `baseline` to `value` (`overall`: in "
-        "the order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: the verdict is not on the knob alone. "
-        "Null where there are none, or a cell does not tell its settings",
+        "other settings than the knob that differ between these cells, from `baseline` to `value` (`overall`: in the "
+        "order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: then the verdict is not only about the knob. "
+        "Null if there are none, or if a cell does not report its settings",
     ),
     columns(
         "bound_by",
@@ -109,10 +109,10 @@ SCHEMA = table_schema(
         "`kv_cache_tokens` for `gpu_memory_utilization`, `cpu_kv_cache_gib` and `kv_cache_dtype`; "
         "`num_gpu_blocks` for `num_blocks`; `prefix_cache_hits` for `enable_prefix_caching`; `draft_tokens` for "
         "`num_speculative_tokens`; `attention_backend`.\n\n"
-        "An engine chooses what a study leaves out, and may choose by the knob that is compared: vLLM's default for "
-        "`max_num_batched_tokens` depends on `max_num_seqs`. `moved_with_it` compares all that took effect "
-        "(`effective` of the cells table) but the knob itself and what follows from it by arithmetic, such as the "
-        "number of KV blocks. To compare the knob alone, set what moved in the study."
+        "An engine chooses settings that a study leaves out, and the choice may depend on the compared knob: vLLM's "
+        "default for `max_num_batched_tokens` depends on `max_num_seqs`. `moved_with_it` compares all effective "
+        "settings (`effective` of the cells table) except the knob itself and what follows from it by arithmetic, such "
+        "as the number of KV blocks. To compare only the knob, set the settings that moved in the study."
     ),
 )
 

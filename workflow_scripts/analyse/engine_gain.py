@@ -28,13 +28,13 @@ BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batch
 
 SCHEMA = table_schema(
     "engines",
-    "Every vLLM cell against every HuggingFace cell of the same device, model and workload. Two cells are "
-    "comparable if they did equal work: in every repeat the same number of requests, prompt tokens and output "
-    "tokens, without quantised weights or KV cache, drafted tokens or more than one device on either side; and if "
-    "their environments have one lock.",
+    "Every vLLM cell compared with every HuggingFace cell of the same device, model and workload. Two cells are "
+    "comparable if they did equal work and have the same lock. Equal work means the same number of requests, prompt "
+    "tokens and output tokens in every repeat, without quantised weights, quantised KV cache, drafted tokens or "
+    "several devices on either side.",
     columns("study source gpu model workload", TEXT, "what the cells share"),
     columns("vllm_knobs", TEXT, "settings of vLLM"),
-    columns("vllm_max_num_seqs", INTEGER, "maximum number of sequences that they let run at once"),
+    columns("vllm_max_num_seqs", INTEGER, "maximum number of sequences that may run at once with these settings"),
     columns("vllm_repeats", INTEGER, "repeats that count"),
     columns("vllm_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
     columns("hf_engine hf_knobs", TEXT, "engine and settings of HuggingFace"),
@@ -47,30 +47,29 @@ SCHEMA = table_schema(
     columns(
         "improvement_ratio improvement_ratio_low improvement_ratio_high",
         NUMBER,
-        "vLLM's rate over HuggingFace's, with its 95 % interval; null where not comparable",
+        "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
     ),
-    columns("explanation", TEXT, "the same in words, and what is in the ratio"),
+    columns("explanation", TEXT, "the same in words, and what the ratio includes"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
-    "The gain of each vLLM cell that batches over HuggingFace on single requests, as a product of steps: the "
-    "`total` is `static_batching` x `continuous_batching` x `engine`. The static batch is the fastest that was "
-    "measured, the single requests have the same kind of cache, and continuous batching is the fastest that was "
-    "measured. HuggingFace's continuous batching keeps its cache in pages too, so paging is part of that step and "
-    "`engine` is what is left.",
+    "The gain of each vLLM cell that batches over HuggingFace with single requests, as a product of steps: `total` = "
+    "`static_batching` x `continuous_batching` x `engine`. Static batch and continuous batching are the fastest ones "
+    "that were measured; the single requests have the same kind of cache as the static batch. HuggingFace's "
+    "continuous batching keeps its cache in pages too, so paging is part of that step, and `engine` is the rest.",
     columns("study source gpu model workload", TEXT, "what the cells share"),
     columns("vllm_knobs", TEXT, "the vLLM cell"),
     columns("vllm_max_num_seqs", INTEGER, "the vLLM cell"),
     columns("factor", TEXT, "`static_batching`, `continuous_batching`, `engine` or `total`"),
-    columns("numerator denominator", TEXT, "the two cells, `engine/knobs`; null where there is none"),
+    columns("numerator denominator", TEXT, "the two cells, `engine/knobs`; null if there is no such cell"),
     columns("comparable", FLAG, "as in `engines`"),
     columns("reason", TEXT, "as in `engines`"),
-    columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null where not comparable"),
+    columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null if not comparable"),
     columns(
         "share_pct",
         NUMBER,
-        "part of the total as logarithms, so that steps add up to 100 %; a step that loses is negative; null "
-        "where the total is not shown to be a gain",
+        "share of the total, computed with logarithms so that steps add up to 100 %; a loss is negative; null if the "
+        "total is not shown to be a gain",
     ),
     columns("explanation", TEXT, "the same in words"),
 )

@@ -30,8 +30,8 @@ WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 SCHEMA = table_schema(
     "waste",
-    "Share of the memory set aside for keys and values that held no token. One row per repeat and layout; what-if "
-    "block sizes have a row each. [fragmentation.md](fragmentation.md) says how the numbers are made.",
+    "Share of the memory reserved for keys and values that held no token. One row per repeat and layout; each what-if "
+    "block size has its own row. [fragmentation.md](fragmentation.md) says how the numbers are made.",
     columns("cell_id", TEXT, "the repeat, as in `cells`"),
     columns("repeat", INTEGER, "the repeat, as in `cells`"),
     columns(
@@ -45,17 +45,17 @@ SCHEMA = table_schema(
     columns(
         "tokens_held_mean slots_held_mean",
         NUMBER,
-        "tokens held and slots set aside, mean over time (`padded_batch`: over steps)",
+        "tokens held and slots reserved, mean over time (`padded_batch`: over steps)",
     ),
     columns("waste_pct", NUMBER, "share of the slots that held no token, in per cent"),
-    columns("wasted_slots_per_sequence", NUMBER, "slots without a token for each live sequence"),
+    columns("wasted_slots_per_sequence", NUMBER, "slots without a token, per live sequence"),
     columns("expected_wasted_slots_per_sequence", NUMBER, "`(block_size - 1) / 2`"),
-    columns("engine_slots_held_mean", NUMBER, "slots in use by the engine's own gauge, on rows of `paged`"),
+    columns("engine_slots_held_mean", NUMBER, "slots in use according to the engine's own gauge, in rows of `paged`"),
     columns(
         "computed_from",
         TEXT,
-        "`timeline`: the measured times of the requests; `lengths`: their lengths alone; `steps`: what the engine "
-        "told at each step",
+        "`timeline`: the measured times of the requests; `lengths`: only their lengths; `steps`: what the engine "
+        "reported at each step",
     ),
     columns("source", TEXT, "`measured` for the layout that the engine had, `predicted` for the others"),
 )

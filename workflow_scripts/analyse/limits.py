@@ -71,37 +71,37 @@ SCHEMA = table_schema(
     columns(
         "weights_fit_cache",
         FLAG,
-        "all weights fit in the last-level cache, so that the rate of the cache stands in for that of memory",
+        "all weights fit in the last-level cache, so that the rate of the cache replaces that of memory",
     ),
     columns(
         "read_bytes_per_s",
         NUMBER,
-        "rate at which a step's bytes can come at most: that of memory, or where the weights fit in the cache and it "
-        "was measured, that of reading as many bytes over and over",
+        "maximum rate for reading a step's bytes: that of memory, or, if the weights fit in the cache and it was "
+        "measured, that of reading the same number of bytes repeatedly",
     ),
     columns(
         "sequences_max",
         NUMBER,
         "sequences that may run at once: the smaller of the setting and the number of requests",
     ),
-    columns("steps_min", NUMBER, "fewest steps that give all output tokens"),
+    columns("steps_min", NUMBER, "minimum number of steps that give all output tokens"),
     columns("output_tokens_per_step_max", NUMBER, "output tokens over `steps_min`"),
     columns(
         "steps_bound_by",
         TEXT,
-        "why they are not fewer: `max_num_seqs`, `requests`, `longest_request` or `kv_blocks`",
+        "what prevents fewer steps: `max_num_seqs`, `requests`, `longest_request` or `kv_blocks`",
     ),
     columns(
         "prefill_memory_s prefill_arithmetic_s decode_memory_s decode_arithmetic_s",
         NUMBER,
-        "shortest time of each phase by each resource",
+        "minimum time of each phase by each resource",
     ),
     columns(
         "prefill_bound_by decode_bound_by bound_by",
         TEXT,
-        "which takes longer, in each phase and in all: `memory bandwidth`, `cache bandwidth` or `arithmetic`",
+        "the resource that takes longer, per phase and in total: `memory bandwidth`, `cache bandwidth` or `arithmetic`",
     ),
-    columns("wall_s_min", NUMBER, "shortest time of the whole repeat"),
+    columns("wall_s_min", NUMBER, "minimum time of the whole repeat"),
     columns("output_tokens_per_s_ceiling", NUMBER, "tokens over `wall_s_min`"),
     columns(
         "output_tokens_per_s_ceiling_memory output_tokens_per_s_ceiling_arithmetic",
@@ -120,22 +120,22 @@ SCHEMA = table_schema(
         NUMBER,
         "bytes that these steps had to read and operations that they had to do, on all devices together",
     ),
-    columns("mbu mfu", NUMBER, "that over `wall_s`, as a share of the device's rate"),
+    columns("mbu mfu", NUMBER, "these over `wall_s`, as a share of the device's rate"),
     columns("engine_mbu engine_mfu", NUMBER, "the same from the engine's own estimates"),
     columns(
         "engine_read_bytes_difference engine_flops_difference",
         NUMBER,
-        "how far the engine's estimate lies above the count here, as a share of it",
+        "how far the engine's estimate is above the count here, as a share of that count",
     ),
     columns("factor", NUMBER, "measured rate over its ceiling, the higher of output and total tokens"),
     columns(
         "tolerance",
         NUMBER,
-        "how far above 1 `factor` may be; infinite where others loaded the machine while its rates were measured, "
-        "which are then too low to call anything impossible",
+        "how far above 1 `factor` may be; infinite if other processes loaded the machine while its rates were "
+        "measured, because these rates are then too low to call anything impossible",
     ),
     columns("exceeds", FLAG, "`factor` is above 1 + `tolerance`"),
-    columns("ceiling_broken", TEXT, "the rate and the ceiling that it breaks"),
+    columns("ceiling_broken", TEXT, "the rate, and the ceiling that it exceeds"),
     columns("source", TEXT, "`predicted`"),
 )
 

@@ -33,49 +33,48 @@ Rates = Mapping[tuple[str, str, str, float], float]
 
 SCHEMA = table_schema(
     "predictions",
-    "What each cell of the plan was predicted to do, beside what it did; one row per cell and quantity "
-    "(`output_tokens_per_s`, `total_tokens_per_s`, `ttft_s_p50`, `tpot_s_p50`). docs/plan.md says how predictions "
-    "are made.",
+    "Predicted and measured values of each cell of the plan; one row per cell and quantity (`output_tokens_per_s`, "
+    "`total_tokens_per_s`, `ttft_s_p50`, `tpot_s_p50`). docs/plan.md says how predictions are made.",
     columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
     columns("quantity", TEXT, "a column of the cells table"),
-    columns("predicted low high", NUMBER, "the prediction and its band; null where nothing is predicted"),
+    columns("predicted low high", NUMBER, "the prediction and its band; null if nothing is predicted"),
     columns("measured", NUMBER, "median over the repeats of a cell that ended `ok`; null if there is none"),
     columns(
         "error_pct",
         NUMBER,
-        "predicted over measured, in per cent above it; negative where the prediction is too low",
+        "how far the prediction is above the measured value, in per cent; negative if the prediction is too low",
     ),
-    columns("band_pct", NUMBER, "how far the prediction was said to be off at most"),
+    columns("band_pct", NUMBER, "maximum error that was stated for the prediction, in per cent"),
     columns(
         "flagged",
         FLAG,
-        "measured output tokens/s outside of the band, or only one of prediction and engine said that the cell is "
+        "measured output tokens/s are outside the band, or only one of prediction and engine called the cell "
         "infeasible; always false for other quantities",
     ),
     columns("why", TEXT, "the reason of a flag"),
     columns(
         "fitted",
         FLAG,
-        "whether constants of the device were fitted to this cell, so that its error says nothing of others",
+        "whether constants of the device were fitted to this cell, so that its error says nothing about others",
     ),
     columns("speed_source", TEXT, "where the device's constants are from: `calibrated`, `measured rates` or `default`"),
     columns(
         "bound_by",
         TEXT,
-        "what is predicted to keep more sequences from running at once, in the words of `effects`",
+        "what is predicted to prevent more sequences from running at once, in the words of `effects`",
     ),
     columns("running_peak_predicted running_peak_measured", NUMBER, "maximum number of sequences that run at once"),
-    columns("full_share", NUMBER, "share of the time in which as many sequences run as the settings allow, predicted"),
+    columns("full_share", NUMBER, "predicted share of the time in which as many sequences run as the settings allow"),
     columns(
         "prompts_to_fill",
         NUMBER,
-        "fewest prompts that would let so many run; null where prompts are not what is missing",
+        "minimum number of prompts for this many sequences to run; null if prompts are not what is missing",
     ),
     columns(
         "published",
         NUMBER,
-        "tokens/s that the claims named by the study have for the model, device and max-num-seqs; not said to count "
-        "prompt tokens or not",
+        "tokens/s for the model, device and max-num-seqs in the claims that the study names; the sources do not say "
+        "whether prompt tokens count",
     ),
     columns("source", TEXT, "`predicted`"),
 )

@@ -47,9 +47,9 @@ METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 SCHEMA = table_schema(
     "ratios",
     "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios "
-    "that may explain it. One row per pair of devices, setting and metric; `gpu_a` is the one that is faster by "
-    "the geometric mean over all that both measured. A ratio that is not known is null.",
-    columns("study source", TEXT, "as in `cells`; cells of different ones are never compared"),
+    "that may explain it. One row per pair of devices, setting and metric; `gpu_a` is the device that is faster by "
+    "the geometric mean over all settings that both were measured with. A ratio that is not known is null.",
+    columns("study source", TEXT, "as in `cells`; cells of different studies or sources are never compared"),
     columns("gpu_a gpu_b", TEXT, "the two devices; every ratio is of `a` over `b`"),
     columns("engine model workload knobs", TEXT, "what both were measured with"),
     columns("metric", TEXT, "`output_tokens_per_s` or `total_tokens_per_s`"),
@@ -66,39 +66,41 @@ SCHEMA = table_schema(
     columns(
         "measured_cache_ratio",
         NUMBER,
-        "of the measured rates of reading as many bytes over and over as a step reads of weights, where these fit into "
-        "the last-level caches of both; then bandwidths of memory explain nothing",
+        "of the measured rates of repeatedly reading as many bytes as a step's weights, if these fit into the "
+        "last-level caches of both; then memory bandwidths explain nothing",
     ),
     columns("kv_tokens_ratio", NUMBER, "of the tokens that the KV caches hold"),
     columns(
         "decode_share_a decode_share_b",
         NUMBER,
-        "share of the time from being scheduled to the last token that is decoding: `decode_s_mean / "
-        "(prefill_s_mean + decode_s_mean)`, mean over repeats",
+        "share of decoding in the time from being scheduled to the last token: `decode_s_mean / (prefill_s_mean + "
+        "decode_s_mean)`, mean over repeats",
     ),
-    columns("bound_by_a bound_by_b", TEXT, "what bound the sequences that ran at once, as in `effects`"),
+    columns("bound_by_a bound_by_b", TEXT, "what limited the sequences that ran at once, as in `effects`"),
     columns(
         "explanation",
         TEXT,
         "what the observed ratio supports: `bandwidth`, `flop`, `measured_bandwidth`, `measured_flop`, "
-        "`measured_cache`, `kv_capacity` (comma-separated), or `none`; null where no ratio is known",
+        "`measured_cache`, `kv_capacity` (comma-separated), or `none`; null if no ratio is known",
     ),
     columns(
         "support",
         TEXT,
-        "`inside`: those in the interval; `near`: none is, and this is the nearest, within 10 %; `none`: nothing "
-        "within 10 %",
+        "`inside`: the explanations are in the interval; `near`: none is in it, but the nearest is within 10 %; "
+        "`none`: nothing is within 10 %",
     ),
     columns("nearest", TEXT, "the nearest of the known ratios (of those in the interval, if any)"),
-    columns("nearest_difference_pct", NUMBER, "how far the observed ratio lies above the nearest, in per cent of it"),
+    columns(
+        "nearest_difference_pct", NUMBER, "how far the observed ratio is above the nearest, in per cent of the latter"
+    ),
     columns("verdict_text", TEXT, "the same in words"),
     columns(
         "cannot_show",
         TEXT,
-        "why the two cannot show that decoding follows memory bandwidth: the weights fit into their caches; null where "
-        "they do not",
+        "why the two cannot show that decoding follows memory bandwidth: the weights fit into their caches; null if "
+        "they do not fit",
     ),
-    notes=("`kv_capacity` counts as an explanation only where full KV blocks bound one of the two devices."),
+    notes=("`kv_capacity` counts as an explanation only if full KV blocks limited one of the two devices."),
 )
 PUBLISHED_COLUMNS = (
     "source",

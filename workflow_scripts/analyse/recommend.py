@@ -50,15 +50,15 @@ DEFAULT_TPOT_FACTOR = 2.0
 SCHEMA = table_schema(
     "recommendations",
     "vLLM configurations to serve with, for each device, model and workload. All requests of a workload are "
-    "handed in at once, so time to the first token holds the wait for a free place.",
-    columns("study source gpu model workload", TEXT, "where it holds"),
+    "submitted at once, so time to the first token includes the wait for a free place.",
+    columns("study source gpu model workload", TEXT, "what the recommendation holds for"),
     columns(
         "role",
         TEXT,
-        "`best_throughput`; `best_within_latency`: the highest output tokens/s of those that keep the bound, no cell "
-        "where none does; `smallest_within_margin`: the fewest sequences, then the least memory reserved, then "
-        "the smallest block, of those shown to be no slower than the best by more than the margin; `pareto`: a "
-        "row for each that no other beats in rate, `tpot_s_p50` and `ttft_s_p50`",
+        "`best_throughput`; `best_within_latency`: the highest output tokens/s among configurations that keep the "
+        "bound, no cell if none does; `smallest_within_margin`: the fewest sequences, then the least reserved memory, "
+        "then the smallest block, among those shown to be slower than the best by at most the margin; `pareto`: one "
+        "row per configuration that no other beats in rate, `tpot_s_p50` and `ttft_s_p50`",
     ),
     columns("cell_id knobs", TEXT, "the configuration"),
     columns("repeats", INTEGER, "repeats that count"),
@@ -72,18 +72,17 @@ SCHEMA = table_schema(
     columns(
         "latency_bound",
         TEXT,
-        "the bound of `best_within_latency`; without one on the command line, `tpot_s_p99` at most twice the "
-        "lowest `tpot_s_p50`",
+        "the bound of `best_within_latency`; if the command line sets none, `tpot_s_p99` at most twice the lowest "
+        "`tpot_s_p50`",
     ),
     columns("margin_pct", NUMBER, "the margin of `smallest_within_margin`"),
     columns(
         "ties",
         TEXT,
-        "knobs of the configurations that are not shown to be slower, comma-separated; the winner is not ranked "
-        "above them",
+        "knobs of the configurations that are not shown to be slower, comma-separated; they rank equal to the winner",
     ),
     columns("explanation", TEXT, "the same in words"),
-    columns("command", TEXT, "`vllm serve` with the configuration; null for a model that is not the study's"),
+    columns("command", TEXT, "`vllm serve` with the configuration; null for a model that the study does not have"),
     columns("config_yaml", TEXT, "the same as a file for `vllm serve --config`"),
 )
 

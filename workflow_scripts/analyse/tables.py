@@ -55,7 +55,7 @@ def table_schema(
             nullable=True,
             regex=True,
             required=False,
-            description="one column per knob that any cell of the study sets, e.g. `knob_block_size`; null where a cell"
+            description="one column per knob that any cell of the study sets, e.g. `knob_block_size`; null if a cell"
             " does not set it",
         )
     TABLE_SCHEMAS[table] = pa.DataFrameSchema(
