@@ -1,7 +1,7 @@
 """What all tests share: `@pytest.mark.needs_tool("chromium")`.
 
-A test so marked is skipped where one of the named commands is missing. With KVSWEEP_REQUIRE_TOOLS set,
-as .ci/run sets it, nothing may be skipped at all: every skip, of a test or of a whole module, is a failure.
+A test with this mark is skipped if one of the named commands is missing. With KVSWEEP_REQUIRE_TOOLS set,
+as .ci/run sets it, nothing may be skipped: every skip, of a test or of a whole module, is a failure.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Pretended GPUs behind the real NVML bindings: a small library in C, built when a test asks for it.
+"""Simulated GPUs behind the real NVML bindings: a small library in C, built when a test needs it.
 
-`build` makes the library; `Pretended` says what its GPUs show. Their names, and the catalogue's entry for them, say
-that they are pretended, so nothing measured with them can be taken for a GPU's.
+`build` makes the library; `Pretended` says what its GPUs report. Their names, and the catalogue's entry for them, say
+that they are not real, so nothing measured with them can be mistaken for a GPU's.
 """
 
 import subprocess

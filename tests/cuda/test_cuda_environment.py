@@ -1,4 +1,4 @@
-"""The environment of envs/cuda.txt, as far as that can be tried without a GPU; `make test-cuda` installs it first."""
+"""The environment of envs/cuda.txt, as far as it can be tested without a GPU; `make test-cuda` installs it first."""
 
 import json
 import os

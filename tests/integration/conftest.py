@@ -1,4 +1,4 @@
-"""A small study on the real engines, and what is needed to run cells of it."""
+"""A small study on the real engines, and fixtures to run its cells."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Print what a process has of variables and settings of torch, in a job of the fork server or as a plain process."""
+"""Print the variables and torch settings of a process, as a job of the fork server or as a plain process."""
 
 import json
 import os

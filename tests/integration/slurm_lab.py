@@ -1,8 +1,8 @@
 """A real Slurm on this machine for tests: one controller and four nodes on loopback, in a scratch folder.
 
-Debian's build lets several slurmd run on one host (`slurmd -N name`), and nothing here needs systemd, cgroups or an
+Debian's build can run several slurmd on one host (`slurmd -N name`), and nothing here needs systemd, cgroups or an
 accounting database. Each node has one GPU of its own type: a character device with NVIDIA's major number that nothing
-opens, so that jobs are given typed GRES and CUDA_VISIBLE_DEVICES as on a real cluster.
+opens, so that jobs get typed GRES and CUDA_VISIBLE_DEVICES as on a real cluster.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A checkout of its own on the Slurm lab: four CPU devices, each at home in one partition."""
+"""A separate checkout for the Slurm lab: four CPU devices, each in its own partition."""
 
 import shutil
 import subprocess

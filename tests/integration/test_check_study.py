@@ -1,4 +1,4 @@
-"""Settings are held against the installed vLLM and transformers, for devices that are not here too."""
+"""Settings are checked with the installed vLLM and transformers, also for devices that are not present."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The engines of transformers on a model of two layers: equal tokens whatever the batch, and what memory they take."""
+"""The engines of transformers on a model of two layers: equal tokens for any batch, and the memory that they use."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Cells measured by the real engines, and what is left when something goes wrong."""
+"""Cells measured by the real engines, and what remains after a failure."""
 
 import json
 import os

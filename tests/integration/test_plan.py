@@ -1,4 +1,4 @@
-"""`snakemake plan` on a study, as a user calls it."""
+"""`snakemake plan` on a study, called as a user would call it."""
 
 import pandas as pd
 

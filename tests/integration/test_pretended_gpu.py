@@ -1,4 +1,4 @@
-"""One cell on a pretended GPU, from the study file to the page: a real engine on a CPU, NVML's bindings and a trace."""
+"""One cell on a simulated GPU, from the study file to the page: a real engine on a CPU, NVML's bindings and a trace."""
 
 import subprocess
 from pathlib import Path

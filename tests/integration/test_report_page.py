@@ -1,4 +1,4 @@
-"""The report in a real browser: does it fit, does it stay silent, does it reach for nothing."""
+"""The report in a real browser: it fits the window, logs no errors and requests nothing from outside."""
 
 import json
 import re

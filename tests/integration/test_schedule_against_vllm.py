@@ -1,7 +1,7 @@
 """Our schedules against vLLM's own Scheduler and KVCacheManager, step by step.
 
-vLLM's classes are driven as its engine core drives them (vllm/v1/engine/core.py, `step` and `step_with_batch_queue`),
-with a clock in place of a device.
+vLLM's classes are called as its engine core calls them (vllm/v1/engine/core.py, `step` and `step_with_batch_queue`),
+with a clock instead of a device.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Secrets of the environment, and markup in a study, through real cells up to the report."""
+"""Secrets in the environment, and markup in a study, followed through real cells up to the report."""
 
 import json
 import re

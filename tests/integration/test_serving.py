@@ -1,4 +1,4 @@
-"""Servers measured under load: vLLM's and `transformers serve`, and what is left when something goes wrong.
+"""Servers measured under load: vLLM's and `transformers serve`, and what remains after a failure.
 
 One call of snakemake measures all cells that the checks share, up to the report.
 """

@@ -1,4 +1,4 @@
-"""Studies on a real Slurm of four nodes, and what becomes of them when something fails."""
+"""Studies on a real Slurm of four nodes, and what happens to them after a failure."""
 
 import csv
 import json

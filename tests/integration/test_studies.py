@@ -1,4 +1,4 @@
-"""Studies cut to a CPU, run for real from the study file to the report."""
+"""Studies reduced to what a CPU can run, really run from the study file to the report."""
 
 import subprocess
 from collections.abc import Callable

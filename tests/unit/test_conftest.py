@@ -1,4 +1,4 @@
-"""Tests that need a tool: skipped without it, and never where tools are required."""
+"""Tests that need a tool: skipped without it, but never skipped if tools are required."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Every command that a page of the project shows is right, as far as this can be seen without running it.
+"""Every command on a page of the project is correct, as far as this can be checked.
 
-`python -m` runs as printed, in a copy of the checkout with made-up results. The rest is listed with the reason why it
-does not: in `INSTEAD` other programs than Python, in `PARSED` modules of which only the options are read. A command of
-neither list fails, and so does one that cannot be read.
+`python -m` commands run as printed, in a copy of the checkout with made-up results. Commands that do not run are listed
+with the reason: `INSTEAD` has programs other than Python, `PARSED` has modules of which only the options are read. A
+command that is in neither list and does not run is a failure, and so is one that cannot be read.
 """
 
 import os

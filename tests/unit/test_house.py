@@ -1,4 +1,4 @@
-"""The packages of the pipeline: no two modules share a name, and each package says what it holds."""
+"""The packages of the pipeline: no two modules share a name, and each package says what it contains."""
 
 import ast
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What speaks NVML, with its real bindings, against a library that pretends GPUs: the device's check and the trace."""
+"""Code that uses NVML through its real bindings, with a library that simulates GPUs: the device check and the trace."""
 
 import ctypes
 import itertools

@@ -1,4 +1,4 @@
-"""The project's own files agree with each other: locks, versions, checks, targets, and nothing of one machine."""
+"""The project's own files agree: locks, versions, checks, targets; and nothing depends on one machine."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What the code may not do, searched in its syntax: load what can run, listen to the world, mark text as markup."""
+"""What the code must not do, checked in its syntax: load executable data, listen publicly, mark text as markup."""
 
 import ast
 from collections.abc import Iterator

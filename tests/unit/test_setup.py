@@ -1,4 +1,4 @@
-"""Which Python the environment is made with; uv and the Pythons are stand-ins that note how they are called."""
+"""The Python for the environment; uv and the Pythons are stand-ins that record how they are called."""
 
 import shutil
 import subprocess

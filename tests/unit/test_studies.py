@@ -1,4 +1,4 @@
-"""The project's studies: each has a cut that asks the same of a CPU, and all of them can be planned."""
+"""The project's studies: each has a reduced version with the same question for a CPU, and all can be planned."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Settings that an engine replaced without a refusal."""
+"""Settings that an engine silently replaced."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Predicted capacity beside measured: made-up logs, with worked numbers, and what was published for an L4."""
+"""Predicted and measured capacity: made-up logs with hand-computed numbers, and published numbers for an L4."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The cells table by hand: which fact becomes which column, what is derived, and which rows there are."""
+"""The cells table, checked by hand: which fact becomes which column, what is derived, and which rows exist."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Claims on prefix caching: evidence for, against and absent."""
+"""Claims on prefix caching: with evidence for them, against them, and without evidence."""
 
 import math
 

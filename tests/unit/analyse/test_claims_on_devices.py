@@ -1,4 +1,4 @@
-"""Claims on flatness and on speed-ups of devices: evidence for, against and absent."""
+"""Claims on flatness and on speed-ups of devices: with evidence for them, against them, and without evidence."""
 
 import pandas as pd
 import pytest

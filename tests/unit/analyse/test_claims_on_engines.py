@@ -1,4 +1,4 @@
-"""Claims on engines, utilisation and concurrent users: evidence for, against and absent."""
+"""Claims on engines, utilisation and concurrent users: with evidence for them, against them, and without evidence."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Claims on KV memory: evidence for, against and absent."""
+"""Claims on KV memory: with evidence for them, against them, and without evidence."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What bears on a claim, and what findings come to."""
+"""Which findings bear on a claim, and which verdict follows from them."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Bytes of keys and values, reserved beside used, and what speculative decoding gave."""
+"""Reserved and used bytes of keys and values, and the columns of speculative decoding."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The catalogue of servers: what an entry may say, and that the entries that there are say it."""
+"""The catalogue of servers: what an entry may contain, and that the existing entries are valid."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Published claims and tables: how they are read and refused."""
+"""Published claims and tables: how they are read, and which are refused."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""Every command ends in one way, also where nobody reads what it prints."""
+"""Every command ends in the same way, even if nobody reads its output."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Which commit code is of, with its repository and without."""
+"""The commit to which code belongs, with its repository and without."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An edited module makes again what depends on it, and nothing else."""
+"""An edited module causes a rerun of what depends on it, and of nothing else."""
 
 import os
 import re

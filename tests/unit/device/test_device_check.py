@@ -1,4 +1,4 @@
-"""Is the GPU here the one that a cell is for? NVML is a stand-in that shows one card, changed from test to test."""
+"""The check that this GPU is the one that a cell needs. NVML is replaced by a stand-in with one card."""
 
 import sys
 import tempfile

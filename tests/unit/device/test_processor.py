@@ -1,4 +1,4 @@
-"""Facts of processors from what Linux tells of them: two virtual machines and one that tells little."""
+"""Facts of processors, from what Linux reports: two virtual machines, and one that reports little."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command that measures a cell, where its engine does not matter."""
+"""The command that measures a cell, in cases that do not depend on the engine."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""From when a request's latency counts: its scheduled arrival, or the moment of sending where a user was waited for."""
+"""When a request's latency begins: at its scheduled arrival, or at sending if it had to wait for a free user."""
 
 import os
 from collections.abc import Sequence

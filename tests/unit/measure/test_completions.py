@@ -1,4 +1,4 @@
-"""Streamed answers of a small server of the test's own, in the ways in which servers end them."""
+"""Streamed answers from a small test server, with the different ways in which servers end them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What an engine cannot do is told from what went wrong."""
+"""Failures because an engine cannot do something are distinguished from faults."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Jobs of the fork server end as they should, and nothing is left of them."""
+"""Jobs of the fork server end as they should, and leave no process behind."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Prompts as text, for servers that take nothing else, and how a server that was started is ended."""
+"""Prompts as text, for servers that accept only text, and how a started server is ended."""
 
 from pathlib import Path
 

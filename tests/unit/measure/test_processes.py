@@ -1,4 +1,4 @@
-"""A server's whole process group ends, whatever it does, and how its leader ended is told."""
+"""A server's whole process group ends, whatever it does, and the end of its leader is reported."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Which environment a result comes from."""
+"""The environment from which a result comes."""
 
 from pathlib import Path
 

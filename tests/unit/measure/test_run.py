@@ -1,4 +1,4 @@
-"""What is kept of a cell when its engine fails in a phase that no real engine can be made to fail in."""
+"""What is kept of a cell if its engine fails in a phase in which a real engine cannot be made to fail."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Waiting for a server and reading its metrics, from small servers of the test's own."""
+"""Waiting for a server and reading its metrics, with small test servers."""
 
 import threading
 import time

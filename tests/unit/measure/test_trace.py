@@ -1,4 +1,4 @@
-"""The samplers: what they count, and what sampling a machine without a GPU costs."""
+"""The samplers: what they count, and the cost of sampling a machine without a GPU."""
 
 import subprocess
 import sys

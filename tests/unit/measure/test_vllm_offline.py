@@ -1,4 +1,4 @@
-"""What the adapter reads of vLLM's objects, in the shapes of the versions that it is used with."""
+"""What the adapter reads from vLLM's objects, in the form that they have in the supported versions."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How vLLM's server is started: its words, its environment, and where the key is and is not."""
+"""How vLLM's server is started: its command line, its environment, and where the key is and is not."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A cell's evidence becomes rows of facts, each with where it was read; damage is named, not raised."""
+"""A cell's evidence becomes rows of facts, each with its place of reading; damage is reported as a fact, not raised."""
 
 import json
 from pathlib import Path

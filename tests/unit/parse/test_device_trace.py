@@ -1,4 +1,4 @@
-"""Traces of nvidia-smi in every form that it prints, and the pipeline's own."""
+"""Traces from nvidia-smi in every form that it prints, and the pipeline's own trace."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Whole logs, and what collectors and terminals do to them."""
+"""Whole logs, and the changes that log collectors and terminals make to them."""
 
 import json
 import re

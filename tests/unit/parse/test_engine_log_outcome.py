@@ -1,5 +1,5 @@
 # ruff: noqa: E501  (log lines are as long as the engine prints them)
-"""What became of the engine. The logs are in the engine's format, shortened; names and numbers are made up."""
+"""How the engine ended. The logs are in the engine's format, shortened; names and numbers are made up."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The accuracy table of docs/capacity.md is what the code predicts."""
+"""The accuracy table in docs/capacity.md contains what the code predicts."""
 
 from pathlib import Path
 

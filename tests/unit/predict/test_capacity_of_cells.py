@@ -1,4 +1,4 @@
-"""Predictions for every cell of a study, against worked numbers and against `predict.kv_capacity`."""
+"""Predictions for every cell of a study, compared with hand-computed numbers and with `predict.kv_capacity`."""
 
 import json
 import re

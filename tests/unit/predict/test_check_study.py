@@ -1,4 +1,4 @@
-"""How faults of settings are told; what the engines say of them is tests/integration/test_check_study.py."""
+"""How faults in settings are reported; tests/integration/test_check_study.py tests what the engines say."""
 
 from pathlib import Path
 

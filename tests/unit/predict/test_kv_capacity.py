@@ -1,4 +1,4 @@
-"""Capacity against worked numbers, properties, and figures that others published (source: published)."""
+"""Capacity compared with hand-computed numbers, properties, and published figures (source: published)."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Schedules worked by hand, and what holds for every schedule. That they are vLLM's is an integration test."""
+"""Schedules worked out by hand, and properties of every schedule. An integration test compares them with vLLM's."""
 
 from dataclasses import asdict, replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The model folder, from a config alone and from a hub: one that this module serves on localhost."""
+"""The model folder, from only a config and from a hub, which this module serves on localhost."""
 
 import hashlib
 import json

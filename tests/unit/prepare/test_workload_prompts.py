@@ -1,4 +1,4 @@
-"""Workloads of a file of texts."""
+"""Workloads from a file of texts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Properties of workloads of random tokens, whatever the specification."""
+"""Properties of workloads of random tokens, for any specification."""
 
 import itertools
 import json

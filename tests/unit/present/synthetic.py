@@ -1,7 +1,7 @@
 """Tables with made-up numbers, in the form that docs/tables.md gives; nothing here was measured.
 
-Numbers of cells are made up here. Tables that follow from them are made by the analysis itself, and tables that need
-more evidence than cells are made up again, held to their schema.
+Numbers of cells are made up here. Tables that follow from them are made by the analysis itself. Tables that need more
+evidence than cells are made up too, and checked with their schema.
 """
 
 from pathlib import Path

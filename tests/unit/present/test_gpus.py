@@ -1,4 +1,4 @@
-"""What the page says of GPUs: pretended ones, those that were slowed down, and the energy that they took."""
+"""What the page says about GPUs: simulated ones, those that were slowed down, and the energy that they used."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A report of a study that ran code of a model's repository says so before anything else."""
+"""If a study ran code from a model's repository, its report says so before anything else."""
 
 from pathlib import Path
 

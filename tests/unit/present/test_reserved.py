@@ -1,4 +1,4 @@
-"""KV memory reserved beside used, a row a cell."""
+"""Reserved and used KV memory, one row per cell."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Servers in one figure: what tells them apart, and what of them needs a warning."""
+"""Servers in one figure: what distinguishes them, and which of them need a warning."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The archive of a study: what is in it, and that its hashes and its description are those of the content."""
+"""The archive of a study: its content, and that its hashes and its description match the content."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Which cells find their GPUs on this machine: NVML is a stand-in, and so is a whole workflow's in its dry run."""
+"""Which cells find their GPUs on this machine; NVML is a stand-in, also for a whole workflow in its dry run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The status of cells, from their files alone."""
+"""The status of cells, from only their files."""
 
 import json
 from pathlib import Path

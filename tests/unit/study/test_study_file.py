@@ -1,4 +1,4 @@
-"""Bad study files get one message that names the place and the allowed values."""
+"""A bad study file causes one message that names the place and the allowed values."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Arrival times: the mean rate asked for, the shape asked for, and the same ones every time."""
+"""Arrival times: the requested mean rate, the requested shape, and the same times in every run."""
 
 import statistics
 from itertools import pairwise
