@@ -204,7 +204,11 @@ SCHEMA = table_schema(
         "cells of different processors are not compared",
     ),
     columns("dtype", TEXT, "type in which the model was computed, as the engine reports; what `native` resolved to"),
-    columns("source", TEXT, "`measured`, `measured elsewhere` for reference data, or `simulated` for a simulated GPU"),
+    columns(
+        "source",
+        TEXT,
+        "`measured`, `measured elsewhere` for reference data, or `simulated` for a pretended GPU of a test",
+    ),
     knobs=True,
 )
 

@@ -36,7 +36,7 @@ from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_
 MOST_FITTED = 5
 MOST_CHOICES = 20_000
 # If cells cannot separate two constants, the values without a calibration decide: a factor of e away from them weighs
-# as much as missing a cell by this share.
+# as much as an error of this share in one cell.
 PRIOR_WEIGHT = 0.04
 # Starting values for the rates of a CPU, which no data sheet gives.
 CPU_BYTES_PER_S, CPU_FLOP_PER_S = 10e9, 50e9

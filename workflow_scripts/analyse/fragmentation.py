@@ -135,7 +135,7 @@ def _shared(t: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> tuple[p
     return text, shared.mask(shared.index.isin(owners), longest)
 
 
-# --- layouts: tokens held and slots set aside, integrated over time, by repeat --------------------------------------
+# --- layouts: tokens held and slots reserved, integrated over time, by repeat -----------------------------------------
 
 
 def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:

@@ -211,7 +211,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
 
     Args:
         requests: its rows of the parsed table.
-        asked: `request_rate_per_s`, `ramp_to_per_s` and `users` as the study sets them, null where it does not.
+        asked: `request_rate_per_s`, `ramp_to_per_s` and `users` as the study sets them, null if it does not.
         slo: latency -> bound.
     """
     r = requests.sort_values("queued_s", kind="stable")

@@ -4,7 +4,7 @@
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
-`outcome.json` beside it. If the engine refuses the cell, breaks on it or takes too long, that is a result: the command
+`outcome.json` beside it. If the engine refuses the cell, fails on it or takes too long, that is a result: the command
 writes an outcome and exits with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk),
 and for a time limit that was reached while `--attempts` are left. It exits with 3 on the wrong device, without an
 outcome, because the cell never ran.

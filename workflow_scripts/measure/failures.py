@@ -78,7 +78,7 @@ def _cannot(words: str) -> bool:
 
 
 def _a_kernel_refuses(words: str) -> bool:
-    """Whether an error says that a kernel does not take a type, an instruction set or a shape.
+    """Whether an error says that a kernel does not accept a type, an instruction set or a shape.
 
     >>> _a_kernel_refuses("int8_scaled_mm_with_quant: expect A to be bfloat16 or half.")
     True
