@@ -145,7 +145,7 @@ _AS_ASKED = {
     "num_gpu_blocks",
     "attention_backend",
 }
-# Settings that are the knob itself under another name, or that it includes.
+# Settings that are the knob itself under another name, or that it determines.
 _SAME_AS = {
     "page_size": {"block_size"},
     "max_batch_tokens": {"max_num_batched_tokens"},

@@ -143,7 +143,7 @@ def engines(report: Report) -> Iterator[Block]:
 
 
 def decomposition(report: Report) -> Iterator[Block]:
-    """The steps from single requests on HuggingFace to vLLM, per device, model and workload at its most sequences."""
+    """Steps from single HuggingFace requests to vLLM, per device, model and workload at the highest max-num-seqs."""
     factors = report.tables.need("engine_decomposition")
     most = factors.groupby(["gpu", "model", "workload"])["vllm_max_num_seqs"].transform("max")
     rows = factors[factors["vllm_max_num_seqs"] == most]
