@@ -44,6 +44,8 @@ from workflow_scripts.physics.model_facts import ModelFactsError, read_model_fac
 from workflow_scripts.study.study_file import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
+_MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio")
+_ALIKE = 0.1  # bandwidths that differ by less cannot tell what a speed-up follows
 SCHEMA = table_schema(
     "ratios",
     "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios "
@@ -97,8 +99,8 @@ SCHEMA = table_schema(
     columns(
         "cannot_show",
         TEXT,
-        "why the two cannot show that decoding follows memory bandwidth: the weights fit into their caches; null if "
-        "they do not fit",
+        "why the two cannot show that decoding follows memory bandwidth: their rates were measured under load by "
+        "others, the weights fit into their caches, or their bandwidths hardly differ; null if none of these holds",
     ),
     notes=("`kv_capacity` counts as an explanation only if full KV blocks limited one of the two devices."),
 )
@@ -143,7 +145,7 @@ def device_ratios(
         **_capability_columns(pairs, measured or {}, "measured_"),
         kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
     )
-    pairs = pairs.join(_cache_columns(pairs, rates or {}))
+    pairs = pairs.join(_what_cannot_be_shown(pairs, rates or {}))
     return pd.DataFrame([_measured_row(row) for row in records(pairs)], columns=list(SCHEMA.columns))
 
 
@@ -178,30 +180,47 @@ def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: st
     return {f"{prefix}bandwidth_ratio": bandwidth, f"{prefix}flop_ratio": flop}
 
 
-def _cache_columns(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
-    """If the weights fit into both devices' caches, the ratio of their cache rates, and what cannot be shown then."""
+def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
+    """Why a pair cannot show that decoding follows memory bandwidth, and which ratios then explain nothing.
+
+    If the weights fit into both devices' caches, also the ratio of their cache rates.
+    """
     quantization = pairs.get("knob_quantization", pd.Series(None, index=pairs.index, dtype=object))
     settings = zip(*(pairs[name] for name in ("gpu_a", "gpu_b", "model", "dtype")), quantization, strict=True)
     found = [
-        _from_cache(a, b, _step_bytes(model, dtype, None if pd.isna(method) else method), rates)
+        _of_pair(a, b, _step_bytes(model, dtype, None if pd.isna(method) else method), rates)
         for a, b, model, dtype, method in settings
     ]
-    return pd.DataFrame(found, index=pairs.index, columns=["measured_cache_ratio", "cannot_show"])
+    return pd.DataFrame(found, index=pairs.index, columns=["measured_cache_ratio", "cannot_show", "explains_nothing"])
 
 
-def _from_cache(a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]) -> tuple[float, str | None]:
+def _of_pair(
+    a: str, b: str, step_bytes: float, rates: Mapping[str, DeviceRates]
+) -> tuple[float, str | None, tuple[str, ...]]:
     if not {a, b} <= rates.keys():
-        return math.nan, None
+        return math.nan, None, ()
+    words = f"{a} and {b} cannot show here that decoding follows memory bandwidth: "
+    if disturbed := [name for name in (a, b) if rates[name].disturbed]:
+        loads = ", ".join(f"{rates[name].load_pct:.0f} % for {name}" for name in disturbed)
+        why = (
+            f"others used the CPU while its rates were measured ({loads}), so it is unknown how fast it reads memory. A"
+            " quieter machine would show it."
+        )
+        return math.nan, words + why, _MEASURED_RATIOS
     cache_bytes = min(rates[name].last_level_cache_bytes or 0 for name in (a, b))
-    if step_bytes > cache_bytes:
-        return math.nan, None
-    of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
-    return (
-        of_a / of_b if of_a and of_b else math.nan,
-        f"{a} and {b} cannot show here that decoding follows memory bandwidth: the {step_bytes / 1e6:.0f} MB of weights"
-        f" that a step reads fit into the processor's last-level cache of {cache_bytes / 2**20:.0f} MiB, so they need"
-        " not come from memory. A larger model, or a processor with a smaller cache, would show it.",
-    )
+    if step_bytes <= cache_bytes:
+        of_a, of_b = (rates[name].rereading_bytes_per_s(step_bytes) for name in (a, b))
+        why = (
+            f"the {step_bytes / 1e6:.0f} MB of weights that a step reads fit into the processor's last-level cache of"
+            f" {cache_bytes / 2**20:.0f} MiB, so they need not come from memory. A larger model, or a processor with a"
+            " smaller cache, would show it."
+        )
+        return of_a / of_b if of_a and of_b else math.nan, words + why, ("bandwidth_ratio", "measured_bandwidth_ratio")
+    bandwidth = rates[a].memory_bytes_per_s / rates[b].memory_bytes_per_s
+    if abs(math.log(bandwidth)) < math.log1p(_ALIKE):
+        why = f"{a} reads memory {bandwidth:.2f} times as fast as {b}, so their bandwidths hardly differ."
+        return math.nan, words + why, ()
+    return math.nan, None, ()
 
 
 def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
@@ -216,8 +235,7 @@ def _measured_row(row: Record) -> Record:
     # not limit weights that stay in a cache.
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
     unasked = set() if kv_bound else {"kv_tokens_ratio"}
-    unasked |= set() if pd.isna(row["cannot_show"]) else {"bandwidth_ratio", "measured_bandwidth_ratio"}
-    known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked])
+    known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
     observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
     rate = row["metric"].removesuffix("_tokens_per_s")
     texts = [f"{row['gpu_a']} makes {observed} the {rate} tokens/s of {row['gpu_b']}.", text]

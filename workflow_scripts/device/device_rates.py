@@ -85,10 +85,14 @@ class DeviceRates(_Record):
         return max(self.memory_bytes_per_s, *rates)
 
     @property
+    def load_pct(self) -> float:
+        """Load by other programs and by the hypervisor during the measurement, in per cent of all cores."""
+        return float(self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0))
+
+    @property
     def disturbed(self) -> bool:
         """Whether others used the CPU while it was measured, so that it can do more than was measured."""
-        load = self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0)
-        return self.threads is not None and load > DISTURBED_PCT
+        return self.threads is not None and self.load_pct > DISTURBED_PCT
 
     def write(self, path: Path) -> None:
         """Write the record, whole or not at all."""

@@ -30,6 +30,7 @@ from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 RUNS = 20
+ATTEMPTS = 4  # on a shared host the load by others comes in bursts of some seconds
 RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
 COLUMNS = 4096
 ROW_BYTES = 4 * COLUMNS
@@ -196,6 +197,18 @@ def measure_device(gpu: Gpu, study: Study | None = None) -> DeviceRates:
     return _record(gpu, found, samples, arithmetic, cache_bytes, threads, torch.__version__, load.record)
 
 
+def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
+    """Measure the device again while others use it, up to `ATTEMPTS` times; the measurement with the least load counts.
+
+    Raises:
+        WrongDeviceError: the device is not `gpu`.
+    """
+    found = [measure_device(gpu, study)]
+    while found[-1].disturbed and len(found) < ATTEMPTS:
+        found.append(measure_device(gpu, study))
+    return min(found, key=lambda rates: rates.load_pct)
+
+
 def _record(
     gpu: Gpu,
     found: dict[str, Any],
@@ -245,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         gpu = get_gpu(args.gpu)
         with device_lock(gpu):
-            rates = measure_device(gpu, load_study(args.study) if args.study else None)
+            rates = measure_undisturbed(gpu, load_study(args.study) if args.study else None)
     except (CatalogError, StudyError) as e:
         print(f"measure.device_speed: {e}", file=sys.stderr)
         return 2

@@ -378,6 +378,34 @@ def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(tm
     assert "memory bandwidths" not in row["verdict_text"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "why", "explanation"),
+    [
+        (
+            {"host_load": {"cpu_steal_pct": 40.0, "cpu_others_pct": 8.0}},
+            "others used the CPU while its rates were measured (48 % for cpu-all), so it is unknown how fast it reads"
+            " memory. A quieter machine would show it.",
+            None,
+        ),
+        (
+            {"copy_bytes_per_s": 12.6e9, "read_bytes_per_s": 12.6e9},
+            "cpu-all reads memory 1.05 times as fast as cpu-1core, so their bandwidths hardly differ.",
+            "measured_flop",
+        ),
+    ],
+)
+def test_what_memory_does_cannot_be_shown_under_load_or_between_alike_bandwidths(tmp_path, changes, why, explanation):
+    for gpu, scale, other in (("cpu-1core", 1, {}), ("cpu-all", 2, changes)):
+        small = big_cache(gpu, scale, {2**22: 80e9}) | {"last_level_cache_bytes": 2**25}
+        (tmp_path / f"{gpu}.json").write_text(json.dumps(small | other))
+    cpu = {"model": "tiny-llama-57m"}
+    cells = table(cell(SEQS, around(195), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
+    rates = device_records(tmp_path)
+    found = device_ratios(cells, measured_devices(rates), rates).iloc[0]
+    start = "cpu-all and cpu-1core cannot show here that decoding follows memory bandwidth: "
+    assert (found["cannot_show"], found["explanation"]) == (start + why, explanation)
+
+
 def test_a_model_beyond_the_cache_is_explained_by_memory(tmp_path):
     for gpu, scale in (("cpu-1core", 1), ("cpu-all", 2)):
         small = big_cache(gpu, scale, {2**22: 80e9}) | {"last_level_cache_bytes": 2**25}

@@ -201,3 +201,15 @@ def test_bad_input_is_one_message(capsys, monkeypatch, tmp_path):
     assert d.main(["--gpu", "cpu-all", "--out", str(out)]) == 1
     assert capsys.readouterr().err == "measure.device_speed: the GPU here is another one\n"
     assert not out.exists()
+
+
+def test_a_device_under_load_is_measured_again_and_the_quietest_measurement_counts(monkeypatch):
+    loads = [48.0, 20.0, 30.0, 25.0, 0.0]
+
+    def measured(*_):
+        return DeviceRates.model_construct(threads=1, host_load={"cpu_steal_pct": loads.pop(0)})
+
+    monkeypatch.setattr(d, "measure_device", measured)
+    assert d.measure_undisturbed(get_gpu("cpu-1core")).load_pct == 20.0
+    assert loads == [0.0]
+    assert d.measure_undisturbed(get_gpu("cpu-1core")).load_pct == 0.0
