@@ -20,7 +20,7 @@ STUDY = {
     "schema_version": 1,
     "name": "pretended",
     "question": "does what NVML tells reach the page?",
-    "repeats": 2,
+    "repeats": 1,
     "workloads": {"steady": {"kind": "fixed", "num_prompts": 8, "prompt_tokens": 16, "output_tokens": 96}},
     "sweeps": [
         {
@@ -56,7 +56,7 @@ def test_what_nvml_tells_of_a_cell_reaches_the_page(
         env={**environment, "PRETENDED_GPUS": str(shown), "KVSWEEP_GPUS": str(CATALOGUE)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,  # two threads on cores that others use may take ten times as long
     )
     assert done.returncode == 0, done.stderr
 
