@@ -25,6 +25,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_json, read_jsonl, write_json
 from workflow_scripts.device.device_check import found_device
+from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome, read_outcome
@@ -71,13 +72,15 @@ class Bench:
         environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": str(knobs.pop("cpu_kv_cache_gib", 1))}
         if one_process:
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        cores = found_device(load_gpus()[cell.gpu])["cores"]
+        gpu = load_gpus()[cell.gpu]
+        device = found_device(gpu)
+        cores = device["cores"]
         environment["OMP_NUM_THREADS"] = str(len(cores))
         job, result = self.file.with_name("job.json"), self.file.with_name("result.json")
         arguments = {
             "model": str(self.paths.model(cell.model, model_key(definition["model"]))),
             "load_format": definition["model"]["load_format"],
-            "dtype": definition["model"]["dtype"],
+            "dtype": dtype_on(definition["model"]["dtype"], gpu, device),
             **knobs,
         }
         workload = self.paths.workload(cell.model, cell.workload, workload_key(definition))

@@ -18,6 +18,8 @@ from pathlib import Path
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_json, read_jsonl, write_json
+from workflow_scripts.device.device_check import cpu_here
+from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import VllmKnobs
 from workflow_scripts.measure.cell import find_cell
 from workflow_scripts.measure.engine import Engine, EngineSetup, Request, make_engine
@@ -50,16 +52,16 @@ def compare(study: Study, cell: Cell, paths: StudyPaths) -> dict[str, object]:
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition["model"]))
     workload = paths.workload(cell.model, cell.workload, workload_key(definition))
-    load_format, dtype = definition["model"]["load_format"], definition["model"]["dtype"]
+    gpu = load_gpus()[cell.gpu]
+    load_format, dtype = definition["model"]["load_format"], dtype_on(definition["model"]["dtype"], gpu, cpu_here(gpu))
     requests, warmup = (
         [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
         for path in (workload, workload.with_name("warmup.jsonl"))
     )
-    kind = load_gpus()[cell.gpu].kind
-    engine = make_engine("vllm", EngineSetup(model_dir, load_format, dtype, 0, cell.knobs.set_values(), kind))
+    engine = make_engine("vllm", EngineSetup(model_dir, load_format, dtype, 0, cell.knobs.set_values(), gpu.kind))
     engine.start()
     engine.warm_up(warmup)
-    seconds = passes_s(engine, requests, kind)
+    seconds = passes_s(engine, requests, gpu.kind)
     engine.stop()
     tokens = sum(len(r.prompt_token_ids) + r.output_tokens for r in requests)
     return {
