@@ -19,14 +19,19 @@ import jinja2
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import write_text
 from workflow_scripts.present.blocks import Absent
+from workflow_scripts.present.page_data import packed, page_data
+from workflow_scripts.present.page_script import joined
 from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sections import SECTIONS, Section
 from workflow_scripts.study.study_file import StudyError, load_study
 
+# The styles of the text, and those of the views that the script adds.
+STYLES = ("page.css", "views.css")
 
-def render(report: Report) -> str:
-    """The whole page. Every text from the tables, logs and study is escaped."""
+
+def render(report: Report, study_file: Path) -> str:
+    """The whole page. Every text from the tables, logs and study is escaped or packed."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -35,8 +40,9 @@ def render(report: Report) -> str:
     return environment.get_template("page.html.j2").render(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
-        style=(REPORT / "page.css").read_text(encoding="utf-8"),
-        script=(REPORT / "page.js").read_text(encoding="utf-8"),
+        style="".join((REPORT / name).read_text(encoding="utf-8") for name in STYLES),
+        script=joined(REPORT / "page"),
+        data=packed(page_data(report, study_file)),
         # Sections with content come first, then the empty ones.
         sections=sorted((_filled(section, report) for section in sections), key=lambda section: section["is_empty"]),
     )
@@ -99,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StudyError, MissingError) as e:
         print(f"present.page: {e}", file=sys.stderr)
         return 2
-    write_text(args.out, render(report))
+    write_text(args.out, render(report, args.study))
     return 0
 
 

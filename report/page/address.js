@@ -1,0 +1,32 @@
+// The state of the views in the address: `#view=explore&y=ttft_s_p50&gpu=h200&gpu=l40s`. Any other fragment is the
+// address of a section of the report.
+
+export function parseAddress(fragment) {
+  const text = fragment.replace(/^#/, "");
+  const parameters = new URLSearchParams(text.includes("=") ? text : "");
+  return { view: parameters.get("view") ?? "report", parameters, section: text.includes("=") ? "" : text };
+}
+
+export function addressOf(parameters) {
+  return `#${parameters.toString()}`;
+}
+
+// Replace the address without a step in the history.
+export function showAddress(parameters) {
+  history.replaceState(null, "", addressOf(parameters));
+}
+
+export function current() {
+  return parseAddress(location.hash).parameters;
+}
+
+// Change some parameters: a list gives a parameter several values; null, "" and [] remove it.
+export function changeAddress(changes) {
+  const parameters = current();
+  for (const [name, value] of Object.entries(changes)) {
+    parameters.delete(name);
+    for (const one of [value].flat()) if (one !== null && one !== "") parameters.append(name, one);
+  }
+  showAddress(parameters);
+  return parameters;
+}

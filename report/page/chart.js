@@ -1,0 +1,193 @@
+// A chart of points with whiskers and lines, for the mouse and for the keyboard.
+import { el } from "./dom.js";
+import { inkOf, mark, sheet } from "./canvas.js";
+import { scaleOf, ticksOf } from "./scale.js";
+import { number } from "./words.js";
+
+const MARGIN = { top: 12, right: 16, bottom: 44, left: 64 };
+const NEAR_PX = 24;
+
+function drawAxis(context, scale, isX, width, height, ink, axis) {
+  const most = isX ? Math.max(3, (width - MARGIN.left - MARGIN.right) / 90) : 6;
+  const ticks = axis.ticks?.filter((tick) => tick >= scale.low && tick <= scale.high) ?? ticksOf(scale, most);
+  context.textAlign = isX ? "center" : "right";
+  context.textBaseline = isX ? "top" : "middle";
+  let free = -Infinity;
+  for (const tick of ticks) {
+    const at = scale.place(tick);
+    context.strokeStyle = ink.line;
+    context.beginPath();
+    if (isX) {
+      context.moveTo(at, MARGIN.top);
+      context.lineTo(at, height - MARGIN.bottom);
+    } else {
+      context.moveTo(MARGIN.left, at);
+      context.lineTo(width - MARGIN.right, at);
+    }
+    context.stroke();
+    context.fillStyle = ink.muted;
+    const text = axis.text ? axis.text(tick) : number(tick);
+    const half = context.measureText(text).width / 2;
+    if (!isX) context.fillText(text, MARGIN.left - 6, at);
+    else if (at - half > free) {
+      context.fillText(text, at, height - MARGIN.bottom + 6);
+      free = at + half + 4;
+    }
+  }
+  context.fillStyle = ink.ink;
+  if (isX) context.fillText(axis.label, (MARGIN.left + width - MARGIN.right) / 2, height - 18, width - MARGIN.left - MARGIN.right);
+  else {
+    context.save();
+    context.translate(12, (MARGIN.top + height - MARGIN.bottom) / 2);
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "center";
+    context.fillText(axis.label, 0, 0, height - MARGIN.top - MARGIN.bottom);
+    context.restore();
+  }
+}
+
+// `pick(point)` is called when a point is chosen; `describe(point)` gives its lines of text.
+export class Chart {
+  constructor(box, { pick, describe }) {
+    this.describe = describe;
+    this.pick = pick;
+    this.points = [];
+    this.at = -1;
+    this.tip = el("div", { class: "tip", hidden: true });
+    this.said = el("p", { class: "said", "aria-live": "polite" });
+    const properties = { tabindex: "0", role: "application", "aria-roledescription": "chart" };
+    const height = () => (box.clientWidth < 600 ? 320 : 420);
+    const { canvas, redraw } = sheet(box, height, properties, (...drawing) => this.draw(...drawing));
+    this.canvas = canvas;
+    this.redraw = redraw;
+    box.append(this.tip, this.said);
+    canvas.addEventListener("pointermove", (event) => this.select(this.nearest(event.offsetX, event.offsetY)));
+    canvas.addEventListener("pointerleave", () => this.select(-1));
+    canvas.addEventListener("click", (event) => {
+      const found = this.nearest(event.offsetX, event.offsetY);
+      if (found >= 0) this.pick(this.points[found]);
+    });
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    canvas.addEventListener("blur", () => this.select(-1));
+  }
+
+  // Points are {x, y, xLow, xHigh, yLow, yHigh, series, hollow}; series are {colour, shape}; lines are lists of points.
+  show({ points, lines, series, x, y, label }) {
+    Object.assign(this, { lines, series, x, y });
+    this.points = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
+    this.at = -1;
+    this.canvas.setAttribute("aria-label", `${label} Arrow keys move from point to point, Enter opens one.`);
+    this.select(-1);
+    this.redraw();
+  }
+
+  draw(context, width, height) {
+    const ink = inkOf();
+    const points = this.points;
+    const across = scaleOf(points.flatMap((p) => [p.x, p.xLow ?? p.x, p.xHigh ?? p.x]), this.x?.isLog, MARGIN.left, width - MARGIN.right);
+    const up = scaleOf(points.flatMap((p) => [p.y, p.yLow ?? p.y, p.yHigh ?? p.y]), this.y?.isLog, height - MARGIN.bottom, MARGIN.top);
+    if (!points.length) {
+      context.fillStyle = ink.muted;
+      context.textAlign = "center";
+      context.fillText("No cell with these filters has a value of this measure.", width / 2, height / 2, width - 20);
+      return;
+    }
+    drawAxis(context, across, true, width, height, ink, this.x);
+    drawAxis(context, up, false, width, height, ink, this.y);
+    const shown = (p) => across.shows(p.x) && up.shows(p.y);
+    for (const p of points) Object.assign(p, shown(p) ? { px: across.place(p.x), py: up.place(p.y) } : { px: NaN, py: NaN });
+    context.lineWidth = 1.2;
+    context.globalAlpha = 0.55;
+    for (const line of this.lines) {
+      context.strokeStyle = this.series[line[0].series].colour;
+      context.setLineDash(line.dashed ? [5, 4] : []);
+      context.beginPath();
+      for (const p of line.filter(shown)) context.lineTo(p.px, p.py);
+      context.stroke();
+    }
+    context.setLineDash([]);
+    context.globalAlpha = points.length > 500 ? 0.5 : 1;
+    const radius = points.length > 2000 ? 2.5 : 4.5;
+    for (const p of points) this.drawPoint(context, p, across, up, radius, ink);
+    context.globalAlpha = 1;
+    if (this.at >= 0 && Number.isFinite(points[this.at].px)) {
+      context.strokeStyle = ink.ink;
+      context.lineWidth = 2;
+      context.beginPath();
+      context.arc(points[this.at].px, points[this.at].py, radius + 5, 0, 2 * Math.PI);
+      context.stroke();
+    }
+  }
+
+  drawPoint(context, p, across, up, radius, ink) {
+    if (!Number.isFinite(p.px) || !Number.isFinite(p.py)) return;
+    const { colour, shape } = this.series[p.series];
+    context.strokeStyle = colour;
+    context.lineWidth = 1.2;
+    context.beginPath();
+    if (p.yLow !== p.yHigh && up.shows(p.yLow)) {
+      context.moveTo(p.px, up.place(p.yLow));
+      context.lineTo(p.px, up.place(p.yHigh));
+    }
+    if (p.xLow !== p.xHigh && p.xLow !== undefined && across.shows(p.xLow)) {
+      context.moveTo(across.place(p.xLow), p.py);
+      context.lineTo(across.place(p.xHigh), p.py);
+    }
+    context.stroke();
+    mark(context, shape, p.px, p.py, radius);
+    context.fillStyle = p.hollow ? ink.paper : colour;
+    context.fill();
+    context.stroke();
+  }
+
+  nearest(x, y) {
+    let best = -1;
+    let least = NEAR_PX ** 2;
+    this.points.forEach((p, i) => {
+      const distance = (p.px - x) ** 2 + (p.py - y) ** 2;
+      if (distance < least) [best, least] = [i, distance];
+    });
+    return best;
+  }
+
+  select(i) {
+    if (i === this.at) return;
+    this.at = i;
+    this.tip.hidden = i < 0;
+    if (i >= 0) {
+      const point = this.points[i];
+      this.tip.replaceChildren(...this.describe(point).map((line) => el("div", {}, line)));
+      const wide = this.canvas.clientWidth;
+      this.tip.style.left = `${Math.max(0, Math.min(point.px + 12, wide - this.tip.offsetWidth))}px`;
+      this.tip.style.top = `${point.py + 14}px`;
+      if (document.activeElement === this.canvas) this.said.textContent = this.describe(point).join(". ");
+    }
+    this.redraw();
+  }
+
+  key(event) {
+    const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
+    const last = this.points.length - 1;
+    if (last < 0) return;
+    if (event.key in steps) this.select(Math.min(last, Math.max(0, this.at + steps[event.key])));
+    else if (event.key === "Home") this.select(0);
+    else if (event.key === "End") this.select(last);
+    else if (event.key === "Enter" && this.at >= 0) this.pick(this.points[this.at]);
+    else if (event.key === "Escape" && this.at >= 0) this.select(-1);
+    else return;
+    event.preventDefault();
+  }
+}
+
+// The legend: a button per series, which shows and hides it.
+export function legendOf(series, hidden, toggle) {
+  return series.map(({ name, colour, shape }) => {
+    const swatch = el("canvas", { width: 28, height: 28, "aria-hidden": "true" });
+    const context = swatch.getContext("2d");
+    mark(context, shape, 14, 14, 9);
+    context.fillStyle = colour;
+    context.fill();
+    const pressed = !hidden.has(name);
+    return el("button", { type: "button", class: "key", "aria-pressed": String(pressed), onclick: () => toggle(name) }, swatch, name);
+  });
+}

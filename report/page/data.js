@@ -1,0 +1,62 @@
+// The data of the page: a compressed block, unpacked when a view first needs it.
+
+export async function unpack(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i += 1) bytes[i] = text.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Columns as rows: one object per row.
+export function rowsOf(columns) {
+  const names = Object.keys(columns);
+  const read = names.map((name) => {
+    const column = columns[name];
+    return Array.isArray(column) ? (i) => column[i] : (i) => (column.at[i] === null ? null : column.of[column.at[i]]);
+  });
+  const first = names.length ? columns[names[0]] : [];
+  return Array.from({ length: (Array.isArray(first) ? first : first.at).length }, (_, i) =>
+    Object.fromEntries(names.map((name, j) => [name, read[j](i)])),
+  );
+}
+
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+// Every cell as an object, with its repeats, limits, predictions and intervals.
+export function storeOf(data) {
+  const cells = rowsOf(data.cells).map((cell) => ({ ...cell, repeats: [], limits: [], predictions: [], intervals: {} }));
+  for (const repeat of rowsOf(data.repeats)) cells[repeat.cell].repeats.push(repeat);
+  for (const limit of rowsOf(data.limits)) cells[limit.cell].limits.push(limit);
+  for (const prediction of rowsOf(data.predictions)) cells[prediction.cell].predictions.push(prediction);
+  for (const interval of rowsOf(data.intervals)) cells[interval.cell].intervals[interval.measure] = interval;
+  return { ...data, cells, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
+}
+
+// A cell's measure: the median of its repeats with their range, and the 95 % interval if a table holds one.
+export function statistic(cell, measure) {
+  const values = [];
+  for (const repeat of cell.repeats) {
+    const value = repeat[measure];
+    if (value !== null && value !== undefined) values.push(value);
+  }
+  if (!values.length) return null;
+  return {
+    value: median(values),
+    low: Math.min(...values),
+    high: Math.max(...values),
+    n: values.length,
+    interval: cell.intervals[measure] ?? null,
+  };
+}
+
+let loaded = null;
+
+export function store() {
+  loaded ??= unpack(document.getElementById("page-data").content.textContent).then(storeOf);
+  return loaded;
+}

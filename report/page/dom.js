@@ -1,0 +1,48 @@
+// Elements. Text always enters as text nodes, so nothing that a log or a name holds can become markup.
+
+export function el(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") node.className = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// A labelled list of choices; options are [value, words].
+export function choice(label, options, value, onchange) {
+  const select = el(
+    "select",
+    { onchange: (event) => onchange(event.target.value) },
+    options.map(([of, words]) => el("option", { value: of, selected: of === value }, words)),
+  );
+  return el("label", { class: "choice" }, el("span", {}, label), select);
+}
+
+export function definitionList(entries) {
+  return el("dl", { class: "facts" }, entries.map(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)]));
+}
+
+// A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading.
+export function tableOf(caption, headings, rows, numeric = []) {
+  const classOf = (i) => (numeric[i] ? "number" : "");
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
+    el(
+      "table",
+      { "aria-label": caption },
+      el("thead", {}, el("tr", {}, headings.map((h, i) => el("th", { scope: "col", class: classOf(i) }, h)))),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i) }, item))),
+        ),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,108 @@
+// The drawer: everything about one cell.
+import { changeAddress } from "./address.js";
+import { statistic, store } from "./data.js";
+import { definitionList, el, tableOf } from "./dom.js";
+import { METRICS, OUTCOMES, number, setting, withUnit } from "./words.js";
+
+const drawer = el("dialog", { class: "drawer", "aria-labelledby": "drawer-title", onclose: () => changeAddress({ cell: null }) });
+
+function settingsTable(cell, data) {
+  const effective = cell.effective ? JSON.parse(cell.effective) : {};
+  const asked = Object.fromEntries(data.knobs.map(({ name }) => [name, cell[`knob_${name}`] ?? null]));
+  const words = Object.fromEntries(data.knobs.map(({ name, words: text }) => [name, text]));
+  const names = [...new Set([...Object.keys(asked).filter((name) => asked[name] !== null), ...Object.keys(effective)])];
+  const same = (a, b) => String(Number(a)) === String(Number(b)) || String(a) === String(b);
+  const rows = names.map((name) => {
+    const found = name in effective ? effective[name] : undefined;
+    const given = asked[name] ?? null;
+    const told = found === undefined || found === null ? "not told" : typeof given === "boolean" ? setting(Boolean(found)) : setting(found);
+    const replaced = given !== null && found !== undefined && found !== null && !same(given, found);
+    return [words[name] ?? name.replaceAll("_", " "), given === null ? "left to the engine" : setting(given), replaced ? el("strong", {}, `${told} (replaced)`) : told];
+  });
+  return tableOf("Settings asked for and in effect", ["Setting", "Asked for", "In effect"], rows);
+}
+
+function repeatsTable(cell) {
+  const shown = Object.keys(METRICS).filter((name) => cell.repeats.some((repeat) => typeof repeat[name] === "number"));
+  const hasStarts = cell.repeats.some((repeat) => typeof repeat.start === "number");
+  const of = (repeat) => `${hasStarts ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
+  const rows = shown.map((name) => {
+    const { name: words, unit, factor } = METRICS[name];
+    const found = statistic(cell, name);
+    const { interval } = found;
+    const middle = interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–";
+    return [`${words} (${unit})`, ...cell.repeats.map((repeat) => number(repeat[name] === null || repeat[name] === undefined ? null : repeat[name] * factor)), number(found.value * factor), middle];
+  });
+  const headings = ["Measure", ...cell.repeats.map(of), "median", "95 % interval"];
+  return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0));
+}
+
+function limitsTable(cell) {
+  const rates = { datasheet: "data sheet", measured: "measured rates" };
+  const rows = cell.limits.map((limit) => [
+    rates[limit.rates] ?? limit.rates,
+    withUnit(limit.output_tokens_per_s_ceiling, "tokens/s"),
+    limit.bound_by ?? limit.steps_bound_by ?? "–",
+    limit.factor === null || limit.factor === undefined ? "–" : `${number(100 * limit.factor)} %`,
+    limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
+  ]);
+  return tableOf("Limits it was checked against", ["Device's rates from", "Most output tokens per second", "Limited by", "Reached", "Check"], rows);
+}
+
+function predictionsTable(cell) {
+  const rows = cell.predictions.filter((row) => row.predicted !== null && row.predicted !== undefined && METRICS[row.quantity]).map((row) => {
+    const { name, unit, factor } = METRICS[row.quantity];
+    const of = (value) => number(value === null || value === undefined ? null : value * factor);
+    return [`${name} (${unit})`, of(row.predicted), `${of(row.low)} to ${of(row.high)}`, of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
+  });
+  return rows.length ? [el("h3", {}, "Prediction (made before measuring)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
+}
+
+function command(cell, data) {
+  const target = `${data.study.cells}/${cell.cell_id}/outcome.json`;
+  return `snakemake --cores all --configfile ${data.study.file} --force ${target}`;
+}
+
+function part(title, ...children) {
+  return [el("h3", {}, title), ...children];
+}
+
+function contentOf(cell, data) {
+  const facts = [
+    ["Device", `${cell.gpu}${cell.device_name ? ` (${cell.device_name})` : ""}`],
+    ["Engine", `${cell.engine}${cell.engine_version ? ` ${cell.engine_version}` : ""}`],
+    ["Model", `${cell.model}${cell.dtype ? `, computed in ${cell.dtype}` : ""}`],
+    ["Workload", cell.workload],
+    ["Settings", cell.settings],
+    ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false ? "; measured with another definition than the study's, so it is not compared" : ""}`],
+  ];
+  if (cell.reason) facts.push(["In the engine's words", cell.reason]);
+  if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);
+  if (cell.not_as_asked) facts.push(["Replaced by the engine", cell.not_as_asked]);
+  if (cell.host) facts.push(["Host", cell.host]);
+  if (cell.warmup_steady === false) facts.push(["Warm-up", "not steady: its last two passes differed by more than 5 %"]);
+  if (cell.kv_cache_tokens) facts.push(["KV cache", `${number(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${number(cell.kv_cache_tokens)} tokens`]);
+  return [
+    definitionList(facts),
+    ...part("Measure it again", el("pre", { tabindex: "0" }, el("code", {}, command(cell, data)))),
+    ...(cell.repeats.length ? part("Repeats", repeatsTable(cell)) : []),
+    ...(cell.limits.length ? part("Limits", limitsTable(cell)) : []),
+    ...predictionsTable(cell),
+    ...part("Settings", settingsTable(cell, data)),
+    ...(cell.log ? part("Last lines of its log", el("pre", { tabindex: "0" }, cell.log)) : []),
+  ];
+}
+
+export async function openCell(id) {
+  const data = await store();
+  const cell = data.byId.get(id);
+  if (!cell) return;
+  changeAddress({ cell: id });
+  drawer.replaceChildren(
+    el("header", {}, el("h2", { id: "drawer-title" }, `${cell.gpu}: ${cell.settings}`), el("button", { type: "button", class: "plain", onclick: () => drawer.close() }, "Close")),
+    ...contentOf(cell, data),
+  );
+  if (!drawer.isConnected) document.body.append(drawer);
+  if (!drawer.open) drawer.showModal();
+  drawer.scrollTop = 0;
+}

@@ -1,0 +1,241 @@
+// The view Explore: one filter drives a chart and a table of cells.
+import { changeAddress, current } from "./address.js";
+import { Chart, legendOf } from "./chart.js";
+import { statistic } from "./data.js";
+import { choice, el, tableOf } from "./dom.js";
+import { openCell } from "./drawer.js";
+import { facetsOf, filterForm, filtered } from "./filter.js";
+import { METRICS, OUTCOMES, number, plural, setting, withUnit } from "./words.js";
+
+const PAGE = 50;
+const MOST_SERIES = 24;
+const DRAWN = new Set(["ok", "invalid"]);
+
+export function metricsWithValues(store) {
+  return Object.keys(METRICS).filter((name) => store.repeats[name] !== undefined);
+}
+
+// What the x axis may be: the number of sequences, settings that are numbers, or another measure.
+export function axesOf(store, facets) {
+  const knobs = facets.filter((facet) => facet.isKnob && facet.values.some((value) => typeof value === "number"));
+  return [
+    { id: "sequences", label: "Sequences allowed at once", of: (cell) => cell.max_concurrency_allowed, isSetting: true },
+    ...knobs.map((facet) => ({ id: facet.id, label: facet.words, of: facet.of, isSetting: true })),
+    ...metricsWithValues(store).map((id) => ({ id, label: `${METRICS[id].name} (${METRICS[id].unit})`, metric: id })),
+  ];
+}
+
+function valueOf(cell, axis) {
+  if (!axis.metric) return { value: axis.of(cell) };
+  const found = statistic(cell, axis.metric);
+  if (!found) return { value: null };
+  const { factor } = METRICS[axis.metric];
+  const range = found.interval ?? found;
+  return { value: found.value * factor, low: range.low * factor, high: range.high * factor };
+}
+
+// The lines that a reader sees of a cell's measure: value, interval or range, number of repeats and scope.
+export function toldOf(cell, metric) {
+  const found = statistic(cell, metric);
+  const { name, unit, factor } = METRICS[metric];
+  if (!found) return [`${name}: not known`];
+  const lines = [`${name}: ${withUnit(found.value * factor, unit)}`];
+  const { interval } = found;
+  if (interval) lines.push(`95 % interval ${number(interval.low * factor)} to ${withUnit(interval.high * factor, unit)}`);
+  lines.push(
+    found.n === 1
+      ? "one repeat"
+      : `median of ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
+  );
+  if (cell.scope) lines.push(`holds for: ${cell.scope}`);
+  return lines;
+}
+
+export function cellWords(cell) {
+  return `${cell.gpu}, ${cell.engine}, ${cell.model}, ${cell.workload}: ${cell.settings}`;
+}
+
+// The points of the chart, and the lines that join cells which differ only in the x axis' setting.
+export function pointsOf(cells, x, y, colourBy, facets, hidden) {
+  const series = [];
+  const points = [];
+  const places = new Map();
+  const lines = new Map();
+  for (const cell of cells) {
+    if (!DRAWN.has(cell.outcome)) continue;
+    const at = valueOf(cell, x);
+    const value = valueOf(cell, y);
+    if (typeof at.value !== "number" || typeof value.value !== "number") continue;
+    let name = colourBy ? colourBy.text(colourBy.of(cell)) : "all cells";
+    if (!places.has(name) && places.size === MOST_SERIES) name = "others";
+    if (!places.has(name)) {
+      places.set(name, series.length);
+      series.push(name);
+    }
+    if (hidden.has(name)) continue;
+    const point = {
+      cell, x: at.value, xLow: at.low, xHigh: at.high, y: value.value, yLow: value.low, yHigh: value.high,
+      series: places.get(name), hollow: cell.outcome === "invalid",
+    };
+    points.push(point);
+    if (!x.isSetting) continue;
+    const others = facets.filter((facet) => facet.id !== x.id && facet.id !== "outcome" && !(x.id === "sequences" && ["set.max_num_seqs", "set.batch_size"].includes(facet.id)));
+    const key = JSON.stringify(others.map((facet) => facet.of(cell)));
+    lines.set(key, [...(lines.get(key) ?? []), point]);
+  }
+  const joined = [...lines.values()].filter((line) => line.length > 1);
+  for (const line of joined) line.sort((a, b) => a.x - b.x);
+  return { points, series, lines: joined };
+}
+
+function countsOf(cells) {
+  const counts = new Map();
+  for (const cell of cells) counts.set(cell.outcome, (counts.get(cell.outcome) ?? 0) + 1);
+  const parts = Object.keys(OUTCOMES).filter((name) => counts.has(name)).map((name) => `${counts.get(name)} ${OUTCOMES[name]}`);
+  return `${plural(cells.length, "cell")}: ${parts.join(", ") || "none"}.`;
+}
+
+function resultsTable(cells, metric, store, count) {
+  const { unit, factor, name } = METRICS[metric];
+  const differing = ["gpu", "engine", "model", "workload"].filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
+  const titles = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
+  const hasScope = store.cells.some((cell) => cell.scope);
+  const rows = cells.slice(0, count).map((cell) => {
+    const found = statistic(cell, metric);
+    const range = found && (found.interval ?? (found.n > 1 ? found : null));
+    return [
+      el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.settings),
+      ...differing.map((id) => cell[id]),
+      found ? number(found.value * factor) : "–",
+      range ? `${number(range.low * factor)} to ${number(range.high * factor)}${found.interval ? " (95 %)" : ""}` : "–",
+      found ? String(found.n) : "–",
+      ...(hasScope ? [cell.scope ?? "–"] : []),
+      cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
+    ];
+  });
+  const headings = ["Settings", ...differing.map((id) => titles[id]), `Median (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval holds for"] : []), "Outcome"];
+  const first = 1 + differing.length;
+  return tableOf(`Cells by ${name}`, headings, rows, headings.map((_, i) => i >= first && i < first + 3));
+}
+
+function ordered(cells, metric) {
+  const sign = METRICS[metric].more ? -1 : 1;
+  const value = (cell) => statistic(cell, metric)?.value ?? null;
+  return cells
+    .map((cell) => ({ cell, of: value(cell) }))
+    .sort((a, b) => (a.of === null) - (b.of === null) || sign * (a.of - b.of))
+    .map(({ cell }) => cell);
+}
+
+function chosenOf(options, id) {
+  return options.find((option) => option.id === id) ?? options[0];
+}
+
+// Fill the panel; `store` holds the data.
+export function showExplore(panel, store) {
+  const facets = facetsOf(store);
+  const metrics = metricsWithValues(store);
+  const axes = axesOf(store, facets);
+  if (!metrics.length) {
+    panel.replaceChildren(el("p", { class: "absent" }, "No cell has been measured yet, so there is nothing to draw."));
+    return;
+  }
+  const summary = el("p", { class: "note", role: "status" });
+  const legend = el("div", { class: "legend", role: "group", "aria-label": "Series: show or hide" });
+  const box = el("div", { class: "chart" });
+  const table = el("div");
+  const controls = el("div", { class: "controls" });
+  const form = el("div");
+  let shownRows = PAGE;
+
+  const valuesOf = (axis) => [...new Set(store.cells.map(axis.of))].filter((value) => typeof value === "number").sort((a, b) => a - b);
+  const axisOf = (axis, isLog) => {
+    const values = axis.isSetting ? valuesOf(axis) : [];
+    const few = values.length && values.length <= 12;
+    return { label: axis.label, isLog, ticks: few ? values : undefined, text: axis.isSetting ? setting : undefined };
+  };
+  // Unless the reader says otherwise, settings over a wide range have a logarithmic axis.
+  const logOf = (parameters, x) => {
+    if (parameters.has("log")) return new Set(parameters.getAll("log").filter((axis) => axis !== "none"));
+    const values = x.isSetting ? valuesOf(x) : [];
+    return new Set(values.length && values[0] > 0 && values.at(-1) >= 16 * values[0] ? ["x"] : []);
+  };
+
+  const update = (changes = {}) => {
+    const parameters = changeAddress({ view: "explore", ...changes });
+    const metric = metrics.includes(parameters.get("y")) ? parameters.get("y") : metrics[0];
+    const x = chosenOf(axes, parameters.get("x"));
+    const colours = facets.filter((facet) => facet.id !== "outcome" && facet.values.length <= MOST_SERIES);
+    const colourBy = chosenOf(colours, parameters.get("by"));
+    const isLog = logOf(parameters, x);
+    const hidden = new Set(parameters.getAll("hide"));
+    const cells = filtered(store.cells, facets, parameters);
+    const y = { id: metric, label: `${METRICS[metric].name} (${METRICS[metric].unit})`, metric };
+    const drawn = pointsOf(cells, x, y, colourBy, facets, hidden);
+    const places = colourBy ? colourBy.values.map(colourBy.text) : ["all cells"];
+    const series = drawn.series.map((name) => {
+      const place = Math.max(0, places.indexOf(name));
+      return { name, colour: store.colours[place % store.colours.length], shape: place };
+    });
+    summary.textContent = countsOf(cells);
+    chart.show({ ...drawn, series, x: axisOf(x, isLog.has("x")), y: axisOf(y, isLog.has("y")), label: `${y.label} against ${x.label}, ${plural(drawn.points.length, "point")}.` });
+    legend.replaceChildren(...legendOf(series, hidden, (name) => {
+      const next = new Set(hidden);
+      if (!next.delete(name)) next.add(name);
+      update({ hide: [...next] });
+      [...legend.children].find((button) => button.textContent === name)?.focus();
+    }));
+    const more = el("button", { type: "button", class: "plain", onclick: () => { shownRows += PAGE; update(); } }, `Show ${PAGE} more`);
+    const byValue = ordered(cells, metric);
+    table.replaceChildren(resultsTable(byValue, metric, store, shownRows), ...(cells.length > shownRows ? [el("p", { class: "note" }, `${shownRows} of ${cells.length.toLocaleString("en")} cells are shown. `, more)] : []));
+    return { parameters, metric, x, colourBy, colours, isLog };
+  };
+
+  const chart = new Chart(box, {
+    pick: (point) => openCell(point.cell.cell_id),
+    describe: (point) => {
+      const metric = metrics.includes(current().get("y")) ? current().get("y") : metrics[0];
+      const { metric: other } = chosenOf(axes, current().get("x"));
+      return [cellWords(point.cell), ...toldOf(point.cell, metric), ...(other && other !== metric ? toldOf(point.cell, other) : [])];
+    },
+  });
+  const now = update();
+  const toggleLog = (axis, on) => {
+    const axesOn = logOf(current(), chosenOf(axes, current().get("x")));
+    if (on) axesOn.add(axis);
+    else axesOn.delete(axis);
+    update({ log: axesOn.size ? [...axesOn] : "none" });
+  };
+  const logBox = (axis, words) => el("label", {}, el("input", { type: "checkbox", value: axis, checked: now.isLog.has(axis), onchange: (event) => toggleLog(axis, event.target.checked) }), " ", words);
+  controls.append(
+    choice("Show", metrics.map((name) => [name, METRICS[name].name]), now.metric, (value) => update({ y: value })),
+    choice("Against", axes.map((axis) => [axis.id, axis.label]), now.x.id, (value) => {
+      update({ x: value, log: null });
+      for (const box of controls.querySelectorAll("input")) box.checked = logOf(current(), chosenOf(axes, value)).has(box.value);
+    }),
+    ...(now.colours.length ? [choice("Colour by", now.colours.map((facet) => [facet.id, facet.words]), now.colourBy?.id, (value) => update({ by: value, hide: [] }))] : []),
+    el("div", { class: "choice", role: "group", "aria-label": "Logarithmic axes" }, el("span", {}, "Logarithmic"), el("span", { class: "boxes" }, logBox("x", "across"), logBox("y", "up"))),
+  );
+  form.append(
+    filterForm(facets, now.parameters, (id, values) => { shownRows = PAGE; update({ [id]: values }); }),
+    el("button", { type: "button", class: "plain", onclick: () => {
+      update(Object.fromEntries(["hide", ...facets.map((facet) => facet.id)].map((id) => [id, []])));
+      for (const input of form.querySelectorAll("input:checked")) input.click();
+    } }, "Clear the filter"),
+  );
+  panel.replaceChildren(
+    el("h2", {}, "Explore"),
+    controls,
+    form,
+    summary,
+    legend,
+    box,
+    el(
+      "p",
+      { class: "note" },
+      "A point is the median over a cell's repeats. The bar through it shows the 95 % interval if a table holds one, otherwise the range from the lowest to the highest repeat. Lines join cells that differ only in the setting below the chart. Hollow points failed a check. Choose a point or a row to open its cell.",
+    ),
+    table,
+  );
+  chart.redraw();
+}

@@ -1,0 +1,65 @@
+// One filter for all that a view shows. Within a group any chosen value will do; a group without a choice allows all.
+import { el } from "./dom.js";
+import { OUTCOMES, setting } from "./words.js";
+
+const NAMES = [["gpu", "Device"], ["engine", "Engine"], ["model", "Model"], ["workload", "Workload"]];
+
+function sortedValues(values) {
+  const rank = (value) => (value === null || value === undefined ? 2 : typeof value === "number" ? 0 : 1);
+  return values.sort((a, b) => rank(a) - rank(b) || (typeof a === "number" && typeof b === "number" ? a - b : 0));
+}
+
+// Whether a setting differs among cells of one engine: other engines just do not have it.
+function differsWithinAnEngine(cells, of) {
+  const first = new Map();
+  return cells.some((cell) => {
+    if (!first.has(cell.engine)) first.set(cell.engine, of(cell));
+    return first.get(cell.engine) !== of(cell);
+  });
+}
+
+// What cells can be told apart by: {id, words, of(cell), values, text(value)}; of each at least two values occur.
+export function facetsOf(store) {
+  const facets = [
+    ...NAMES.map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: String })),
+    ...store.knobs.map(({ name, words }) => ({ id: `set.${name}`, words: words[0].toUpperCase() + words.slice(1), of: (cell) => cell[`knob_${name}`] ?? null, text: setting, isKnob: true })),
+    { id: "outcome", words: "Outcome", of: (cell) => cell.outcome, text: (value) => OUTCOMES[value] ?? String(value) },
+  ];
+  for (const facet of facets) facet.values = sortedValues([...new Set(store.cells.map(facet.of))]);
+  return facets.filter((facet) => facet.values.length > 1 && (!facet.isKnob || differsWithinAnEngine(store.cells, facet.of)));
+}
+
+// The cells that the parameters of the address allow; a value is given by its text.
+export function filtered(cells, facets, parameters) {
+  const active = facets
+    .map((facet) => ({ facet, chosen: new Set(parameters.getAll(facet.id)) }))
+    .filter(({ chosen }) => chosen.size);
+  return cells.filter((cell) => active.every(({ facet, chosen }) => chosen.has(String(facet.of(cell)))));
+}
+
+// The form; `changed(id, values)` is called with the chosen values of a group.
+export function filterForm(facets, parameters, changed) {
+  const form = el("form", { class: "filter", "aria-label": "Filter", onsubmit: (event) => event.preventDefault() });
+  for (const facet of facets) {
+    const chosen = new Set(parameters.getAll(facet.id));
+    const count = el("span", { class: "note" });
+    const say = () => {
+      count.textContent = chosen.size ? ` ${chosen.size} of ${facet.values.length}` : " all";
+    };
+    say();
+    const boxes = facet.values.map((value) => {
+      const key = String(value);
+      const toggle = (event) => {
+        if (event.target.checked) chosen.add(key);
+        else chosen.delete(key);
+        say();
+        changed(facet.id, [...chosen]);
+      };
+      return el("label", {}, el("input", { type: "checkbox", value: key, checked: chosen.has(key), onchange: toggle }), " ", facet.text(value));
+    });
+    form.append(
+      el("details", { class: "facet" }, el("summary", {}, facet.words, count), el("fieldset", {}, el("legend", { class: "skip" }, facet.words), boxes)),
+    );
+  }
+  return form;
+}

@@ -1,0 +1,82 @@
+// The page with a script: views beside the report, each drawn when it is first opened. Without this the page is complete.
+import { changeAddress, parseAddress, showAddress } from "./address.js";
+import { store } from "./data.js";
+import { el } from "./dom.js";
+import { openCell } from "./drawer.js";
+import { showExplore } from "./explore.js";
+import { makeSortable, openFoldsForPrint } from "./static.js";
+
+const VIEWS = [
+  { id: "report", name: "Report" },
+  { id: "explore", name: "Explore", show: showExplore },
+];
+const tabs = new Map();
+const panels = new Map();
+const drawn = new Set();
+
+async function open(id) {
+  const view = VIEWS.find((candidate) => candidate.id === id) ?? VIEWS[0];
+  for (const { id: other } of VIEWS) {
+    tabs.get(other).setAttribute("aria-selected", String(other === view.id));
+    tabs.get(other).tabIndex = other === view.id ? 0 : -1;
+    panels.get(other).hidden = other !== view.id;
+  }
+  if (!view.show || drawn.has(view.id)) return;
+  drawn.add(view.id);
+  const panel = panels.get(view.id);
+  panel.replaceChildren(el("p", { class: "note" }, "Unpacking the data of the page ..."));
+  try {
+    view.show(panel, await store());
+  } catch (error) {
+    panel.replaceChildren(el("p", { class: "absent" }, `This view cannot be drawn: ${error.message}`));
+    throw error;
+  }
+}
+
+function choose(id) {
+  const parameters = new URLSearchParams();
+  if (id !== "report") parameters.set("view", id);
+  // A view keeps its state: it writes its own parameters when it is drawn again.
+  drawn.delete(id);
+  if (id === "report") history.pushState(null, "", location.pathname + location.search);
+  else history.pushState(null, "", `#${parameters}`);
+  open(id);
+}
+
+function follow() {
+  const { view, section, parameters } = parseAddress(location.hash);
+  drawn.delete(view);
+  open(section ? "report" : view);
+  if (section) document.getElementById(decodeURIComponent(section))?.scrollIntoView();
+  if (parameters.get("cell")) openCell(parameters.get("cell"));
+}
+
+function build() {
+  const list = el("div", { role: "tablist", "aria-label": "Views", class: "tabs" });
+  for (const { id, name } of VIEWS) {
+    const tab = el("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": `view-${id}`, onclick: () => choose(id) }, name);
+    const panel = el("div", { role: "tabpanel", id: `view-${id}`, "aria-labelledby": `tab-${id}` });
+    tabs.set(id, tab);
+    panels.set(id, panel);
+    list.append(tab);
+  }
+  list.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const all = [...tabs.values()];
+    const next = all[(all.indexOf(document.activeElement) + step + all.length) % all.length];
+    next.focus();
+    next.click();
+  });
+  const header = document.querySelector("body > header");
+  const rest = [...document.body.children].filter((node) => node !== header && !node.matches(".skip, script, template"));
+  panels.get("report").append(...rest);
+  header.after(list, ...panels.values());
+}
+
+for (const table of document.querySelectorAll("table")) makeSortable(table);
+build();
+openFoldsForPrint();
+addEventListener("hashchange", follow);
+addEventListener("popstate", follow);
+follow();

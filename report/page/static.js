@@ -1,0 +1,31 @@
+// What the script adds to the static page: tables that can be sorted by a column, and open folds on paper.
+
+function sortBy(table, heading, column) {
+  const down = heading.getAttribute("aria-sort") === "ascending";
+  for (const other of heading.parentElement.children) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const text = (row) => row.cells[column].textContent;
+  const number = (row) => parseFloat(text(row).replaceAll(",", ""));
+  const order = (a, b) => {
+    const difference = number(a) - number(b);
+    return Number.isNaN(difference) ? text(a).localeCompare(text(b)) : difference;
+  };
+  const rows = [...table.tBodies[0].rows].sort(order);
+  table.tBodies[0].append(...(down ? rows.reverse() : rows));
+}
+
+export function makeSortable(table) {
+  table.querySelectorAll("thead th").forEach((heading, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...heading.childNodes);
+    heading.append(button);
+    button.addEventListener("click", () => sortBy(table, heading, column));
+  });
+}
+
+export function openFoldsForPrint() {
+  addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll("#view-report details")) fold.open = true;
+  });
+}

@@ -1,0 +1,135 @@
+"""The views of the report, used in a real browser: the page's own policy holds, and the console stays silent."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Tab, browser
+from tests.unit.present.synthetic import SCRIPT, write_results
+from workflow_scripts.present import page
+
+pytestmark = pytest.mark.needs_tool("chromium")
+
+EXPLORE = "#view=explore"
+READY = "document.querySelector('#view-explore table')"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("views")
+    study = str(write_results(root))
+    out = root / "report.html"
+    folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
+    assert page.main(["--study", study, *folders, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
+    yield one_tab
+    one_tab.evaluate("1")
+    assert one_tab.complaints == []
+
+
+def cells_shown(tab: Tab) -> str:
+    told: str = tab.evaluate("document.querySelector('#view-explore [role=status]').textContent")
+    return told
+
+
+def test_a_filter_acts_on_chart_and_table_and_is_in_the_address(tab: Tab, report: Path) -> None:
+    tab.open(report, EXPLORE)
+    tab.wait(READY)
+    assert cells_shown(tab).startswith("77 cells: ")
+    tab.evaluate("document.querySelector('#view-explore input[value=l40s]').click()")
+    assert cells_shown(tab).startswith("27 cells: ")
+    assert "gpu=l40s" in tab.evaluate("location.hash")
+    devices = tab.evaluate(
+        "[...document.querySelectorAll('#view-explore tbody td:nth-child(2)')].map((d) => d.textContent)"
+    )
+    assert set(devices) == {"l40s"}
+    tab.open(report, "#view=explore&gpu=l40s&gpu=h200&outcome=timeout&y=ttft_s_p50")
+    tab.wait(READY)
+    assert cells_shown(tab) == "1 cell: 1 ran out of time."
+    assert tab.evaluate("document.querySelector('#view-explore select').value") == "ttft_s_p50"
+    clear = "[...document.querySelectorAll('#view-explore .plain')].find((b) => b.textContent === 'Clear the filter')"
+    tab.evaluate(f"{clear}.click()")
+    assert cells_shown(tab).startswith("77 cells: ")
+
+
+def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab: Tab, report: Path) -> None:
+    tab.open(report, f"{EXPLORE}&engine=vllm&gpu=h200&set.max_num_seqs=64")
+    tab.wait(READY)
+    tab.evaluate("document.querySelector('#view-explore canvas[tabindex]').focus()")
+    told = []
+    for _ in range(7):
+        tab.press("ArrowRight")
+        told.append(tab.evaluate("document.querySelector('.said').textContent"))
+    assert len(set(told)) == 7
+    assert all("tokens/s" in said and "median of 3 repeats, from " in said for said in told)
+    # Of the fastest cell a table holds an interval.
+    assert any("95 % interval " in said for said in told)
+    assert not tab.evaluate("document.querySelector('.tip').hidden")
+    tab.press("Enter")
+    tab.wait("document.querySelector('dialog')?.open")
+    assert "cell=h200" in tab.evaluate("location.hash")
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog').open")
+    assert "cell=" not in tab.evaluate("location.hash")
+
+
+def test_the_legend_hides_a_series(tab: Tab, report: Path) -> None:
+    tab.open(report, EXPLORE)
+    tab.wait(READY)
+    points = "Number(document.querySelector('.chart canvas').ariaLabel.match(/([0-9]+) points/)[1])"
+    before = tab.evaluate(points)
+    tab.evaluate("[...document.querySelectorAll('.key')].find((k) => k.textContent === 'l40s').click()")
+    assert tab.evaluate("document.querySelector('.key[aria-pressed=false]').textContent") == "l40s"
+    assert 0 < tab.evaluate(points) < before
+    assert "hide=l40s" in tab.evaluate("location.hash")
+
+
+def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path) -> None:
+    tab.open(report, "#energy")
+    assert tab.evaluate("document.getElementById('energy').getBoundingClientRect().top") < 100
+    assert not tab.evaluate("document.getElementById('view-report').hidden")
+    tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
+    tab.wait("document.querySelector('dialog')?.open")
+    told = tab.evaluate("document.querySelector('dialog').innerText")
+    assert "does not fit" in told
+    # The engine's words and its log hold markup, which stays text.
+    assert told.count(SCRIPT) == 2
+    assert "snakemake --cores all" in told
+    tab.evaluate("document.querySelector('#tab-report').click()")
+
+
+def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab: Tab, report: Path) -> None:
+    tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
+    tab.wait("document.querySelector('dialog')?.open")
+    titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
+    assert {"Measure it again", "Repeats", "Limits", "Prediction (made before measuring)", "Settings"} <= set(titles)
+    told = tab.evaluate("document.querySelector('dialog').innerText")
+    assert "max_model_len 2048, not 4096" in told
+    assert tab.evaluate("document.querySelectorAll('dialog table[aria-label=\"Every repeat\"] thead th').length") == 6
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_views_fit_the_window(tab: Tab, report: Path, width: int, dark: bool) -> None:
+    tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096", width=width, dark=dark)
+    tab.wait("document.querySelector('dialog')?.open")
+    wide = """[...document.querySelectorAll("#view-explore *, dialog *")]
+        .filter((e) => !e.closest(".scroll, pre, .skip, .said") && e.getBoundingClientRect().right > innerWidth + 0.5)
+        .map((e) => e.outerHTML.slice(0, 80))"""
+    assert tab.evaluate(wide) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert tab.evaluate("getComputedStyle(document.querySelector('dialog')).backgroundColor") == (
+        "rgb(20, 24, 29)" if dark else "rgb(254, 254, 254)"
+    )

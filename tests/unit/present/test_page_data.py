@@ -1,0 +1,84 @@
+import base64
+import gzip
+import json
+import re
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import Results
+from tests.unit.present.synthetic import SCRIPT
+from workflow_scripts.present.page_data import VERSION, columns_of, packed
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def data_of(html: str) -> dict[str, Any]:
+    """The data in a page."""
+    found = re.search(r'<template id="page-data">([^<]*)</template>', html)
+    assert found
+    data: dict[str, Any] = unpacked(found[1])
+    return data
+
+
+def values(column: Any) -> list[Any]:
+    return column if isinstance(column, list) else [None if at is None else column["of"][at] for at in column["at"]]
+
+
+@pytest.fixture(scope="module")
+def data(results: Results) -> dict[str, Any]:
+    return data_of(results.html)
+
+
+def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results: Results, data: dict[str, Any]) -> None:
+    grid = pd.read_parquet(results.root / "tables" / "cells.parquet").drop_duplicates("cell_id")
+    assert data["version"] == VERSION
+    assert values(data["cells"]["cell_id"]) == list(grid["cell_id"])
+    assert values(data["cells"]["outcome"]) == list(grid["outcome"])
+    settings = dict(zip(values(data["cells"]["cell_id"]), values(data["cells"]["settings"]), strict=True))
+    told = settings["h200/vllm/llama-3.1-8b-instruct/system-prompt/bs16-seqs64-len4096-pc1"]
+    assert "block size 16" in told
+    assert "prefix caching on" in told
+    assert all(values(data["cells"]["log"])[place] for place in (0, 5))
+    assert SCRIPT in values(data["cells"]["log"])[5]
+
+
+def test_every_repeat_has_its_measured_values_and_limits(results: Results, data: dict[str, Any]) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    measured = cells[cells["repeat"].notna()]
+    repeats = data["repeats"]
+    ids = values(data["cells"]["cell_id"])
+    assert [ids[place] for place in repeats["cell"]] == list(measured["cell_id"])
+    assert repeats["repeat"] == list(measured["repeat"])
+    assert repeats["output_tokens_per_s"] == pytest.approx(list(measured["output_tokens_per_s"]), rel=1e-4)
+    assert set(repeats["mbu"]) == {0.5, 2}
+    # A server's latencies count from the scheduled arrival.
+    served = [place for place, cell in enumerate(repeats["cell"]) if "/vllm-serve/" in ids[cell]]
+    assert {repeats["ttft_s_p50"][place] for place in served} == {0.1, 0.4, 1.6}
+    assert "itl_s_p90" not in repeats, "a column without values is left out"
+
+
+def test_limits_predictions_and_intervals_name_their_cells(data: dict[str, Any]) -> None:
+    count = len(values(data["cells"]["cell_id"]))
+    for table, column in (
+        ("limits", "output_tokens_per_s_ceiling"),
+        ("predictions", "predicted"),
+        ("intervals", "low"),
+    ):
+        rows = data[table]
+        assert rows["cell"], table
+        assert all(0 <= cell < count for cell in rows["cell"])
+        assert len(rows["cell"]) == len(rows[column])
+    intervals = data["intervals"]
+    assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
+
+
+def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits() -> None:
+    rows = pd.DataFrame({"number": [1.23456789, 20.0, float("inf")], "flag": pd.array([True, None, False])})
+    columns = columns_of(rows, ["number", "flag"])
+    assert columns == {"number": [1.2346, 20, None], "flag": [True, None, False]}
+    assert packed(columns) == packed(columns)
+    assert unpacked(packed(columns)) == columns

@@ -1,0 +1,215 @@
+"""The data from which the page's views compute: every cell with its repeats, limits and predictions.
+
+`page_data` makes the whole from the tables, and `packed` makes it a text for the page: JSON, compressed and in base64.
+Numbers keep five significant digits. A column without any value is left out; a value that is not known is null.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.series import setting
+from workflow_scripts.present.style import COLOURS
+
+VERSION = 1
+
+# Measured in each repeat; `mbu` and `mfu` are of the limits table.
+MEASURES = (
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "steady_output_tokens_per_s"),
+    *(f"{latency}_{q}" for latency in ("ttft_s", "tpot_s", "itl_s", "e2e_s") for q in ("p50", "p90", "p99")),
+    *("goodput_requests_per_s", "slo_attainment"),
+    *("energy_j_per_output_token", "energy_j", "power_w_mean", "wall_s", "mbu", "mfu"),
+    *("num_requests", "prompt_tokens", "output_tokens"),
+    *("running_peak", "waiting_peak", "kv_cache_usage_peak", "preemptions", "memory_used_bytes_max"),
+    *("prefix_cache_hit_rate", "draft_acceptance_rate", "cpu_others_pct", "started_at"),
+)
+# What the serving table counts from the scheduled arrival, and the cells table from the moment of being queued.
+LATENCIES = tuple(name for name in MEASURES if name.startswith(("ttft_s", "tpot_s", "itl_s", "e2e_s")))
+SERVED = (*LATENCIES, "goodput_requests_per_s", "slo_attainment")
+OF_CELLS = (
+    *("cell_id", "gpu", "engine", "model", "workload", "knobs", "sweeps", "outcome", "reason", "comparable", "source"),
+    *("max_concurrency_allowed", "host", "device_name", "processor", "engine_version", "dtype", "attention_backend"),
+    *("not_as_asked", "effective", "block_size_effective", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency"),
+    *("warmup_steady", "git_commit"),
+)
+LIMITS = (
+    *("output_tokens_per_s_ceiling", "total_tokens_per_s_ceiling", "wall_s_min", "mbu", "mfu", "factor"),
+    *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
+)
+PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", "flagged", "why", "speed_source")
+# Lines of a log that the page shows, and bytes of its end in which they are looked for.
+LOG_LINES, LOG_BYTES = 12, 4096
+
+# A column of values; of texts that repeat, the different ones (`of`) and the place of each row's text among them.
+Column = list[Any] | dict[str, list[Any]]
+Columns = dict[str, Column]
+
+
+class Knob(TypedDict):
+    """A setting that some cell sets: its name, and the same in words."""
+
+    name: str
+    words: str
+
+
+class PageData(TypedDict):
+    """Everything that the views read. `cell` in `repeats`, `limits`, `predictions` and `intervals` is a row of `cells`.
+
+    `intervals` holds a table's value of a cell's measure with its 95 % interval, over all repeats.
+    """
+
+    version: int
+    study: dict[str, Any]
+    colours: Sequence[str]
+    knobs: list[Knob]
+    cells: Columns
+    repeats: Columns
+    limits: Columns
+    predictions: Columns
+    intervals: Columns
+
+
+def page_data(report: Report, study_file: Path) -> PageData:
+    """The data of a study's page."""
+    grid = report.grid.reset_index(drop=True)
+    knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
+    logs = pd.Series([_log_end(report, cell) for cell in grid["cell_id"]], index=grid.index, dtype=object)
+    cells = grid.assign(settings=_settings(grid, knobs), log=logs)
+    place = pd.Series(grid.index, index=grid["cell_id"])
+    words: list[Knob] = [
+        {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
+    ]
+    return {
+        "version": VERSION,
+        "study": {
+            "name": report.study.name,
+            "question": report.study.question,
+            "repeats": report.study.repeats,
+            "file": str(study_file),
+            "cells": str(report.cells),
+        },
+        "colours": COLOURS,
+        "knobs": words,
+        "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "log", *knobs]),
+        "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
+        "limits": columns_of(_limits(report, place), ["cell", "rates", *LIMITS]),
+        "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
+        "intervals": columns_of(_intervals(report, place), ["cell", "measure", "value", "low", "high", "n"]),
+    }
+
+
+def packed(data: Any) -> str:
+    """Data as a text for the page: JSON, compressed by gzip, in base64. The same data give the same text."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def columns_of(rows: pd.DataFrame, names: Sequence[str]) -> Columns:
+    """Those of the columns that have any value.
+
+    >>> columns_of(pd.DataFrame({"a": [1.0, None], "b": ["x", "x"], "c": [None, None]}), ["a", "b", "c", "d"])
+    {'a': [1, None], 'b': {'of': ['x'], 'at': [0, 0]}}
+    """
+    return {name: _column(rows[name]) for name in names if name in rows and rows[name].notna().any()}
+
+
+def _column(values: "pd.Series[Any]") -> Column:
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        return [_number(value) for value in values.to_numpy(dtype=float, na_value=np.nan)]
+    plain = [None if pd.isna(value) else value for value in values]
+    if not all(isinstance(value, str) for value in plain if value is not None):
+        return [value if isinstance(value, str | None) else _plain(value) for value in plain]
+    codes, texts = pd.factorize(pd.Series(plain, dtype=object))
+    return {"of": list(texts), "at": [int(code) if code >= 0 else None for code in codes]}
+
+
+def _plain(value: Any) -> Any:
+    return bool(value) if isinstance(value, bool | np.bool_) else _number(float(value))
+
+
+def _number(value: float) -> float | int | None:
+    if not np.isfinite(value):
+        return None
+    if value == int(value) and abs(value) < 1e15:
+        return int(value)
+    return float(f"{value:.5g}")
+
+
+def _settings(grid: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    rows = grid[list(knobs)].itertuples(index=False, name=None)
+    named = [[setting(knob, value) for knob, value in zip(knobs, row, strict=True) if pd.notna(value)] for row in rows]
+    return [", ".join(words) or "the engine's defaults" for words in named]
+
+
+def _log_end(report: Report, cell_id: str) -> str | None:
+    """The last lines of the engine's log, or of the measuring command's if the engine has written none."""
+    for path in (report.cells / cell_id / "raw" / "engine.log", report.log(cell_id)):
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_BYTES))
+                lines = file.read().decode("utf-8", "replace").strip().splitlines()
+            return "\n".join(lines[-LOG_LINES:])
+    return None
+
+
+def _of_cells(rows: pd.DataFrame | None, place: "pd.Series[int]") -> pd.DataFrame:
+    """The rows of cells of the study, each with the place of its cell."""
+    if rows is None:
+        return pd.DataFrame()
+    known = rows[rows["cell_id"].isin(place.index)]
+    return known.assign(cell=known["cell_id"].map(place))
+
+
+def _preferred_limits(report: Report) -> pd.DataFrame | None:
+    """One row per repeat: if a device's rates have two sources, the data sheet is preferred."""
+    limits = report.tables.get("limits")
+    return None if limits is None else limits.sort_values("rates").drop_duplicates(["cell_id", "repeat"])
+
+
+def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
+    cells = report.tables.cells
+    rows = cells[cells["repeat"].notna()]
+    limits, served = _preferred_limits(report), report.tables.get("serving")
+    key = ["cell_id", "repeat"]
+    if limits is not None:
+        rows = rows.merge(limits[[*key, "mbu", "mfu"]], on=key, how="left")
+    if served is not None:
+        known = served.reindex(columns=[*key, *SERVED]).drop_duplicates(key)
+        rows = rows.merge(known, on=key, how="left", suffixes=("", "_served"))
+        for name in SERVED:
+            if (other := f"{name}_served") in rows:
+                rows[name] = rows[other].where(rows[other].notna(), rows[name])
+    return _of_cells(rows, place)
+
+
+def _limits(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
+    """One row per cell: of numbers the median over its repeats, of the rest what the first repeat says."""
+    limits = report.tables.get("limits")
+    if limits is None:
+        return pd.DataFrame()
+    limits = _of_cells(limits, place)
+    how = {
+        name: "median" if pd.api.types.is_float_dtype(limits[name]) else "first" for name in LIMITS if name in limits
+    }
+    return limits.groupby(["cell", "rates"], sort=False).agg(how).reset_index()
+
+
+def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
+    """The values with intervals that tables hold of single cells."""
+    parts = [pd.DataFrame()]
+    for name in ("serving_summary", "recommendations"):
+        rows = _of_cells(report.tables.get(name), place)
+        for measure in MEASURES:
+            if f"{measure}_low" in rows:
+                part = rows[["cell", measure, f"{measure}_low", f"{measure}_high", "repeats"]]
+                part = part.set_axis(["cell", "value", "low", "high", "n"], axis=1)
+                parts.append(part.assign(measure=measure).dropna(subset=["low", "high"]))
+    intervals = pd.concat(parts)
+    return intervals if intervals.empty else intervals.drop_duplicates(["cell", "measure"])

@@ -1,0 +1,70 @@
+"""The page's script: the modules below `report/page`, joined into one text.
+
+The page's policy allows one inline script by its digest, and a page that is opened from a file can import nothing. So
+the modules are joined: each once, after those that it imports, without the words `import` and `export`. This needs no
+tool and allows only what the modules use: `import { name } from "./module.js";` on one line, and declarations that
+begin with `export`. As all names share one scope, no two modules may declare the same name.
+"""
+
+import re
+from pathlib import Path
+
+_IMPORT = re.compile(r'^import \{ (?P<names>[\w, ]+) \} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
+_DECLARATION = re.compile(
+    r"^(?P<export>export )?(?:async )?(?:const|let|function\*?|class) (?P<name>\w+)", re.MULTILINE
+)
+
+
+class ScriptError(ValueError):
+    """Modules that cannot be joined; the message names the module and what is wrong."""
+
+
+def joined(folder: Path, entry: str = "main.js") -> str:
+    """The module `entry` with all modules that it imports, as one script.
+
+    The script's value is an object with what `entry` exports, for tests.
+
+    Raises:
+        ScriptError: a module or an imported name does not exist, modules import each other in a circle, two modules
+            declare the same name, or an import or export has another form than those above.
+    """
+    texts: dict[str, str] = {}
+    _add(folder, entry, texts, ())
+    owners: dict[str, str] = {}
+    for module, text in texts.items():
+        for found in _DECLARATION.finditer(text):
+            other = owners.setdefault(found["name"], module)
+            if other != module:
+                raise ScriptError(f"{module}: {found['name']} is also declared in {other}; rename one of them")
+    bodies = [_IMPORT.sub("", text).replace("\nexport ", "\n").removeprefix("export ") for text in texts.values()]
+    exported = ", ".join(sorted(exports(texts[entry])))
+    return "\n".join(["(() => {", '"use strict";', *bodies, f"return {{ {exported} }};", "})();", ""])
+
+
+def exports(text: str) -> set[str]:
+    """Names that a module exports.
+
+    >>> sorted(exports("export const A = 1;\\nfunction b() {}\\nexport async function c() {}\\n"))
+    ['A', 'c']
+    """
+    return {found["name"] for found in _DECLARATION.finditer(text) if found["export"]}
+
+
+def _add(folder: Path, module: str, texts: dict[str, str], importers: tuple[str, ...]) -> None:
+    """Add a module after those that it imports."""
+    if module in importers:
+        raise ScriptError(f"{' -> '.join([*importers, module])}: modules import each other in a circle")
+    if module in texts:
+        return
+    try:
+        text = (folder / module).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ScriptError(f"{folder / module}: {e.strerror}") from None
+    for found in _IMPORT.finditer(text):
+        _add(folder, found["module"], texts, (*importers, module))
+        if unknown := set(found["names"].split(", ")) - exports(texts[found["module"]]):
+            raise ScriptError(f"{module}: {found['module']} does not export {', '.join(sorted(unknown))}")
+    left = _DECLARATION.sub("", _IMPORT.sub("", text))
+    if other := re.search(r"^(?:import|export)\b.*", left, re.MULTILINE):
+        raise ScriptError(f"{module}: {other[0]!r} is not a form of import or export that can be joined")
+    texts[module] = text
