@@ -45,12 +45,28 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.analyse.table_command import run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import run_command
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.engines.knobs import every_knob
 
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")
 PAIR, OVERALL = "pair", "overall"
 # The table's name for what can differ between cells apart from a knob.
 MODEL = "model"
+
+
+def _shown_in() -> dict[str, list[str]]:
+    """Columns in which engines show knobs, with these knobs: if two cells agree there, the knob had no effect."""
+    columns: dict[str, list[str]] = {}
+    for name, knob in every_knob().items():
+        if knob.shown_in:
+            columns.setdefault(knob.shown_in, []).append(name)
+    return columns
+
+
+def _shown_in_words() -> str:
+    return "; ".join(f"`{column}` for {', '.join(f'`{n}`' for n in names)}" for column, names in _shown_in().items())
+
 
 SCHEMA = table_schema(
     "effects",
@@ -103,12 +119,7 @@ SCHEMA = table_schema(
     ),
     columns("explanation", TEXT, "the same in words"),
     notes=(
-        "What the engine shows of a knob: `running_peak` for `max_num_seqs` and `batch_size`; "
-        "`block_size_effective`, `max_num_batched_tokens_effective` and `max_model_len_effective` for the knobs "
-        "of that name (`page_size` and `max_batch_tokens` for continuous batching on HuggingFace); "
-        "`kv_cache_tokens` for `gpu_memory_utilization`, `cpu_kv_cache_gib` and `kv_cache_dtype`; "
-        "`num_gpu_blocks` for `num_blocks`; `prefix_cache_hits` for `enable_prefix_caching`; `draft_tokens` for "
-        "`num_speculative_tokens`; `attention_backend`.\n\n"
+        f"What the engine shows of a knob: {_shown_in_words()}.\n\n"
         "An engine chooses settings that a study leaves out, and the choice may depend on the compared knob: vLLM's "
         "default for `max_num_batched_tokens` depends on `max_num_seqs`. `moved_with_it` compares all effective "
         "settings (`effective` of the cells table) except the knob itself and what follows from it by arithmetic, such "
@@ -116,58 +127,12 @@ SCHEMA = table_schema(
     ),
 )
 
-# What an engine shows of a knob: if two cells agree in it, the knob made no difference to the engine.
-_SEEN_IN = {
-    "block_size": "block_size_effective",
-    "page_size": "block_size_effective",
-    "max_num_seqs": "running_peak",
-    "batch_size": "running_peak",
-    "max_num_batched_tokens": "max_num_batched_tokens_effective",
-    "max_batch_tokens": "max_num_batched_tokens_effective",
-    "max_model_len": "max_model_len_effective",
-    "gpu_memory_utilization": "kv_cache_tokens",
-    "cpu_kv_cache_gib": "kv_cache_tokens",
-    "kv_cache_dtype": "kv_cache_tokens",
-    "tensor_parallel_size": "kv_cache_tokens",
-    "pipeline_parallel_size": "kv_cache_tokens",
-    "users": "running_peak",
-    "num_blocks": "num_gpu_blocks",
-    "enable_prefix_caching": "prefix_cache_hits",
-    "num_speculative_tokens": "draft_tokens",
-    "attention_backend": "attention_backend",
-}
-# Those of them that should equal the value that was asked for.
-_AS_ASKED = {
-    "block_size_effective",
-    "running_peak",
-    "max_num_batched_tokens_effective",
-    "max_model_len_effective",
-    "num_gpu_blocks",
-    "attention_backend",
-}
-# Settings that are the knob itself under another name, or that it determines.
-_SAME_AS = {
-    "page_size": {"block_size"},
-    "max_batch_tokens": {"max_num_batched_tokens"},
-    "speculative_model": {"speculative_method", "num_speculative_tokens"},
-    "num_speculative_tokens": {"speculative_method"},
-    "quantization": {"dtype"},
-    "endpoint": {"prompts", "ignores_eos"},
-    "model": {"dtype", "quantization"},
-}
+# The model counts as a knob.
+_OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
 # Settings that follow from many others and have a column or a table of their own.
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
-_OBSERVED = BOUND_BY_NEEDS | {
-    "effective": "first",
-    "block_size_effective": "first",
-    "max_num_batched_tokens_effective": "first",
-    "max_model_len_effective": "first",
-    "kv_cache_tokens": "first",
-    "num_gpu_blocks": "first",
-    "attention_backend": "first",
-    "prefix_cache_hits": "mean",
-    "draft_tokens": "mean",
-}
+# Counters grow in each repeat; everything else that engines show of a knob is a setting.
+_COUNTERS = ("prefix_cache_hits", "draft_tokens")
 
 
 def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
@@ -178,7 +143,8 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
         cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
         margin_pct: differences within this are `flat`.
     """
-    summary = cell_summary(cells, METRIC, _OBSERVED)
+    observed = {column: "mean" if column in _COUNTERS else "first" for column in ("effective", *_shown_in())}
+    summary = cell_summary(cells, METRIC, observed | BOUND_BY_NEEDS)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
     effects = [row for knob in (*knobs, MODEL) for row in _effects_of(summary, knob, knobs, margin_pct)]
@@ -191,7 +157,8 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
     if rows.empty:
         return
     knob = column.removeprefix("knob_")
-    seen_in = _SEEN_IN.get(knob, "")
+    described = every_knob().get(knob, _OF_MODEL)
+    seen_in = described.shown_in
     pairs = _pairs(rows["group"])
     is_first = ~rows["group"].duplicated().to_numpy()
     effects = pd.concat(
@@ -217,8 +184,8 @@ def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct
             "margin_pct": margin_pct,
         }
         several = told[effect["group"]] if effect["comparison"] == OVERALL else [b["effective"], a["effective"]]
-        row["moved_with_it"] = _moved(several, {knob, *_SAME_AS.get(knob, ())} | _FOLLOWS)
-        yield row | {"explanation": _explanation(row, a, b, seen_in)}
+        row["moved_with_it"] = _moved(several, {knob, *described.settles} | _FOLLOWS)
+        yield row | {"explanation": _explanation(row, a, b, described)}
 
 
 def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
@@ -345,7 +312,7 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
     return texts
 
 
-def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:
+def _explanation(row: Record, a: Record, b: Record, knob: Knob) -> str:
     ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
     if row["comparison"] == OVERALL:
         observed = (
@@ -355,7 +322,7 @@ def _explanation(row: Record, a: Record, b: Record, seen_in: str) -> str:
         observed = f"{row['knob']} {row['value']} against {row['baseline']}: {ratio} the output tokens/s"
     sentences = [
         f"{observed}, {_verdict_text(row)}.",
-        _effect_text(row, a, b, seen_in),
+        _effect_text(row, a, b, knob),
         _moved_text(row),
         _bound_text(row, a),
         _work_text(row, a, b),
@@ -379,7 +346,8 @@ def _verdict_text(row: Record) -> str:
     return f"not decided at a margin of {margin}: about {few} of each would decide"
 
 
-def _effect_text(row: Record, a: Record, b: Record, seen_in: str) -> str:
+def _effect_text(row: Record, a: Record, b: Record, knob: Knob) -> str:
+    seen_in = knob.shown_in
     if row["knob"] == MODEL:
         return ""
     if pd.isna(row["took_effect"]):
@@ -387,7 +355,7 @@ def _effect_text(row: Record, a: Record, b: Record, seen_in: str) -> str:
     if row["comparison"] == OVERALL:
         return "" if row["took_effect"] else f"It made no difference to the engine: {seen_in} never changed."
     seen, before = knob_text(a[seen_in]), knob_text(b[seen_in])
-    asked = f", not the {row['value']} asked for" if seen_in in _AS_ASKED and seen != row["value"] else ""
+    asked = f", not the {row['value']} asked for" if knob.value_in and seen != row["value"] else ""
     if row["took_effect"]:
         return f"It took effect: {seen_in} was {seen}{asked}, against {before}."
     return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."

@@ -20,6 +20,7 @@ from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio
 from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import run_command
+from workflow_scripts.engines.knobs import every_knob
 from workflow_scripts.study.study_file import Study
 
 METRIC = "output_tokens_per_s"
@@ -80,14 +81,8 @@ STATIC_BATCHING, CONTINUOUS_BATCHING, ENGINE, TOTAL = "static_batching", "contin
 NOT_MEASURED = -1
 _WORK = ("num_requests", "prompt_tokens", "output_tokens")
 ENDS = ("ratio", "ratio_low", "ratio_high")
-# Settings that change what is computed, in how many steps or on how many devices, with their neutral values.
-_UNEQUAL = {
-    "knob_quantization": (),
-    "knob_kv_cache_dtype": ("auto", "bfloat16", "float16"),
-    "knob_tensor_parallel_size": (1,),
-    "knob_pipeline_parallel_size": (1,),
-    "knob_num_speculative_tokens": (0,),
-}
+# Knobs that change what is computed, in how many steps or on how many devices, with their neutral values.
+_UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
 
 
 def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

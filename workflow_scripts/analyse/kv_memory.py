@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.repeats import dtypes
+from workflow_scripts.analyse.repeats import as_applied, dtypes
 from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 
@@ -36,14 +36,14 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
     """Bytes of keys and values per token, on all devices together; NaN for a model whose shape is not known."""
-    drafted = _knob(cells, "num_speculative_tokens", 0) > 0
+    drafted = as_applied(cells, "num_speculative_tokens") > 0
     of_token = _bytes_reader()
     settings = zip(
         cells["model"],
         dtypes(cells),
-        _knob(cells, "speculative_model", "").where(drafted, ""),
-        _knob(cells, "kv_cache_dtype", "auto"),
-        _knob(cells, "tensor_parallel_size", 1),
+        as_applied(cells, "speculative_model").where(drafted, ""),
+        as_applied(cells, "kv_cache_dtype"),
+        as_applied(cells, "tensor_parallel_size"),
         strict=True,
     )
     return pd.Series([of_token(*setting) for setting in settings], index=cells.index, dtype=float)
@@ -64,9 +64,3 @@ def _bytes_reader() -> Callable[[str, str, str, str, int], float]:
             return np.nan
 
     return of_token
-
-
-def _knob(cells: pd.DataFrame, name: str, unset: str | int) -> pd.Series:
-    """Each cell's value of a knob, and `unset` if it sets none."""
-    column = f"knob_{name}"
-    return cells[column].fillna(unset) if column in cells else pd.Series(unset, index=cells.index)

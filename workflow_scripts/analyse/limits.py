@@ -30,7 +30,7 @@ from workflow_scripts.analyse.ceilings import (
     rates_of,
 )
 from workflow_scripts.analyse.cells import MEASURED
-from workflow_scripts.analyse.repeats import dtypes, numbers
+from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
@@ -38,6 +38,7 @@ from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.command import run_command
+from workflow_scripts.engines.knobs import every_knob
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study.study_file import Study
@@ -47,14 +48,6 @@ TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
 
 TOKEN_RATES = ("output_tokens_per_s", "total_tokens_per_s")
 _LABELS = {"datasheet": "data sheet", "measured": "device as measured"}
-
-_SETTINGS: dict[str, tuple[str, str | int]] = {
-    "quantization": ("knob_quantization", ""),
-    "kv_cache_dtype": ("knob_kv_cache_dtype", "auto"),
-    "tensor_parallel_size": ("knob_tensor_parallel_size", 1),
-    "pipeline_parallel_size": ("knob_pipeline_parallel_size", 1),
-    "num_speculative_tokens": ("knob_num_speculative_tokens", 0),
-}
 
 SCHEMA = table_schema(
     "limits",
@@ -149,7 +142,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     """
     if work.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns)), []
-    settings = {name: _setting(work, column, default) for name, (column, default) in _SETTINGS.items()}
+    settings = {name: as_applied(work, name) for name, knob in every_knob().items() if knob.neutral is not None}
     work = work.assign(**settings, dtype=dtypes).join(least_steps(work))
     parts: list[pd.DataFrame] = []
     reasons: list[str] = []
@@ -166,12 +159,6 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
         parts += [_limits(rows, facts, rates, kv_cache_dtype) for rates in rates_found]
     table = pd.concat(parts) if parts else pd.DataFrame(columns=list(SCHEMA.columns))
     return table.sort_values([*REPEAT, "rates"])[list(SCHEMA.columns)], list(dict.fromkeys(reasons))
-
-
-def _setting(work: pd.DataFrame, column: str, default: str | int) -> pd.Series:
-    """A knob's column, with the engine's default if a study does not set the knob."""
-    values = work[column] if column in work else pd.Series(None, index=work.index, dtype=object)
-    return values.astype(object).where(values.notna(), default).infer_objects()
 
 
 def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:

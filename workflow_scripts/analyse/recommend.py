@@ -86,17 +86,15 @@ SCHEMA = table_schema(
     columns("config_yaml", TEXT, "the same as a file for `vllm serve --config`"),
 )
 
+_PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
+_RESERVES = [f"knob_{name}" for name, knob in VllmKnobs.described().items() if knob.reserves]
 _OBSERVED = {
     "ttft_s_p99": "max",
     "tpot_s_p99": "max",
     "dtype": "first",
     "block_size_effective": "first",
-    "max_num_seqs_effective": "first",
-    "max_num_batched_tokens_effective": "first",
-    "max_model_len_effective": "first",
+    **{f"{name}_effective": "first" for name in _PINNED},
 }
-# `vllm serve` has other defaults for these than the offline engine, so the effective values are written out.
-_PINNED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 Settings = Mapping[str, Prepared]
 
@@ -229,7 +227,7 @@ def _within_latency(
 
 def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
     """The cell with the fewest sequences, then the least reserved memory, then the smallest block."""
-    memory = [name for name in ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib") if name in place]
+    memory = [name for name in _RESERVES if name in place]
     order = ["max_concurrency_allowed", *memory, "block_size_effective", "knobs"]
     return int(place[among].sort_values(order, kind="stable").index[0])
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.statistics import FloatArray, summarise
 from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.engines.knobs import every_knob
 
 Record = dict[str, Any]
 
@@ -62,6 +63,18 @@ def dtypes(cells: pd.DataFrame) -> pd.Series:
 def knob_columns(cells: pd.DataFrame) -> list[str]:
     """Names of the columns that hold knobs."""
     return [str(name) for name in cells.columns if str(name).startswith("knob_")]
+
+
+def as_applied(cells: pd.DataFrame, knob: str) -> pd.Series:
+    """Each cell's value of a knob; where the study leaves it out, the neutral value, or an empty text if it has none.
+
+    >>> cells = pd.DataFrame({"knob_tensor_parallel_size": [4, 2]})
+    >>> list(as_applied(cells, "tensor_parallel_size")), list(as_applied(cells, "kv_cache_dtype"))
+    ([4, 2], ['auto', 'auto'])
+    """
+    column, unset = f"knob_{knob}", (every_knob()[knob].neutral or ("",))[0]
+    values = cells[column] if column in cells else pd.Series(None, index=cells.index, dtype=object)
+    return values.astype(object).where(values.notna(), unset).infer_objects()
 
 
 def knob_text(value: Any) -> str:

@@ -168,7 +168,7 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
         slo: latency -> bound that a request must keep to count for goodput.
     """
     rows = cells[cells["engine"].isin(SERVING_ENGINES) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
-    knobs = {f"knob_{name}": name for name in ("endpoint", *Load.load_codes)}
+    knobs = {f"knob_{name}": name for name in ("endpoint", *Load.model_fields)}
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

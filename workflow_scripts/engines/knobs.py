@@ -1,16 +1,18 @@
 """Engine knobs that a study may set: typed, validated and part of a cell's path.
 
 Field names are the engines' own argument names. A knob that a study leaves out keeps the engine's default and
-does not appear in the slug.
+does not appear in the slug. Everything else that the pipeline knows of a knob is in the `Knob` of its field.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from functools import cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from workflow_scripts.common.knob import Knob
 from workflow_scripts.workloads.arrivals import Load
 
 Positive = Annotated[int, Field(ge=1)]
@@ -22,8 +24,22 @@ class Knobs(BaseModel):
     # Strict: a text or a boolean is never accepted as a number, even if it could be read as one.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    # Short names for paths, in the order in which they appear there.
-    codes: ClassVar[dict[str, str]]
+    @classmethod
+    @cache
+    def described(cls) -> Mapping[str, Knob]:
+        """The description of each knob by name, in the order of the slug: the load on a server comes last.
+
+        Raises:
+            TypeError: a field has no `Knob`.
+        """
+        found = {
+            name: next((item for item in field.metadata if isinstance(item, Knob)), None)
+            for name, field in cls.model_fields.items()
+        }
+        if bare := [name for name, knob in found.items() if knob is None]:
+            raise TypeError(f"{cls.__name__}: give {', '.join(bare)} a Knob(...) in Annotated[...]")
+        ordered = sorted(found, key=lambda name: name in Load.model_fields)
+        return {name: knob for name in ordered if (knob := found[name]) is not None}
 
     def slug(self) -> str:
         """Canonical name of the settings, e.g. `bs16-seqs128-pc0`; `default` if nothing is set.
@@ -32,7 +48,8 @@ class Knobs(BaseModel):
         'bs16-seqs128-pc0'
         """
         values = self.set_values()
-        return "-".join(f"{code}{_text(values[name])}" for name, code in self.codes.items() if name in values) or (
+        described = self.described()
+        return "-".join(f"{knob.code}{_text(values[name])}" for name, knob in described.items() if name in values) or (
             "default"
         )
 
@@ -84,53 +101,76 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
 class VllmKnobs(Knobs):
     """Arguments of vLLM's engine."""
 
-    codes: ClassVar[dict[str, str]] = {
-        "block_size": "bs",
-        "max_num_seqs": "seqs",
-        "max_num_batched_tokens": "tokens",
-        "max_model_len": "len",
-        "gpu_memory_utilization": "util",
-        "enable_prefix_caching": "pc",
-        "enable_chunked_prefill": "cp",
-        "kv_cache_dtype": "kv",
-        "quantization": "quant",
-        "tensor_parallel_size": "tp",
-        "pipeline_parallel_size": "pp",
-        "enforce_eager": "eager",
-        "attention_backend": "attn",
-        "cpu_kv_cache_gib": "cpukv",
-        "speculative_method": "spec",
-        "num_speculative_tokens": "draft",
-        "prompt_lookup_max": "lookup",
-        "prompt_lookup_min": "lookupmin",
-        "speculative_model": "by",
-    }
-
-    block_size: Positive | None = None
-    max_num_seqs: Positive | None = None
-    max_num_batched_tokens: Positive | None = None
-    max_model_len: Positive | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    enable_prefix_caching: bool | None = None
-    enable_chunked_prefill: bool | None = None
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
-    quantization: (
-        Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None
-    ) = None
-    tensor_parallel_size: Positive | None = None
-    pipeline_parallel_size: Positive | None = None
-    enforce_eager: bool | None = None
-    attention_backend: Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None = None
-    cpu_kv_cache_gib: Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None = None
-    speculative_method: Literal["ngram", "draft_model"] | None = None
-    num_speculative_tokens: (
-        Annotated[int, Field(ge=0, description="tokens drafted a step; 0 is no speculative decoding")] | None
-    ) = None
-    prompt_lookup_max: Annotated[int, Field(ge=1, description="longest n-gram that ngram looks up")] | None = None
-    prompt_lookup_min: Annotated[int, Field(ge=1, description="shortest n-gram that ngram looks up")] | None = None
-    speculative_model: (
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None
-    ) = None
+    block_size: Annotated[Positive | None, Knob("bs", value_in="block_size_effective")] = None
+    max_num_seqs: Annotated[Positive | None, Knob("seqs", value_in="running_peak", limits="sequences", pinned=True)] = (
+        None
+    )
+    max_num_batched_tokens: Annotated[
+        Positive | None, Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True)
+    ] = None
+    max_model_len: Annotated[
+        Positive | None, Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True)
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Field(gt=0, le=1)] | None,
+        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share"),
+    ] = None
+    enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
+    enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None,
+        Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16")),
+    ] = None
+    quantization: Annotated[
+        Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
+        Knob("quant", settles=("dtype",), neutral=()),
+    ] = None
+    tensor_parallel_size: Annotated[Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,))] = None
+    pipeline_parallel_size: Annotated[Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,))] = None
+    enforce_eager: Annotated[bool | None, Knob("eager")] = None
+    attention_backend: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend")
+    ] = None
+    cpu_kv_cache_gib: Annotated[
+        Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None,
+        Knob(
+            "cpukv",
+            effect_in="kv_cache_tokens",
+            limits="kv_cache",
+            reserves="amount",
+            only_on="cpu",
+            variable="VLLM_CPU_KVCACHE_SPACE",
+        ),
+    ] = None
+    speculative_method: Annotated[
+        Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
+    ] = None
+    num_speculative_tokens: Annotated[
+        Annotated[int, Field(ge=0, description="tokens drafted a step; 0 is no speculative decoding")] | None,
+        Knob(
+            "draft",
+            effect_in="draft_tokens",
+            settles=("speculative_method",),
+            neutral=(0,),
+            argument="speculative_config.num_speculative_tokens",
+        ),
+    ] = None
+    prompt_lookup_max: Annotated[
+        Annotated[int, Field(ge=1, description="longest n-gram that ngram looks up")] | None,
+        Knob("lookup", argument="speculative_config.prompt_lookup_max"),
+    ] = None
+    prompt_lookup_min: Annotated[
+        Annotated[int, Field(ge=1, description="shortest n-gram that ngram looks up")] | None,
+        Knob("lookupmin", argument="speculative_config.prompt_lookup_min"),
+    ] = None
+    speculative_model: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None,
+        Knob(
+            "by",
+            settles=("speculative_method", "num_speculative_tokens"),
+            argument="speculative_config.model",
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _speculation_is_whole(self) -> Self:
@@ -175,10 +215,17 @@ class VllmKnobs(Knobs):
         {'block_size': 16, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 4}}
         """
         values = self.set_values()
-        arguments = {name: values[name] for name in _VLLM_ARGUMENTS if name in values}
-        if self.num_speculative_tokens:
-            speculation = {key: values[name] for name, key in _SPECULATION.items() if name in values}
-            arguments["speculative_config"] = speculation | ({"model": draft_model} if draft_model else {})
+        if "speculative_model" in values:
+            values["speculative_model"] = draft_model
+        arguments: dict[str, Any] = {}
+        for name, knob in VllmKnobs.described().items():
+            if values.get(name) is None or knob.variable:
+                continue
+            whole, _, part = (knob.argument or name).partition(".")
+            if not part:
+                arguments[whole] = values[name]
+            elif self.num_speculative_tokens:
+                arguments.setdefault(whole, {})[part] = values[name]
         return arguments
 
     def environment(self) -> dict[str, str]:
@@ -187,27 +234,17 @@ class VllmKnobs(Knobs):
         >>> VllmKnobs(block_size=32, cpu_kv_cache_gib=4).environment()
         {'VLLM_CPU_KVCACHE_SPACE': '4'}
         """
-        return {} if self.cpu_kv_cache_gib is None else {"VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib)}
-
-
-# Knobs of speculative decoding -> keys of vLLM's `speculative_config`.
-_SPECULATION = {
-    "speculative_method": "method",
-    "num_speculative_tokens": "num_speculative_tokens",
-    "prompt_lookup_max": "prompt_lookup_max",
-    "prompt_lookup_min": "prompt_lookup_min",
-}
-SPECULATION = {*_SPECULATION, "speculative_model"}
-_VLLM_ARGUMENTS = [name for name in VllmKnobs.codes if name not in SPECULATION | {"cpu_kv_cache_gib"}]
+        values, described = self.set_values(), self.described()
+        return {
+            knob.variable: str(values[name]) for name, knob in described.items() if knob.variable and name in values
+        }
 
 
 class HfStaticKnobs(Knobs):
     """`transformers` `generate()` on left-padded static batches."""
 
-    codes: ClassVar[dict[str, str]] = {"batch_size": "static-batch", "cache_implementation": "cache"}
-
-    batch_size: Positive
-    cache_implementation: Literal["dynamic", "static"] = "dynamic"
+    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak")]
+    cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache")] = "dynamic"
 
     @property
     def max_concurrency(self) -> int:
@@ -218,16 +255,12 @@ class HfStaticKnobs(Knobs):
 class HfContinuousKnobs(Knobs):
     """`transformers` `generate_batch()`: continuous batching over a paged cache."""
 
-    codes: ClassVar[dict[str, str]] = {
-        "page_size": "continuous-page",
-        "num_blocks": "blocks",
-        "max_batch_tokens": "tokens",
-    }
-
-    page_size: Positive
+    page_size: Annotated[Positive, Knob("continuous-page", value_in="block_size_effective", settles=("block_size",))]
     # Without it the cache is sized from the host's memory and takes all of it.
-    num_blocks: Positive
-    max_batch_tokens: Positive
+    num_blocks: Annotated[Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount")]
+    max_batch_tokens: Annotated[
+        Positive, Knob("tokens", value_in="max_num_batched_tokens_effective", settles=("max_num_batched_tokens",))
+    ]
 
     @property
     def max_concurrency(self) -> int:
@@ -237,8 +270,6 @@ class HfContinuousKnobs(Knobs):
 
 class VllmServeKnobs(VllmKnobs, Load):
     """Arguments of vLLM's engine behind its OpenAI-compatible server, and the load on it."""
-
-    codes: ClassVar[dict[str, str]] = VllmKnobs.codes | Load.load_codes
 
     @property
     def max_concurrency(self) -> int:
@@ -250,9 +281,11 @@ class VllmServeKnobs(VllmKnobs, Load):
 class OpenAiKnobs(Load, Knobs):
     """A server of config/endpoints.yaml, and the load on it. The server's own settings are in its command there."""
 
-    codes: ClassVar[dict[str, str]] = {"endpoint": "at-", **Load.load_codes}
-
-    endpoint: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="a name in config/endpoints.yaml")]
+    endpoint: Annotated[
+        str,
+        Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="a name in config/endpoints.yaml"),
+        Knob("at-", settles=("prompts", "ignores_eos")),
+    ]
 
     @property
     def max_concurrency(self) -> int:
@@ -267,3 +300,9 @@ ENGINES: dict[str, type[Knobs]] = {
     "hf-static": HfStaticKnobs,
     "hf-continuous": HfContinuousKnobs,
 }
+
+
+@cache
+def every_knob() -> Mapping[str, Knob]:
+    """The description of each knob of any engine by name; a name that several engines share means the same to each."""
+    return {name: knob for kind in ENGINES.values() for name, knob in kind.described().items()}

@@ -31,7 +31,7 @@ class Serving:
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
-        self._load = Load.model_validate({k: setup.knobs[k] for k in Load.load_codes if k in setup.knobs})
+        self._load = Load.model_validate({k: setup.knobs[k] for k in Load.model_fields if k in setup.knobs})
         self._steps: list[dict[str, Any]] = []
         self._server: ServerProcess | None = None
         self._target: Target

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.knobs import SPECULATION, VllmKnobs, command_line
+from workflow_scripts.engines.knobs import VllmKnobs, command_line
 
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
 # Functions of the extensions that modules of quantization methods call while they are imported.
@@ -135,10 +135,10 @@ def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | Non
 
 
 def _without_one(knobs: VllmKnobs) -> Iterator[tuple[str, VllmKnobs]]:
-    """The knobs that are set, each with the settings without it; those of speculative decoding stay together."""
-    values = knobs.set_values()
+    """The knobs that are set, each with the settings without it; the parts of one argument stay together."""
+    values, structures = knobs.set_values(), {name: knob.structure for name, knob in knobs.described().items()}
     for name in values:
-        dropped = SPECULATION if name in SPECULATION else {name}
+        dropped = {name} | {other for other in values if structures[name] and structures[other] == structures[name]}
         yield name, VllmKnobs.model_validate({other: value for other, value in values.items() if other not in dropped})
 
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.knob import Limit
+from workflow_scripts.engines.knobs import every_knob
 from workflow_scripts.predict.speed import KV_BLOCKS, PROMPTS, TOKEN_BUDGET
 from workflow_scripts.study.grid import Cell
 
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
 COLUMNS = ("gpu", "engine", "model", "workload", "knob", "values", "spread_pct", "verdict", "why")
-SIZES_OF_THE_CACHE = ("knob_gpu_memory_utilization", "knob_cpu_kv_cache_gib", "knob_max_model_len")
 # A limit that is reached for a smaller share of the time than this is hardly tested.
 HARDLY_TRIED = 0.5
 MOST_VALUES = 8
@@ -70,19 +71,23 @@ def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float
 
 def _why_not(known: pd.DataFrame, knob: str) -> str:
     """Why the knob cannot matter: what never becomes a limit; empty if the steps only happen to be the same."""
-    bound = set(known["bound_by"].dropna())
-    if knob == "knob_max_num_seqs":
+    limits = _limit_of(knob)
+    if limits == "sequences":
         return _up_to(known, knob)
-    if knob in SIZES_OF_THE_CACHE and KV_BLOCKS not in bound:
+    if limits == "kv_cache" and KV_BLOCKS not in set(known["bound_by"].dropna()):
         return "KV blocks never run short"
-    if knob == "knob_enable_prefix_caching" and not known["cached_tokens"].astype(float).any():
+    if limits == "prefixes" and not known["cached_tokens"].astype(float).any():
         return "prompts share no whole block"
     return ""
 
 
+def _limit_of(knob: str) -> Limit | None:
+    return every_knob()[knob.removeprefix("knob_")].limits
+
+
 def _up_to(known: pd.DataFrame, knob: str) -> str:
-    """For max-num-seqs: from which value on something else is the limit, and how many prompts would fill more."""
-    if knob != "knob_max_num_seqs":
+    """For a limit on sequences: from which value on something else limits, and how many prompts would fill more."""
+    if _limit_of(knob) != "sequences":
         return ""
     numbers = known.astype(dict.fromkeys(["running_peak", "max_num_seqs", "full_share", "prompts_to_fill"], float))
     idle = numbers[numbers["running_peak"] < numbers["max_num_seqs"]]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.engines.knobs import every_knob
 from workflow_scripts.present.blocks import Block, Command, Finding, Findings, Fold, Text, shown
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
@@ -203,7 +204,8 @@ def _span(values: pd.Series) -> str:
 
 def _size_given(tables: Tables) -> set[str]:
     """Cells for which the study sets the size of the KV cache."""
-    knobs = [name for name in ("knob_cpu_kv_cache_gib", "knob_num_blocks") if name in tables.cells]
+    amounts = [f"knob_{name}" for name, knob in every_knob().items() if knob.reserves == "amount"]
+    knobs = [name for name in amounts if name in tables.cells]
     return set(tables.cells.loc[tables.cells[knobs].notna().any(axis=1), "cell_id"])
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
-from workflow_scripts.engines.knobs import ENGINES, Knobs
+from workflow_scripts.engines.knobs import ENGINES, Knobs, every_knob
 from workflow_scripts.study.study_file import Study, StudyError, Sweep
 
 MOST_CELLS = 100_000
@@ -55,9 +55,13 @@ def expand(study: Study) -> tuple[Cell, ...]:
         place = f"study {study.name!r}, sweeps[{i}] ({sweep.name})"
         _check(sweep.gpu, gpus, f"{place}.gpu")
         _check(sweep.model, models, f"{place}.model")
-        # As a default of all sweeps it may be meant for the study's CPUs only.
-        if "cpu_kv_cache_gib" in sweep.knobs and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != "cpu"]):
-            raise StudyError(f"{place}.knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on {', '.join(others)}")
+        # As a default of all sweeps such a knob may be meant for only some of the study's devices.
+        for name in sweep.knobs:
+            kind = every_knob()[name].only_on if name in every_knob() else None
+            if kind and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != kind]):
+                raise StudyError(
+                    f"{place}.knobs.{name}: for {kind.upper()} devices; changes nothing on {', '.join(others)}"
+                )
         if (points := _points(sweep)) > MOST_CELLS:
             raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
         for cell in _cells_of(sweep, study, place):

@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from workflow_scripts.common.knob import Knob
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -19,21 +21,21 @@ class Load(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    load_codes: ClassVar[dict[str, str]] = {
-        "request_rate_per_s": "rate",
-        "ramp_to_per_s": "to",
-        "burstiness": "burst",
-        "users": "users",
-    }
-
-    request_rate_per_s: Annotated[Rate, Field(description="mean rate at which requests arrive")] | None = None
-    ramp_to_per_s: (
-        Annotated[Rate, Field(description="the rate changes to this, linearly from request to request")] | None
-    ) = None
-    burstiness: (
-        Annotated[Rate, Field(description="shape of the gamma distribution of gaps; 1: Poisson, less: bursts")] | None
-    ) = None
-    users: Annotated[int, Field(ge=1, description="most requests that the client has under way at once")] | None = None
+    request_rate_per_s: Annotated[
+        Annotated[Rate, Field(description="mean rate at which requests arrive")] | None, Knob("rate")
+    ] = None
+    ramp_to_per_s: Annotated[
+        Annotated[Rate, Field(description="the rate changes to this, linearly from request to request")] | None,
+        Knob("to"),
+    ] = None
+    burstiness: Annotated[
+        Annotated[Rate, Field(description="shape of the gamma distribution of gaps; 1: Poisson, less: bursts")] | None,
+        Knob("burst"),
+    ] = None
+    users: Annotated[
+        Annotated[int, Field(ge=1, description="most requests that the client has under way at once")] | None,
+        Knob("users", value_in="running_peak"),
+    ] = None
 
     @model_validator(mode="after")
     def _shapes_need_a_rate(self) -> Self:

@@ -36,8 +36,9 @@ def test_slugs_name_what_is_set_in_a_fixed_order() -> None:
 
 @pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)
 def test_every_knob_has_a_code_of_its_own(kind: type[VllmKnobs]) -> None:
-    assert set(kind.codes) == set(kind.model_fields)
-    assert len(set(kind.codes.values())) == len(kind.codes)
+    codes = [knob.code for knob in kind.described().values()]
+    assert set(kind.described()) == set(kind.model_fields)
+    assert len(set(codes)) == len(codes)
 
 
 values = st.fixed_dictionaries(

@@ -1,0 +1,110 @@
+"""What stands at a knob's field decides the ids of cells, the engine's arguments and what analyses look at."""
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+import pytest
+
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.engines.knobs import ENGINES, Knobs, VllmKnobs, every_knob
+
+VLLM: dict[str, Any] = {
+    "block_size": 16,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 512,
+    "max_model_len": 256,
+    "gpu_memory_utilization": 0.9,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": False,
+    "kv_cache_dtype": "fp8",
+    "quantization": "awq",
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 3,
+    "enforce_eager": True,
+    "attention_backend": "FLASH_ATTN",
+    "cpu_kv_cache_gib": 1,
+    "speculative_method": "draft_model",
+    "num_speculative_tokens": 4,
+    "speculative_model": "smollm-135m",
+}
+LOAD = {"request_rate_per_s": 2.0, "ramp_to_per_s": 4.0, "burstiness": 0.5, "users": 7}
+OF_VLLM = (
+    "bs16-seqs8-tokens512-len256-util0.9-pc1-cp0-kvfp8-quantawq-tp2-pp3-eager1-attnFLASH_ATTN-cpukv1"
+    "-specdraft_model-draft4-bysmollm-135m"
+)
+LOOKUP = {
+    "speculative_method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_max": 3,
+    "prompt_lookup_min": 2,
+}
+# Results that exist are found by these names, so none of them may ever change.
+SLUGS: list[tuple[str, dict[str, Any], str]] = [
+    ("vllm", VLLM, OF_VLLM),
+    ("vllm", LOOKUP, "specngram-draft4-lookup3-lookupmin2"),
+    ("vllm-serve", LOAD | VLLM, f"{OF_VLLM}-rate2-to4-burst0.5-users7"),
+    ("openai", LOAD | {"endpoint": "tgi"}, "at-tgi-rate2-to4-burst0.5-users7"),
+    ("hf-static", {"batch_size": 4}, "static-batch4-cachedynamic"),
+    (
+        "hf-continuous",
+        {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 128},
+        "continuous-page32-blocks64-tokens128",
+    ),
+]
+
+
+@pytest.mark.parametrize(("engine", "settings", "slug"), SLUGS)
+def test_a_setting_keeps_its_name_for_ever(engine: str, settings: dict[str, Any], slug: str) -> None:
+    assert ENGINES[engine].model_validate(settings).slug() == slug
+
+
+def test_every_knob_of_every_engine_is_in_a_name_that_is_kept() -> None:
+    named: dict[str, set[str]] = {}
+    for engine, settings, _ in SLUGS:
+        named.setdefault(engine, set()).update(settings)
+    named["vllm-serve"] |= named["vllm"]
+    named["hf-static"].add("cache_implementation")
+    assert named == {engine: set(kind.model_fields) for engine, kind in ENGINES.items()}
+
+
+def test_the_hash_of_a_definition_sees_the_same_settings() -> None:
+    settings = json.dumps({engine: ENGINES[engine].model_validate(s).set_values() for engine, s, _ in SLUGS[2:]})
+    canonical = json.dumps(json.loads(settings), sort_keys=True)
+    assert hashlib.sha256(canonical.encode()).hexdigest()[:12] == "39a86618d5d3"
+
+
+def test_a_field_without_a_description_is_refused_by_name() -> None:
+    class Bare(Knobs):
+        size: Annotated[int, Knob("s")]
+        other: int | None = None
+
+    with pytest.raises(TypeError, match=r"^Bare: give other a Knob\(\.\.\.\) in Annotated"):
+        Bare(size=1).slug()
+
+
+def test_parts_of_a_structured_argument_are_passed_together() -> None:
+    arguments = VllmKnobs.model_validate(VLLM).engine_arguments("models/draft")
+    assert arguments["speculative_config"] == {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "model": "models/draft",
+    }
+    assert [name for name in VLLM if name not in arguments] == [
+        "cpu_kv_cache_gib",
+        "speculative_method",
+        "num_speculative_tokens",
+        "speculative_model",
+    ]
+    assert VllmKnobs(speculative_method="ngram", num_speculative_tokens=0).engine_arguments() == {}
+
+
+def test_a_knob_that_changes_the_work_says_which_values_do_not() -> None:
+    neutral = {name: knob.neutral for name, knob in every_knob().items() if knob.neutral is not None}
+    assert neutral == {
+        "quantization": (),
+        "kv_cache_dtype": ("auto", "bfloat16", "float16"),
+        "tensor_parallel_size": (1,),
+        "pipeline_parallel_size": (1,),
+        "num_speculative_tokens": (0,),
+    }

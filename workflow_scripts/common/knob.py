@@ -1,0 +1,56 @@
+"""What the pipeline knows of an engine's knob besides its type; it stands at the field of the knob."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# What a knob limits: how many sequences run at once, the KV cache, or which prompts find a prefix in it.
+Limit = Literal["sequences", "kv_cache", "prefixes"]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One knob, in the `Annotated[...]` of its field. Columns are those of the cells table.
+
+    Args:
+        code: short name in the ids of cells.
+        value_in: column in which the engine shows the value that took effect.
+        effect_in: column in which the engine shows only what follows from the value; has no meaning with `value_in`.
+        settles: effective settings under other names that the knob sets or determines. If they differ with the knob,
+            it is still the knob alone that differs.
+        neutral: only for a knob that changes what is computed, in how many steps or on how many devices: the values
+            with which it changes nothing. The first is what applies if a study leaves the knob out.
+        limits: the limit that the knob moves. It cannot matter where that limit is never reached. A knob without one
+            may still change the steps, or only select other kernels.
+        reserves: the knob sets the memory for the KV cache, as an amount or as a share of the device's.
+        pinned: `vllm serve` has another default than the offline engine, so recommendations give the effective value.
+        only_on: the kind of device on which the knob has a meaning; None for all.
+        argument: the engine's name of it, if it is another; `whole.part` for a part of a structured argument.
+        variable: the environment variable that sets it, if no argument does.
+    """
+
+    code: str
+    value_in: str | None = None
+    effect_in: str | None = None
+    settles: tuple[str, ...] = ()
+    neutral: tuple[Any, ...] | None = None
+    limits: Limit | None = None
+    reserves: Literal["amount", "share"] | None = None
+    pinned: bool = False
+    only_on: Literal["cpu", "cuda", "rocm"] | None = None
+    argument: str | None = None
+    variable: str | None = None
+
+    @property
+    def shown_in(self) -> str:
+        """The column that shows the knob's value or effect; empty if there is none."""
+        return self.value_in or self.effect_in or ""
+
+    @property
+    def structure(self) -> str:
+        """The structured argument that the knob is a part of; empty if it is an argument of its own.
+
+        >>> Knob("spec", argument="speculative_config.method").structure, Knob("bs").structure
+        ('speculative_config', '')
+        """
+        whole, dot, _ = (self.argument or "").partition(".")
+        return whole if dot else ""
