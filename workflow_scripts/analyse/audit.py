@@ -109,7 +109,7 @@ def ceiling(
     if gpu.memory_bandwidth_bytes_per_s is None or gpu.memory_bytes is None or gpu.dense_flop_per_s is None:
         return None
     memory = max(gpu.memory_bytes, gpu.usable_memory_bytes or 0) * gpu_memory_utilization
-    bytes_per_token = facts.bytes_per_token(kv_cache_dtype)
+    bytes_per_token = facts.uniform().bytes_per_token(kv_cache_dtype)
     held_tokens = workload.prompt_tokens + (workload.output_tokens - 1) / 2
     fitting = formulas.kv_cache_bytes(memory, 1, facts.weight_bytes) / (bytes_per_token * held_tokens)
     if fitting < 1:

@@ -138,9 +138,9 @@ def _numbers_or(work: pd.DataFrame, column: str, default: float) -> pd.Series:
 def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
     """Operations of a repeat's prefills and of its decode steps. Cached prefix tokens are not computed."""
     sizes = (
-        facts.layers * facts.layer_matrix_parameters,
+        facts.layer_matmul_parameters,
         facts.vocab * facts.hidden,
-        facts.layers * facts.attention_width,
+        facts.attention_width,
     )
 
     def flops(tokens: str, logit_tokens: str, attended_tokens: str) -> FloatArray:

@@ -168,11 +168,13 @@ def kv_of_a_request(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     facts = facts_of("llama-3-70b")
     tokens, published = claim.value("tokens"), claim.value("kv_cache")
     found = tokens * facts.bytes_per_token() / 1e9
-    heads = published / found * facts.kv_heads
+    attention = facts.attention
+    heads = published / found * attention.kv_heads
+    each = found * attention.heads / attention.kv_heads
     text = (
-        f"2 x {facts.layers} layers x {facts.kv_heads} KV heads x {facts.head_dim} x {facts.kv_dtype_bytes()} bytes x"
-        f" {plain(tokens)} tokens are {found:.3g} GB. {published:g} GB would take {heads:.3g} KV heads; with one for"
-        f" each of its {facts.heads} heads it would be {found * facts.heads / facts.kv_heads:.3g} GB."
+        f"2 x {facts.layers} layers x {attention.kv_heads} KV heads x {attention.head_dim} x {facts.kv_dtype_bytes()}"
+        f" bytes x {plain(tokens)} tokens are {found:.3g} GB. {published:g} GB would take {heads:.3g} KV heads; with"
+        f" one for each of its {attention.heads} heads it would be {each:.3g} GB."
     )
     says = SUPPORTED if is_same(found, published) else CONTRADICTED
     yield Finding(text, COMPUTED, "llama-3-70b, BF16 cache", ("formulas.bytes_per_token",), says)

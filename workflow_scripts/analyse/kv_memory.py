@@ -6,7 +6,6 @@ DynamicCache for the padded batch's tokens so far, StaticCache at once for the b
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -57,9 +56,7 @@ def _bytes_reader() -> Callable[[str, str, str, str, int], float]:
         try:
             # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
             parts = [read_model_facts(models[n].config, dtype) for n in (model, draft_model) if n]
-            # Each rank keeps at least one whole KV head, so if there are more ranks than heads, some keep copies.
-            held = [replace(facts, kv_heads=max(facts.kv_heads, tensor_ranks)) for facts in parts]
-            return sum(facts.bytes_per_token(kv_cache_dtype) for facts in held)
+            return sum(facts.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) for facts in parts)
         except (KeyError, ModelFactsError):
             return np.nan
 

@@ -149,7 +149,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     for key, rows in work.groupby(["gpu", "model", "dtype", "quantization", "kv_cache_dtype"]):
         gpu, model, dtype, quantization, kv_cache_dtype = map(str, key)
         try:
-            facts = read_model_facts(get_model(model).config, dtype, quantization or None)
+            facts = read_model_facts(get_model(model).config, dtype, quantization or None).uniform()
         except ModelFactsError as e:
             reasons.append(f"no limits of {model}: {e}")
             continue
@@ -236,7 +236,7 @@ def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
     and the keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
     """
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    inputs = facts.layers * (2 * facts.hidden + 2 * facts.attention_width + 3 * facts.intermediate)
+    inputs = facts.layers * 2 * facts.hidden + 2 * facts.attention_width + facts.feed_forward_elements
     elements = tokens * inputs + numbers(table["output_tokens"]) * facts.hidden
     own_kv = numbers(table["prompt_tokens"] + table["decode_tokens"]) * facts.bytes_per_token()
     return elements * DTYPE_BYTES[facts.dtype] + own_kv

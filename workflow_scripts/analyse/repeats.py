@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.statistics import FloatArray, summarise
-from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.catalog.gpus_and_models import readable_models
 from workflow_scripts.engines.knobs import every_knob
 
 Record = dict[str, Any]
@@ -55,7 +55,7 @@ def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] |
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:
     """The type in which each row was computed: the recorded one, else the model's own, else `not recorded`."""
-    own = {name: model.dtype for name, model in load_models().items() if model.dtype != "native"}
+    own = {name: model.dtype for name, model in readable_models().items() if model.dtype != "native"}
     asked = cells["model"].map(own)
     return (cells["dtype"].fillna(asked) if "dtype" in cells else asked).fillna("not recorded").astype("string")
 

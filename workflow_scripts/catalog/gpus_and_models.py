@@ -246,13 +246,18 @@ def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     return _Models(folder)
 
 
-def models_by_repo() -> Mapping[str, Model]:
-    """The readable models of the catalogue, by the name of their repository on the hub."""
+def readable_models() -> Mapping[str, Model]:
+    """The models of the catalogue by name, without those whose entry is not valid: a study may not need them."""
     models, found = load_models(), {}
     for name in models:
         with contextlib.suppress(CatalogError):
-            found[models[name].hub_repo] = models[name]
-    return {repo: model for repo, model in found.items() if repo is not None}
+            found[name] = models[name]
+    return found
+
+
+def models_by_repo() -> Mapping[str, Model]:
+    """The readable models of the catalogue, by the name of their repository on the hub."""
+    return {model.hub_repo: model for model in readable_models().values() if model.hub_repo is not None}
 
 
 def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:

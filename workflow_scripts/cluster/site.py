@@ -24,7 +24,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import run_command
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
@@ -32,6 +32,7 @@ SITE = Path("config/site.yaml")
 
 # Allowances, not measurements: for libraries and engine processes, and for weights that pass through host memory.
 _HOST_BASE_MB, _HOST_MB_PER_GPU, _HOST_MB_PER_WEIGHT_MB = 16_000, 4_000, 1.25
+_UNKNOWN_WEIGHTS_BYTES = 16e9  # on a device without memory of its own
 _CORES_BASE, _CORES_PER_GPU = 4, 4
 _MB = 1e6
 
@@ -152,7 +153,10 @@ def needs_of(cell: Cell) -> Needs:
 @cache
 def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
     gpu, model = load_gpus()[gpu_name], load_models()[model_name]
-    weights_mb = read_model_facts(model.config, dtype_on(model.dtype, gpu, {})).weight_bytes / _MB
+    try:
+        weights_mb = read_model_facts(model.config, dtype_on(model.dtype, gpu, {})).weight_bytes / _MB
+    except ModelFactsError:  # of an unknown family: as much as its devices can hold
+        weights_mb = count * (gpu.memory_bytes or _UNKNOWN_WEIGHTS_BYTES) / _MB
     memory_mb = math.ceil(_HOST_BASE_MB + _HOST_MB_PER_GPU * count + _HOST_MB_PER_WEIGHT_MB * weights_mb)
     if gpu.kind == "cpu":
         return Needs(0, gpu.cpu_cores or 1, memory_mb)

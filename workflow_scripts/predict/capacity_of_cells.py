@@ -60,7 +60,7 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
     @cache
     def predicted(gpu: str, model: str, knobs: VllmKnobs | HfContinuousKnobs) -> Record:
         try:
-            facts = facts_of(model, gpu, knobs.quantization if isinstance(knobs, VllmKnobs) else None)
+            facts = facts_of(model, gpu, knobs.quantization if isinstance(knobs, VllmKnobs) else None).uniform()
         except ModelFactsError as e:
             return _record({}, unknown=str(e))
         if isinstance(knobs, HfContinuousKnobs):

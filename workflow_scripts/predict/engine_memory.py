@@ -9,8 +9,10 @@ with their origin.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
@@ -106,9 +108,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class PipelineRank:
-    """Part of a model: how many layers, and whether it holds the input table and the output matrix."""
+    """Part of a model: its layers from `first_layer` on, and whether it has the input table and the output matrix."""
 
     index: int
+    first_layer: int
     layers: int
     first: bool
     last: bool
@@ -143,15 +146,21 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
     per_rank = [layers // size] * size
     for i in range(2, layers % size + 2):
         per_rank[-i] += 1
-    return [PipelineRank(i, n, first=i == 0, last=i == size - 1) for i, n in enumerate(per_rank)]
+    first_layers = accumulate(per_rank, initial=0)
+    return [
+        PipelineRank(i, start, n, first=i == 0, last=i == size - 1)
+        for i, (start, n) in enumerate(zip(first_layers, per_rank, strict=False))
+    ]
 
 
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Bytes of a token on one device; if there are more ranks than KV heads, each rank keeps a whole head."""
-    kv_heads = max(1, facts.kv_heads // settings.tensor_parallel_size)
+    attention = facts.attention
+    kv_heads = max(1, attention.kv_heads // settings.tensor_parallel_size)
     element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
-    value = formulas.bytes_per_token(rank.layers, kv_heads, facts.head_dim, element)
-    how = f"2 x {rank.layers} layers x {kv_heads} KV heads x {facts.head_dim} elements x {element} bytes, on one device"
+    value = formulas.bytes_per_token(rank.layers, kv_heads, attention.head_dim, element)
+    per_layer = f"{kv_heads} KV heads x {attention.head_dim} elements x {element} bytes"
+    how = f"2 x {rank.layers} layers x {per_layer}, on one device"
     return Term(value, "bytes", how)
 
 
@@ -207,24 +216,18 @@ def device_memory(gpu: Gpu) -> Term:
 def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
     """Weights of one rank: matrices and vocabulary tables are split over tensor ranks; norms and biases are copied."""
     tensor, hidden, element = settings.tensor_parallel_size, facts.hidden, DTYPE_BYTES[facts.dtype]
-    query = facts.attention_width // tensor
-    key = max(1, facts.kv_heads // tensor) * facts.head_dim
-    intermediate = math.ceil(facts.intermediate / tensor)
-    # The engine joins query, key and value into one matrix, and also the two matrices that go into a gated MLP.
-    matrices = [
-        hidden * (query + 2 * key),
-        query * hidden,
-        hidden * intermediate * (2 if facts.gated_mlp else 1),
-        intermediate * hidden,
-    ]
+    stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
     vocabulary = math.ceil(facts.vocab / _VOCABULARY_STEP) * _VOCABULARY_STEP
     tables = rank.first + (rank.last and not (rank.first and facts.tied_embeddings))
     # Rotary positions are a table of cosines and sines, as long as the model's longest context.
-    positions = facts.position_embedding_parameters or facts.max_positions * facts.head_dim
+    positions = facts.position_embedding_parameters or facts.max_positions * facts.rotary_dim
     value = (
-        rank.layers * sum(_allocated(m * facts.bytes_per_matrix_parameter) for m in matrices)
+        sum(
+            count * sum(_allocated(m.parameters * facts.bytes_of(m)) for m in layer.matrices(hidden, tensor))
+            for layer, count in Counter(stack).items()
+        )
         + tables * _allocated(vocabulary * hidden / tensor * element)
-        + (rank.layers * facts.layer_vector_parameters + positions) * element
+        + (sum(layer.vector_parameters(hidden) for layer in stack) + positions) * element
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
     how = (
@@ -241,8 +244,8 @@ def _allocated(size: float) -> float:
 def activation(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank, batch: Batch) -> Term:
     """Peak of the dummy batch: in a layer's MLP, or in the sampler, which only the last pipeline rank runs."""
     element, tokens, seqs = DTYPE_BYTES[facts.dtype], batch.max_num_batched_tokens, batch.max_num_seqs
-    mlp = (3 if facts.gated_mlp else 2) * facts.intermediate / settings.tensor_parallel_size
-    forward = tokens * (mlp + 4 * facts.hidden) * element
+    mlp = max(sum(block.width for block in layer.feed_forward) for layer in facts.layer_counts)
+    forward = tokens * (mlp / settings.tensor_parallel_size + 4 * facts.hidden) * element
     in_mlp = Term(round(forward), "bytes", f"{tokens} tokens in a layer's MLP, with four hidden states each")
     if not rank.last:
         return in_mlp

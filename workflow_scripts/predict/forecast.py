@@ -172,7 +172,7 @@ class _Known:
     def _facts_of(self, cell: Cell) -> ModelFacts:
         try:
             quantization = cell.knobs.quantization if isinstance(cell.knobs, VllmKnobs) else None
-            return self.facts(cell.gpu, cell.model, quantization)
+            return self.facts(cell.gpu, cell.model, quantization).uniform()
         except ModelFactsError as e:
             raise UnpredictableError(str(e)) from None
 

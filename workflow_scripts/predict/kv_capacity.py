@@ -62,11 +62,12 @@ def predict_capacity(
         CapacityError: there is no prediction for these settings.
     """
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
-    if facts.heads % tensor:
-        raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {facts.heads} attention heads")
-    if facts.kv_heads % tensor and tensor % facts.kv_heads:
+    attention = facts.attention
+    if attention.heads % tensor:
+        raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {attention.heads} attention heads")
+    if attention.kv_heads % tensor and tensor % attention.kv_heads:
         raise CapacityError(
-            f"tensor_parallel_size {tensor} must divide the model's {facts.kv_heads} KV heads, or they it"
+            f"tensor_parallel_size {tensor} must divide the model's {attention.kv_heads} KV heads, or they it"
         )
     if pipeline > facts.layers:
         raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")

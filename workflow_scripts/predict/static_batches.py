@@ -122,13 +122,13 @@ def static_work(
     held = np.stack([prompt, prompt + 1], axis=1)
     looked_over = np.where(masked & static, slots[:, None], held)
     kept = np.stack([slots + 2 * prompt, np.full_like(prompt, 2)], axis=1) if static else 2 * held
-    shared_by = facts.heads // facts.kv_heads
+    shared_by = facts.attention.heads // facts.attention.kv_heads
     reads = np.where(masked & (shared_by > 1), 1 + 2 * shared_by, 1)
     pairs = np.stack([np.where(padded, prompt * looked_over[:, 0], prompt * (prompt + 1) // 2), looked_over[:, 1]], 1)
     tokens = rows * np.stack([prompt, np.ones_like(prompt)], axis=1)
 
-    per_token, width = facts.bytes_per_token(), facts.layers * facts.attention_width
-    layer_parameters, lm_head_parameters = facts.layers * facts.layer_matrix_parameters, facts.vocab * facts.hidden
+    per_token, width = facts.bytes_per_token(), facts.attention_width
+    layer_parameters, lm_head_parameters = facts.layer_matmul_parameters, facts.vocab * facts.hidden
     copied = layer_parameters * (tokens > 1) + lm_head_parameters * (rows > 1)
     weights = facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied
     grows = np.array([False, not static])

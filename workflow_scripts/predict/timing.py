@@ -16,11 +16,11 @@ def step_work(segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto
     A step reads all weights, and the KV of the earlier tokens that its own tokens attend to. Logits are computed once
     per sequence, even if its prompt is not complete. Communication between devices takes no time here.
     """
-    per_token, width = facts.bytes_per_token(kv_cache_dtype), facts.layers * facts.attention_width
+    per_token, width = facts.bytes_per_token(kv_cache_dtype), facts.attention_width
     looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
     looked_back_at = looked_back_at + segments.prefill_kv_tokens - segments.prefill_tokens
     flops = formulas.forward_flops(
-        facts.layers * facts.layer_matrix_parameters,
+        facts.layer_matmul_parameters,
         facts.vocab * facts.hidden,
         width,
         tokens=(segments.decode_seqs + segments.prefill_tokens).astype(float),

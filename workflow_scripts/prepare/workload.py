@@ -18,7 +18,7 @@ import numpy as np
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import write_json, write_jsonl
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import ModelFactsError, vocabulary_and_context
 from workflow_scripts.prepare.tokenizer import TokenizerError, load_vocabulary
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import Study, StudyError, load_study
@@ -103,12 +103,12 @@ def prepare_workload(
     cells = cells_with(study, workload, model)
     spec = study.workloads[workload]
     count = num_prompts or max(spec.prompts_for(cell.knobs.max_concurrency) for cell in cells)
-    facts = read_model_facts(model_dir / "config.json")
-    vocabulary = load_vocabulary(model_dir, facts.vocab)
+    vocabulary_size, max_positions = vocabulary_and_context(model_dir / "config.json")
+    vocabulary = load_vocabulary(model_dir, vocabulary_size)
     try:
         requests, stream = make_requests(spec, vocabulary, count)
         warmup = make_warmup(spec, vocabulary, requests)
-        check_fits([*requests, *warmup], cells, facts.max_positions)
+        check_fits([*requests, *warmup], cells, max_positions)
     except WorkloadError as e:
         raise WorkloadError(f"workload {workload!r}: {e}") from None
     manifest = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.present.blocks import (
@@ -303,7 +303,7 @@ def native_types(report: Report) -> Iterator[Block]:
     cells = report.tables.cells
     if not {"dtype", "device_name"} <= set(cells):
         return
-    native = [name for name, model in load_models().items() if model.dtype == "native"]
+    native = [name for name, model in readable_models().items() if model.dtype == "native"]
     known = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
     findings = []
     for (device, dtype), rows in known.groupby(["device_name", "dtype"], sort=False):

@@ -1,6 +1,9 @@
+import shutil
+
 import pytest
 from pydantic import ValidationError
 
+from workflow_scripts.catalog import gpus_and_models
 from workflow_scripts.catalog.gpus_and_models import (
     CatalogError,
     Gpu,
@@ -9,6 +12,8 @@ from workflow_scripts.catalog.gpus_and_models import (
     identify,
     load_gpus,
     load_models,
+    models_by_repo,
+    readable_models,
     resolve,
 )
 
@@ -194,3 +199,12 @@ def test_a_hub_model_needs_a_repository_and_a_folder(tmp_path):
         load_models(tmp_path)["m"]
     with pytest.raises(CatalogError, match="no such folder"):
         load_models(tmp_path / "none")
+
+
+def test_a_broken_entry_is_left_out_by_those_who_do_not_need_it(tmp_path, monkeypatch):
+    shutil.copytree(get_model("opt-125m").config.parent, tmp_path / "opt-125m")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.yaml").write_text("dtype: int3\n")
+    monkeypatch.setattr(gpus_and_models, "load_models", lambda: load_models(tmp_path))
+    assert list(readable_models()) == ["opt-125m"]
+    assert list(models_by_repo()) == ["facebook/opt-125m"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.cluster.batches import batches, ended_cells, write_ended
 from workflow_scripts.cluster.site import (
@@ -22,6 +23,7 @@ from workflow_scripts.cluster.site import (
     sbatch_options,
 )
 from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
@@ -51,6 +53,19 @@ def test_needs_follow_from_the_model_and_its_parallelism() -> None:
     assert one.memory_mb > 16_060
     assert needs_of(cell(model="opt-125m")).memory_mb < one.memory_mb
     assert needs_of(cell("cpu-1core", "tiny-llama-57m")).gpus == 0
+
+
+def test_a_model_of_an_unknown_family_may_fill_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, two = needs_of(cell()), {"tensor_parallel_size": 2}
+
+    def unknown(*_: object) -> None:
+        raise ModelFactsError("model_type 'x' is not supported")
+
+    monkeypatch.setattr(site_module, "read_model_facts", unknown)
+    site_module._needs.cache_clear()
+    assert needs_of(cell()).memory_mb > known.memory_mb
+    assert needs_of(cell(**two)).memory_mb > 1.9 * (needs_of(cell()).memory_mb - 16_000)
+    site_module._needs.cache_clear()
 
 
 @pytest.mark.parametrize(

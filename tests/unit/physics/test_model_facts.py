@@ -1,10 +1,16 @@
 import json
-from dataclasses import replace
+from collections import Counter
 
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import load_models
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, model_facts, read_model_facts
+from workflow_scripts.physics.model_facts import (
+    ModelFacts,
+    ModelFactsError,
+    model_facts,
+    read_model_facts,
+    vocabulary_and_context,
+)
 
 MODELS = load_models()
 
@@ -58,6 +64,146 @@ VARIANTS = {
     "falcon-new-one-norm": FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
 }
 
+MOE = LLAMA | {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE = MOE | {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 20}
+QWEN2_MOE = MOE | {"model_type": "qwen2_moe", "num_experts": 8, "shared_expert_intermediate_size": 60}
+GPT_OSS = LLAMA | {
+    "model_type": "gpt_oss",
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+}
+DEEPSEEK = MOE | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+LLAMA4 = LLAMA | {
+    "model_type": "llama4_text",
+    "num_hidden_layers": 8,
+    "head_dim": 16,
+    "intermediate_size_mlp": 120,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 16,
+}
+GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4}
+GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 24,
+    "intermediate_size": 50,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": 28,
+    "patch_size": 7,
+    "vision_use_head": False,
+}
+QWEN3_NEXT = QWEN3_MOE | {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 8,
+    "shared_expert_intermediate_size": 30,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+MAMBA2 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 12,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "mamba_expand": 2,
+}
+NEMOTRON_H = LLAMA | {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "M-M*-ME",
+    "num_hidden_layers": 7,
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "ssm_state_size": 6,
+    "n_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 60,
+}
+JAMBA = LLAMA | {"model_type": "jamba", "num_hidden_layers": 8, "num_experts": 4, "num_experts_per_tok": 2}
+FALCON_H1 = LLAMA | MAMBA2 | {"model_type": "falcon_h1", "mamba_d_ssm": 96}
+GRANITE_H = (
+    LLAMA
+    | MAMBA2
+    | {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 60,
+    }
+)
+
+VARIANTS |= {
+    "mistral-window": LLAMA | {"model_type": "mistral", "sliding_window": 16},
+    "qwen2-windows": LLAMA
+    | {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "phi3-window": LLAMA | {"model_type": "phi3", "pad_token_id": 0, "sliding_window": 16},
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gemma3_text-other-pattern": GEMMA3 | {"sliding_window_pattern": 2},
+    "gemma3": {"model_type": "gemma3", "text_config": GEMMA3, "vision_config": SIGLIP, "mm_tokens_per_image": 4},
+    "granite": LLAMA | {"model_type": "granite"},
+    "olmo2": LLAMA | {"model_type": "olmo2"},
+    "glm4": LLAMA | {"model_type": "glm4", "pad_token_id": 0, "head_dim": 16},
+    "phi": LLAMA | {"model_type": "phi"},
+    "starcoder2": LLAMA | {"model_type": "starcoder2"},
+    "mixtral": MIXTRAL,
+    "mixtral-window": MIXTRAL | {"sliding_window": 16},
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_moe-some-dense": QWEN3_MOE | {"mlp_only_layers": [1]},
+    "qwen3_moe-every-second": QWEN3_MOE | {"decoder_sparse_step": 2},
+    "qwen2_moe": QWEN2_MOE,
+    "gpt_oss": GPT_OSS,
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v3-whole-queries": DEEPSEEK | {"q_lora_rank": None},
+    "deepseek_v3-dense": DEEPSEEK | {"first_k_dense_replace": 3},
+    "deepseek_v2": DEEPSEEK | {"model_type": "deepseek_v2"},
+    "deepseek_v2-biases": DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},
+    "glm4_moe": MOE
+    | {"model_type": "glm4_moe", "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "llama4_text": LLAMA4,
+    "llama4_text-every-second": LLAMA4 | {"interleave_moe_layer_step": 2},
+    "olmoe": LLAMA | {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": MIXTRAL | {"model_type": "phimoe"},
+    "phimoe-biases": MIXTRAL | {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_moe_text": QWEN3_NEXT | {"model_type": "qwen3_5_moe_text"},
+    "qwen3_5_text": QWEN3_NEXT | {"model_type": "qwen3_5_text", "num_experts": None},
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h-latent-experts": NEMOTRON_H | {"moe_latent_size": 24},
+    "nemotron_h-biases": NEMOTRON_H | {"use_bias": True, "mlp_bias": True},
+    "jamba": JAMBA,
+    "jamba-one-expert": JAMBA | {"num_experts": 1, "num_experts_per_tok": 1},
+    "jamba-biases": JAMBA | {"mamba_proj_bias": True, "mamba_conv_bias": False},
+    "falcon_h1": FALCON_H1,
+    "falcon_h1-norm-biases": FALCON_H1
+    | {"mamba_rms_norm": True, "projectors_bias": True, "mamba_proj_bias": True, "mlp_bias": True},
+    "bamba": LLAMA | MAMBA2 | {"model_type": "bamba", "attn_layer_indices": [1]},
+    "granitemoehybrid": GRANITE_H,
+    "granitemoehybrid-dense": GRANITE_H | {"num_local_experts": 0},
+}
+
 
 def transformers_model(config):
     """The model that transformers builds of this config, on no device."""
@@ -87,7 +233,9 @@ def test_catalogue_models_have_the_parameters_that_transformers_builds(name):
     assert read_model_facts(MODELS[name].config).parameters == counted_parameters(transformers_model(config))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "opt", "gpt2", "falcon-mqa", "falcon-new"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "opt", "gpt2", "falcon-mqa", "falcon-new", "gemma2", "deepseek_v3-dense"]
+)
 def test_matrices_are_the_linear_layers(name):
     torch = pytest.importorskip("torch")
     pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
@@ -120,14 +268,14 @@ def test_one_request_of_llama_3_70b_at_4096_tokens_holds_1_3_gb():
     # Published as "about 5.2 GB", which is what 32 instead of 8 key-value heads would take.
     facts = read_model_facts(MODELS["llama-3-70b"].config)
     assert 4096 * facts.bytes_per_token() == pytest.approx(1.34e9, rel=0.01)
-    assert 4096 * replace(facts, kv_heads=32).bytes_per_token() == pytest.approx(5.37e9, rel=0.01)
+    assert 4096 * facts.bytes_per_token(tensor=32) == pytest.approx(5.37e9, rel=0.01)
 
 
 def test_decode_reads_the_output_matrix_but_only_rows_of_the_tables():
     llama = read_model_facts(MODELS["llama-3.1-8b-instruct"].config)
-    assert llama.decode_parameters == llama.parameters - 128256 * 4096
+    assert llama.decode_weight_bytes == 2 * (llama.parameters - 128256 * 4096)
     opt = read_model_facts(MODELS["opt-125m"].config)
-    assert opt.decode_parameters == opt.parameters - 2050 * 768
+    assert opt.decode_weight_bytes == 2 * (opt.parameters - 2050 * 768)
     assert opt.lm_head_parameters == 0
 
 
@@ -145,7 +293,7 @@ def test_quantization_shrinks_the_layers_matrices_alone():
     facts = model_facts(LLAMA | {"dtype": "bfloat16"})
     fp8 = model_facts(LLAMA | {"dtype": "bfloat16"}, quantization="fp8")
     awq = model_facts(LLAMA | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq", "bits": 4}})
-    matrices = 3 * facts.layer_matrix_parameters
+    matrices = facts.layer_matrix_parameters
     assert facts.weight_bytes - fp8.weight_bytes == facts.decode_weight_bytes - fp8.decode_weight_bytes == matrices
     assert facts.weight_bytes - awq.weight_bytes == round(matrices * (2 - 4.15625 / 8))
     assert fp8.bytes_per_token() == facts.bytes_per_token()
@@ -166,8 +314,7 @@ def test_compressed_tensors_of_8_bits_are_a_byte_a_parameter(kind, quantization,
     facts = model_facts(compressed({"num_bits": 8, "type": kind, "strategy": strategy}), dtype="float32")
     assert facts.quantization == quantization
     assert (
-        facts.weight_bytes
-        == model_facts(LLAMA, dtype="float32").weight_bytes - (4 - 1) * 3 * facts.layer_matrix_parameters
+        facts.weight_bytes == model_facts(LLAMA, dtype="float32").weight_bytes - (4 - 1) * facts.layer_matrix_parameters
     )
 
 
@@ -224,16 +371,36 @@ def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, r"'mixtral' is not supported; supported: llama, mistral.*gpt_neox, falcon"),
+        ({"model_type": "mamba"}, r"'mamba' is not supported; supported: llama, mistral.*gpt_neox, falcon"),
         ({"model_type": None}, "'None' is not supported"),
-        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window 16 is not supported"),
-        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True}, "sliding_window 16"),
-        ({"model_type": "qwen3", "sliding_window": 16, "use_sliding_window": True}, "sliding_window 16"),
-        ({"model_type": "phi3", "sliding_window": 16}, "sliding_window 16"),
+        ({"model_type": "mistral", "sliding_window": "wide"}, "mistral: sliding_window must be a whole number above 0"),
+        ({"model_type": "gemma2", "layer_types": ["sliding_attention"] * 3}, "gemma2: missing 'sliding_window'"),
+        (
+            {"model_type": "gemma2", "layer_types": ["full_attention"]},
+            "layer_types must be a list with one element for",
+        ),
+        (
+            {"model_type": "gemma2", "layer_types": ["x"] * 3},
+            "layer_types names 'x', .* supported: full_attention, sli",
+        ),
+        ({"model_type": "mixtral"}, "mixtral: missing 'num_local_experts'"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "mixtral: missing 'num_experts_per_tok'"),
+        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 must be at most the number of experts, 4"),
+        (DEEPSEEK | {"kv_lora_rank": None}, "deepseek_v3: missing 'kv_lora_rank'"),
+        (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq other than 1 is not supported"),
+        (NEMOTRON_H | {"hybrid_override_pattern": "M?"}, r"hybrid_override_pattern names '\?'; supported: M, "),
+        (NEMOTRON_H | {"n_groups": 3}, "groups 3 must divide heads of the state 8"),
+        (QWEN3_NEXT | {"linear_num_key_heads": 3}, "linear_num_key_heads 3 must divide linear_num_value_heads 4"),
+        (FALCON_H1 | {"mamba_d_head": 13}, "mamba_d_head 13 x mamba_n_heads 8 must be 96"),
+        (GRANITE_H | {"layer_types": ["mamba"]}, "layer_types must name mamba or attention for each of 3 layers"),
+        ({"model_type": "gemma3"}, "gemma3: text_config must be a mapping"),
+        ({"num_attention_heads": 7}, "llama: num_key_value_heads 2 must divide num_attention_heads 7"),
+        ({"num_attention_heads": 10}, "llama: num_attention_heads 10 must divide hidden_size 48"),
         ({"model_type": "opt", "ffn_dim": 9, "word_embed_proj_dim": 9}, "word_embed_proj_dim"),
         ({"model_type": "opt"}, "opt: missing 'ffn_dim'"),
-        ({"num_attention_heads": 0}, "llama: sizes must be whole numbers above 0"),
-        ({"hidden_size": "wide"}, "llama: sizes must be whole numbers above 0"),
+        ({"num_attention_heads": 0}, "llama: num_attention_heads must be a whole number above 0, not 0"),
+        ({"hidden_size": "wide"}, "llama: hidden_size must be a whole number above 0, not 'wide'"),
+        ({"tie_word_embeddings": "no"}, "llama: tie_word_embeddings must be true or false"),
         ({"dtype": "int4"}, "dtype 'int4' of the weights is unknown; allowed: float32"),
     ],
 )
@@ -262,8 +429,84 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         read_model_facts(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("llama", {"full": 3}),
+        ("mistral-window", {"window of 16": 3}),
+        ("qwen2-windows", {"full": 1, "window of 8": 2}),
+        ("gemma2", {"window of 8": 2, "full": 2}),
+        ("gemma3_text", {"window of 8": 6, "full": 1}),
+        ("gpt_oss", {"window of 8": 2, "full": 1}),
+        ("llama4_text", {"chunks of 16": 6, "full": 2}),
+        ("deepseek_v3", {"latent": 3}),
+        ("qwen3_next", {"gated delta net": 6, "full": 2}),
+        ("nemotron_h", {"Mamba-2 state": 3, "full": 1}),
+        ("jamba", {"Mamba state": 7, "full": 1}),
+        ("falcon_h1", {"full": 3, "Mamba-2 state": 3}),
+    ],
+)
+def test_what_layers_remember(name, kinds):
+    facts = model_facts(VARIANTS[name])
+    found = Counter(mixer.kind for layer in facts.stack for mixer in layer.mixers)
+    assert found == kinds
+    if set(kinds) == {"full"}:
+        assert facts.uniform() is facts
+    else:
+        with pytest.raises(ModelFactsError, match="layers with memory of kind"):
+            facts.uniform()
+
+
+def test_the_cache_of_latent_attention_is_the_same_on_every_rank():
+    facts = model_facts(DEEPSEEK | {"dtype": "bfloat16"})
+    assert facts.bytes_per_token() == 3 * (12 + 4) * 2
+    assert facts.bytes_per_token(tensor=2) == 2 * facts.bytes_per_token()
+
+
+def test_states_have_their_own_types_and_are_split_over_ranks():
+    facts = model_facts(NEMOTRON_H | {"dtype": "bfloat16"})
+    inputs, recurrent = (96 + 2 * 2 * 6) * 3, 96 * 6
+    assert facts.state_bytes() == 3 * (2 * inputs + 4 * recurrent)
+    assert facts.state_bytes(tensor=2) == facts.state_bytes() // 2
+    # Each of 4 ranks has a copy of the channels of one of the 2 groups.
+    assert facts.state_bytes(tensor=4) == 3 * (2 * (96 + 2 * 4 * 6) // 4 * 3 + 4 * recurrent // 4)
+
+
+def test_a_token_uses_only_its_experts():
+    facts, dense = model_facts(MIXTRAL), model_facts(LLAMA)
+    of_one = 3 * 48 * 100
+    assert facts.parameters == dense.parameters + 3 * (3 * of_one + 4 * 48)
+    assert facts.active_parameters == facts.parameters - 3 * 2 * of_one
+    assert facts.matmul_parameters == dense.matmul_parameters + 3 * (of_one + 4 * 48)
+    assert facts.weight_bytes - facts.decode_weight_bytes == 4 * (3 * 2 * of_one + 70 * 48)
+
+
+def test_mxfp4_shrinks_the_experts_alone():
+    stored = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    facts = model_facts(GPT_OSS | {"dtype": "bfloat16"})
+    small = model_facts(GPT_OSS | {"dtype": "bfloat16", "quantization_config": stored})
+    experts = 3 * 4 * 3 * 48 * 100
+    assert facts.weight_bytes - small.weight_bytes == round(experts * (2 - 4.25 / 8))
+
+
+def test_any_config_has_a_vocabulary_and_a_context(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"model_type": "x"}))
+    assert vocabulary_and_context(path) == (70, 32)
+    path.write_text(json.dumps({"model_type": "y", "text_config": LLAMA}))
+    assert vocabulary_and_context(tmp_path) == (70, 32)
+    path.write_text(json.dumps(FALCON))
+    assert vocabulary_and_context(path) == (70, 2048)
+    path.write_text(json.dumps({"model_type": "y"}))
+    with pytest.raises(ModelFactsError, match="model_type 'y' is not supported"):
+        vocabulary_and_context(path)
+
+
 def test_facts_are_frozen():
     facts = model_facts(LLAMA)
     assert isinstance(facts, ModelFacts)
     with pytest.raises(AttributeError):
-        facts.layers = 1
+        facts.hidden = 1

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.physics.layers import Mlp
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 from workflow_scripts.predict.engine_memory import (
     GIB,
@@ -22,6 +23,13 @@ from workflow_scripts.predict.engine_memory import (
 from workflow_scripts.predict.kv_capacity import explain_observed, main, predict_capacity
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
+
+
+def llama_8b(**changes):
+    """Llama-3.1-8B with another config."""
+    return model_facts(json.loads(get_model("llama-3.1-8b-instruct").config.read_text()) | changes)
+
+
 QWEN2_7B = read_model_facts(get_model("qwen2-7b").config)
 H100 = get_gpu("h100-sxm")
 OPT_125M = read_model_facts(get_model("opt-125m").config)
@@ -298,7 +306,8 @@ def test_an_mlp_is_the_peak_where_the_sampler_copies_nothing():
 
     assert activation() == 8192 * (3 * 14336 + 4 * 4096) * 2
     assert activation(tensor_parallel_size=2) == 8192 * (3 * 14336 // 2 + 4 * 4096) * 2
-    assert activation(replace(LLAMA_8B, gated_mlp=False)) == 8192 * (2 * 14336 + 4 * 4096) * 2
+    plain = tuple(replace(layer, feed_forward=(Mlp(14336, gated=False),)) for layer in LLAMA_8B.stack)
+    assert activation(replace(LLAMA_8B, stack=plain)) == 8192 * (2 * 14336 + 4 * 4096) * 2
 
 
 def test_weights_by_hand():
@@ -375,7 +384,7 @@ def test_more_ranks_than_kv_heads_keep_a_whole_head_each():
     # 28 heads and 4 KV heads: 7 ranks are refused (below), 4 hold one each; 28 hold a copy of one each.
     assert per_token(1) == 4 * per_token(4) == 57344
     assert per_token(28) == per_token(4)
-    few = predict_capacity(replace(LLAMA_8B, kv_heads=2), H100, EngineSettings(tensor_parallel_size=4))
+    few = predict_capacity(llama_8b(num_key_value_heads=2), H100, EngineSettings(tensor_parallel_size=4))
     assert few["bytes_per_token"].value == 131072 / 8
 
 
@@ -391,7 +400,7 @@ def test_pipeline_ranks_split_layers_and_the_fullest_binds():
 
 
 def test_the_sampler_runs_on_the_last_pipeline_rank_alone():
-    small = replace(LLAMA_8B, layers=2, intermediate=64)
+    small = llama_8b(num_hidden_layers=2, intermediate_size=64)
     settings = EngineSettings(pipeline_parallel_size=2, vllm_version="0.19.0")
     terms = predict_capacity(small, H100, settings)
     assert terms["pipeline_rank"].value == 1
@@ -456,7 +465,7 @@ def test_settings_without_a_prediction_are_refused(settings, message):
 
 
 def test_a_pipeline_has_no_more_ranks_than_layers():
-    thin = replace(LLAMA_8B, layers=5)
+    thin = llama_8b(num_hidden_layers=5)
     assert predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=5))["bytes_per_token"].value == 4096
     with pytest.raises(CapacityError, match="6 must be at most the model's 5 layers"):
         predict_capacity(thin, H100, EngineSettings(pipeline_parallel_size=6))

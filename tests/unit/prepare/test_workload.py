@@ -1,6 +1,8 @@
 """The command that writes the requests of a workload, and the page that describes the kinds."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -193,3 +195,12 @@ def test_the_stand_in_of_the_page_has_the_means_that_the_page_gives():
     # Within 1.5 % of what runs on the real file report.
     assert float(row[1]) == pytest.approx(216, rel=0.015)
     assert float(row[2]) == pytest.approx(199.5, rel=0.015)
+
+
+def test_a_model_of_an_unknown_family_gets_its_requests(prepare, write_study, model_dir, tmp_path):
+    unknown = tmp_path / "unknown"
+    shutil.copytree(model_dir, unknown)
+    config = read_json(unknown / "config.json")
+    (unknown / "config.json").write_text(json.dumps(config | {"model_type": "not_yet_known"}))
+    assert prepare(write_study(SYNTHETIC), folder=unknown) == 0
+    assert len(list(read_jsonl(tmp_path / "made" / "workload.jsonl"))) == 6

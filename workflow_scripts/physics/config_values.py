@@ -1,0 +1,91 @@
+"""Values of a model's `config.json`, checked when they are read: one message names the key that is wrong."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class ModelFactsError(ValueError):
+    """A config.json that cannot be used; the message says what is wrong and what is supported."""
+
+
+class ConfigValues:
+    """The values of one config. A key that is null counts as missing, as transformers takes it.
+
+    >>> values = ConfigValues({"model_type": "llama", "num_hidden_layers": 0, "tie_word_embeddings": "no"})
+    >>> values.size("hidden_size", 64)
+    64
+    >>> print(values.fault("num_hidden_layers must be above 0"))
+    llama: num_hidden_layers must be above 0
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.model_type = str(values.get("model_type"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value as it is; the default if it is missing or null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def given(self) -> dict[str, Any]:
+        """The keys that are not null, with their values."""
+        return {key: value for key, value in self._values.items() if value is not None}
+
+    def fault(self, message: str) -> ModelFactsError:
+        """The error to raise for a value of this config."""
+        return ModelFactsError(f"{self.model_type}: {message}")
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number of at least `least`.
+
+        Raises:
+            ModelFactsError: it is missing and has no default, or it is something else.
+        """
+        value = self.get(key, default)
+        if value is None:
+            raise self.fault(f"missing {key!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.fault(f"{key} must be a whole number {'above 0' if least else 'of at least 0'}, not {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            ModelFactsError: it is something else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fault(f"{key} must be true or false, not {value!r}")
+        return value
+
+    def part(self, key: str) -> "ConfigValues":
+        """A config inside this one, such as `text_config`.
+
+        Raises:
+            ModelFactsError: it is missing, or no mapping.
+        """
+        value = self._values.get(key)
+        if not isinstance(value, Mapping):
+            raise self.fault(f"{key} must be a mapping of keys to values, not {value!r}")
+        return ConfigValues({"model_type": f"{self.model_type}.{key}", **value})
+
+    def divided(self, key: str, by: str, sizes: tuple[int, int]) -> int:
+        """The quotient of two sizes, of which the second must divide the first; both are named if it does not."""
+        size, divisor = sizes
+        if size % divisor:
+            raise self.fault(f"{by} {divisor} must divide {key} {size}")
+        return size // divisor
+
+    def layer_kinds(self, key: str, layers: int, default: Sequence[str], allowed: Sequence[str]) -> Sequence[str]:
+        """What each layer is, from a list of names with one element per layer.
+
+        Raises:
+            ModelFactsError: the list has another length, or holds an unknown name.
+        """
+        kinds = self.get(key, default)
+        if not isinstance(kinds, Sequence) or isinstance(kinds, str) or len(kinds) != layers:
+            raise self.fault(f"{key} must be a list with one element for each of {layers} layers")
+        if unknown := sorted({str(kind) for kind in kinds} - set(allowed)):
+            raise self.fault(f"{key} names {unknown[0]!r}, which is not supported; supported: {', '.join(allowed)}")
+        return kinds

@@ -1,0 +1,173 @@
+"""Readers of families with routed experts, beside those of `dense_families`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from workflow_scripts.physics.config_values import ConfigValues
+from workflow_scripts.physics.dense_families import (
+    CHUNKED,
+    FULL,
+    WINDOWED,
+    Fields,
+    Reader,
+    attention_of,
+    by_kind,
+    decoder,
+    equal_layers,
+    window_of,
+)
+from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttention, Layer, Mixer, Mlp
+
+
+def experts_of(c: ConfigValues, count: int, intermediate: int, **others: Any) -> Experts:
+    """Routed experts; how many of them a token uses must be given, and be at most all.
+
+    Raises:
+        ModelFactsError: it is not.
+    """
+    per_token = c.size("num_experts_per_tok")
+    if per_token > count:
+        raise c.fault(f"num_experts_per_tok {per_token} must be at most the number of experts, {count}")
+    return Experts(count, per_token, intermediate, **others)
+
+
+def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> list[Layer]:
+    """Layers with experts in every `decoder_sparse_step`th one, and dense ones where the config says so."""
+    norms, dense = 2 * c.size("hidden_size"), c.get("mlp_only_layers", [])
+    step = c.size("decoder_sparse_step", 1)
+    sparse_layer = Layer((mixer,), tuple(block), norms)
+    dense_layer = Layer((mixer,), (Mlp(c.size("intermediate_size")),), norms)
+    layers = range(c.size("num_hidden_layers"))
+    return [dense_layer if i in dense or (i + 1) % step else sparse_layer for i in layers]
+
+
+def _mixtral(c: ConfigValues) -> Fields:
+    block = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
+    return decoder(c, equal_layers(c, attention_of(c, window=window_of(c)), block))
+
+
+def _qwen2_moe(c: ConfigValues) -> Fields:
+    block: list[FeedForward] = [
+        experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=c.size("hidden_size")),
+        Mlp(c.size("shared_expert_intermediate_size")),
+    ]
+    _refuse_window(c)
+    return decoder(c, _sparse(c, block, attention_of(c, qkv_bias=c.flag("qkv_bias", True))))
+
+
+def _qwen3_moe(c: ConfigValues) -> Fields:
+    bias = c.flag("attention_bias", False)
+    mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
+    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, norm_parameters=2 * mixer.head_dim)
+    block: list[FeedForward] = [experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"))]
+    _refuse_window(c)
+    return decoder(c, _sparse(c, block, mixer))
+
+
+def _refuse_window(c: ConfigValues) -> None:
+    if c.flag("use_sliding_window", False):
+        raise c.fault("use_sliding_window with experts is not supported")
+
+
+def _deepseek(c: ConfigValues) -> Fields:
+    """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3."""
+    hidden, intermediate = c.size("hidden_size"), c.size("moe_intermediate_size")
+    mixer = LatentAttention(
+        c.size("num_attention_heads"),
+        kv_rank=c.size("kv_lora_rank"),
+        rope_dim=c.size("qk_rope_head_dim"),
+        key_dim=c.size("qk_nope_head_dim"),
+        value_dim=c.size("v_head_dim"),
+        query_rank=None if c.get("q_lora_rank") is None else c.size("q_lora_rank"),
+        bias=c.flag("attention_bias", False),
+    )
+    bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias", False)
+    block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
+    if shared := c.size("n_shared_experts", 0, least=0):
+        block.append(Mlp(shared * intermediate, bias=bias))
+    return decoder(c, _dense_first(c, mixer, Mlp(c.size("intermediate_size"), bias=bias), block, 2 * hidden))
+
+
+def _dense_first(
+    c: ConfigValues, mixer: Mixer, dense: Mlp, block: Sequence[FeedForward], norm_parameters: int
+) -> list[Layer]:
+    """Dense layers first, then layers with experts."""
+    layers, first = c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)
+    if c.size("moe_layer_freq", 1) != 1:
+        raise c.fault("moe_layer_freq other than 1 is not supported")
+    dense_layer = Layer((mixer,), (dense,), norm_parameters)
+    return [dense_layer if i < first else Layer((mixer,), tuple(block), norm_parameters) for i in range(layers)]
+
+
+def _glm4_moe(c: ConfigValues) -> Fields:
+    intermediate, bias = c.size("moe_intermediate_size"), c.flag("attention_bias", False)
+    mixer = attention_of(c, qkv_bias=bias)
+    if c.flag("use_qk_norm", False):
+        mixer = attention_of(c, qkv_bias=bias, norm_parameters=2 * mixer.head_dim)
+    block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
+    if shared := c.size("n_shared_experts", 0, least=0):
+        block.append(Mlp(shared * intermediate))
+    return decoder(c, _dense_first(c, mixer, Mlp(c.size("intermediate_size")), block, 2 * c.size("hidden_size")))
+
+
+def _llama4_text(c: ConfigValues) -> Fields:
+    layers, hidden = c.size("num_hidden_layers"), c.size("hidden_size")
+    every = c.size("no_rope_layer_interval", 4)
+    rotary = c.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
+    default = [CHUNKED if c.get("attention_chunk_size") and r else FULL for r in rotary]
+    kinds = c.layer_kinds("layer_types", layers, default, (FULL, CHUNKED))
+    step = c.size("interleave_moe_layer_step", 1)
+    sparse = c.get("moe_layers") or range(step - 1, layers, step)
+    routed = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
+    block = (routed, Mlp(c.size("intermediate_size")))
+    dense = (Mlp(c.size("intermediate_size_mlp")),)
+    bias = c.flag("attention_bias", False)
+    chunk = {"chunk": c.size("attention_chunk_size")} if CHUNKED in kinds else {}
+    mixers = {
+        kind: attention_of(c, qkv_bias=bias, output_bias=bias, **(chunk if kind == CHUNKED else {}))
+        for kind in set(kinds)
+    }
+    stack = [Layer((mixers[kind],), block if i in sparse else dense, 2 * hidden) for i, kind in enumerate(kinds)]
+    return decoder(c, stack)
+
+
+def _olmoe(c: ConfigValues) -> Fields:
+    bias = c.flag("attention_bias", False)
+    mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
+    norms = (mixer.heads + mixer.kv_heads) * mixer.head_dim
+    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, norm_parameters=norms)
+    return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_experts"), c.size("intermediate_size"))))
+
+
+def _phimoe(c: ConfigValues) -> Fields:
+    hidden, bias = c.size("hidden_size"), c.flag("attention_bias", False)
+    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, window=window_of(c))
+    block = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
+    head_bias = c.size("vocab_size") if c.flag("lm_head_bias", False) else 0
+    norms = {"final_norm_parameters": 2 * hidden + head_bias}
+    return decoder(c, equal_layers(c, mixer, block, norms=4), **norms)
+
+
+def _gpt_oss(c: ConfigValues) -> Fields:
+    layers = c.size("num_hidden_layers")
+    alternate = [FULL if i % 2 else WINDOWED for i in range(layers)]
+    kinds = c.layer_kinds("layer_types", layers, alternate, (FULL, WINDOWED))
+    bias, experts = c.flag("attention_bias", True), c.size("num_local_experts")
+    block = experts_of(c, experts, c.size("intermediate_size"), bias=True, router_parameters=experts)
+    own = {"head_dim": 64, "qkv_bias": bias, "output_bias": bias, "sinks": True}
+    return decoder(c, by_kind(c, kinds, 2, block, **own))
+
+
+EXPERTS: dict[str, Reader] = {
+    "gpt_oss": _gpt_oss,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "glm4_moe": _glm4_moe,
+    "llama4_text": _llama4_text,
+    "olmoe": _olmoe,
+    "phimoe": _phimoe,
+}

@@ -1,0 +1,282 @@
+"""Readers of families with state layers, beside those of `dense_families`, and of models that also see pictures."""
+
+from collections.abc import Mapping, Sequence
+
+from workflow_scripts.physics.config_values import ConfigValues
+from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, decoder, gemma3_text
+from workflow_scripts.physics.expert_families import experts_of
+from workflow_scripts.physics.layers import FeedForward, Layer, Mixer, Mlp, State
+
+LINEAR = "linear_attention"
+
+
+def _mamba2(
+    c: ConfigValues,
+    *,
+    heads: int,
+    head_dim: int,
+    state: int,
+    groups: int,
+    kernel: int,
+    conv_bias: bool,
+    in_bias: bool,
+    out_bias: bool,
+    norm: bool = True,
+    recurrent_dtype: str | None = None,
+) -> State:
+    """A layer of Mamba-2 (Dao and Gu, 2024): heads that share B and C in groups."""
+    inner, shared, hidden = heads * head_dim, 2 * groups * state, c.size("hidden_size")
+    width = inner + shared
+    c.divided("heads of the state", "groups", (heads, groups))
+    vectors = width * (kernel + conv_bias) + 3 * heads + norm * inner
+    return State(
+        "Mamba-2 state",
+        width=width,
+        kernel=kernel,
+        rows=inner,
+        columns=state,
+        matrix_widths=(inner + width + heads,),
+        inner=inner,
+        vector_parameters=vectors + in_bias * (inner + width + heads) + out_bias * hidden,
+        groups=groups,
+        shared_width=shared,
+        recurrent_dtype=recurrent_dtype,
+    )
+
+
+def _mamba2_by_usual_keys(c: ConfigValues, inner: int, *, norm: bool = True, out_bias: bool | None = None) -> State:
+    heads, bias = c.size("mamba_n_heads", 128), c.flag("mamba_proj_bias", False)
+    head_dim = c.get("mamba_d_head", "auto")
+    if head_dim == "auto":
+        head_dim = c.divided("width of the state layers", "mamba_n_heads", (inner, heads))
+    elif head_dim * heads != inner:
+        raise c.fault(f"mamba_d_head {head_dim} x mamba_n_heads {heads} must be {inner}")
+    return _mamba2(
+        c,
+        heads=heads,
+        head_dim=head_dim,
+        state=c.size("mamba_d_state", 256),
+        groups=c.size("mamba_n_groups", 1),
+        kernel=c.size("mamba_d_conv", 4),
+        conv_bias=c.flag("mamba_conv_bias", True),
+        in_bias=bias,
+        out_bias=bias if out_bias is None else out_bias,
+        norm=norm,
+    )
+
+
+def _nemotron_h(c: ConfigValues) -> Fields:
+    """Each layer is one of attention, state, dense or experts, with one norm."""
+    hidden = c.size("hidden_size")
+    names = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+    older = {"mamba": LINEAR, "attention": FULL}
+    if isinstance(pattern := c.get("hybrid_override_pattern"), str):
+        kinds: Sequence[str] = [names.get(letter, letter) for letter in pattern]
+    else:
+        kinds = [older.get(str(kind), str(kind)) for kind in c.get("layers_block_type") or c.get("layer_types") or ()]
+    if not kinds:
+        raise c.fault("missing 'hybrid_override_pattern'")
+    if unknown := sorted(set(kinds) - set(names.values())):
+        raise c.fault(f"hybrid_override_pattern names {unknown[0]!r}; supported: {', '.join(names)}")
+    bias = c.flag("use_bias", False)
+    mlp_bias = c.flag("mlp_bias", False)
+
+    def layer(kind: str) -> Layer:
+        mixers: tuple[Mixer, ...] = ()
+        blocks: tuple[FeedForward, ...] = ()
+        if kind == FULL:
+            mixers = (attention_of(c, head_dim=128),)
+        elif kind == LINEAR:
+            state = _mamba2(
+                c,
+                heads=c.size("mamba_num_heads"),
+                head_dim=c.size("mamba_head_dim"),
+                state=c.size("ssm_state_size"),
+                groups=c.size("mamba_n_groups", c.size("n_groups", 8)),
+                kernel=c.size("mamba_d_conv", c.size("conv_kernel", 4)),
+                conv_bias=c.flag("mamba_conv_bias", c.flag("use_conv_bias", True)),
+                in_bias=bias,
+                out_bias=bias,
+                recurrent_dtype=c.get("mamba_ssm_cache_dtype", "float32"),
+            )
+            mixers = (state,)
+        elif kind == "mlp":
+            blocks = (Mlp(c.size("intermediate_size"), gated=False, bias=mlp_bias),)
+        else:
+            latent = c.get("moe_latent_size")
+            if mlp_bias and latent:
+                raise c.fault("mlp_bias with moe_latent_size is not supported")
+            routed = experts_of(
+                c, c.size("n_routed_experts"), c.size("moe_intermediate_size"), gated=False, latent=latent
+            )
+            blocks = (routed, Mlp(c.size("moe_shared_expert_intermediate_size"), gated=False, bias=mlp_bias))
+        return Layer(mixers, blocks, hidden)
+
+    layer_of = {kind: layer(kind) for kind in set(kinds)}
+    return decoder(c, [layer_of[kind] for kind in kinds])
+
+
+def _jamba(c: ConfigValues) -> Fields:
+    hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
+    inner, state, kernel = c.size("mamba_expand", 2) * hidden, c.size("mamba_d_state", 16), c.size("mamba_d_conv", 4)
+    rank = c.get("mamba_dt_rank", "auto")
+    rank = -(-hidden // 16) if rank == "auto" else c.size("mamba_dt_rank")
+    bias = c.flag("mamba_proj_bias", False)
+    vectors = inner * (kernel + c.flag("mamba_conv_bias", True)) + inner * (state + 2) + rank + 2 * state
+    mamba = State(
+        "Mamba state",
+        width=inner,
+        kernel=kernel,
+        rows=inner,
+        columns=state,
+        matrix_widths=(2 * inner,),
+        inner=inner,
+        inner_matrices=(inner * (rank + 2 * state), rank * inner),
+        vector_parameters=vectors + bias * (2 * inner + hidden),
+    )
+    attention, mlp = attention_of(c), Mlp(c.size("intermediate_size"))
+    count = c.size("num_experts", 16)
+    experts = experts_of(c, count, c.size("intermediate_size")) if count > 1 else mlp
+
+    def at(i: int, period: str, offset: str, default: tuple[int, int]) -> bool:
+        return i % c.size(period, default[0]) == c.size(offset, default[1], least=0)
+
+    stack = [
+        Layer(
+            (attention if at(i, "attn_layer_period", "attn_layer_offset", (8, 4)) else mamba,),
+            (experts if at(i, "expert_layer_period", "expert_layer_offset", (2, 1)) else mlp,),
+            2 * hidden,
+        )
+        for i in range(layers)
+    ]
+    return decoder(c, stack)
+
+
+def _falcon_h1(c: ConfigValues) -> Fields:
+    """Attention and a state side by side in every layer."""
+    hidden = c.size("hidden_size")
+    inner = c.size("mamba_d_ssm", c.size("mamba_expand", 2) * hidden)
+    bias = c.flag("attention_bias", False)
+    state = _mamba2_by_usual_keys(
+        c, inner, norm=c.flag("mamba_rms_norm", False), out_bias=c.flag("projectors_bias", False)
+    )
+    mixers = (attention_of(c, qkv_bias=bias, output_bias=bias), state)
+    layer = Layer(mixers, (Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False)),), 2 * hidden)
+    return decoder(c, [layer] * c.size("num_hidden_layers"))
+
+
+def _bamba(c: ConfigValues) -> Fields:
+    hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
+    attending = c.get("attn_layer_indices", [])
+    state = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
+    bias = c.flag("attention_bias", False)
+    attention = attention_of(c, qkv_bias=bias, output_bias=bias)
+    mlp = Mlp(c.size("intermediate_size"), bias=c.flag("mlp_bias", False))
+    stack = [Layer((attention if i in attending else state,), (mlp,), 2 * hidden) for i in range(layers)]
+    return decoder(c, stack)
+
+
+def _granite_hybrid(c: ConfigValues) -> Fields:
+    hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
+    older = {"mamba": LINEAR, "attention": FULL}
+    kinds = [older.get(str(kind), str(kind)) for kind in c.get("layer_types") or c.get("layers_block_type") or ()]
+    kinds = kinds or [LINEAR] * layers
+    if len(kinds) != layers or set(kinds) - {FULL, LINEAR}:
+        raise c.fault(f"layer_types must name mamba or attention for each of {layers} layers")
+    blocks: list[FeedForward] = [Mlp(c.size("shared_intermediate_size"))]
+    if count := c.size("num_local_experts", 8, least=0):
+        blocks.append(experts_of(c, count, c.size("intermediate_size")))
+    bias = c.flag("attention_bias", False)
+    mixer_of: dict[str, Mixer] = {FULL: attention_of(c, qkv_bias=bias, output_bias=bias)}
+    if LINEAR in kinds:
+        mixer_of[LINEAR] = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
+    return decoder(c, [Layer((mixer_of[kind],), tuple(blocks), 2 * hidden) for kind in kinds])
+
+
+def _delta_net(c: ConfigValues, recurrent_dtype: str | None) -> State:
+    """A gated delta net (Yang et al., 2024)."""
+    key_heads, value_heads = c.size("linear_num_key_heads"), c.size("linear_num_value_heads")
+    key_dim, value_dim = c.size("linear_key_head_dim"), c.size("linear_value_head_dim")
+    c.divided("linear_num_value_heads", "linear_num_key_heads", (value_heads, key_heads))
+    keys, values, kernel = key_heads * key_dim, value_heads * value_dim, c.size("linear_conv_kernel_dim", 4)
+    width = 2 * keys + values
+    return State(
+        "gated delta net",
+        width=width,
+        kernel=kernel,
+        rows=values,
+        columns=key_dim,
+        matrix_widths=(width + values, 2 * value_heads),
+        inner=values,
+        vector_parameters=width * kernel + 2 * value_heads + value_dim,
+        recurrent_dtype=recurrent_dtype,
+    )
+
+
+def _qwen_hybrid(c: ConfigValues) -> Fields:
+    """Qwen3-Next and the text models of Qwen3.5: mostly gated delta nets, and attention with gates."""
+    hidden, layers, every = c.size("hidden_size"), c.size("num_hidden_layers"), c.size("full_attention_interval", 4)
+    pattern = [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
+    kinds = c.layer_kinds("layer_types", layers, pattern, (FULL, LINEAR))
+    bias, head_dim = c.flag("attention_bias", False), c.size("head_dim", 256)
+    own = {"qkv_bias": bias, "output_bias": bias, "norm_parameters": 2 * head_dim, "output_gate": True}
+    mixer_of: dict[str, Mixer] = {
+        FULL: attention_of(c, head_dim=head_dim, **own),
+        LINEAR: _delta_net(c, c.get("mamba_ssm_dtype")),
+    }
+    dense: tuple[FeedForward, ...] = ()
+    sparse: tuple[FeedForward, ...] = ()
+    if c.get("intermediate_size") is not None:
+        dense = (Mlp(c.size("intermediate_size")),)
+    if c.get("num_experts"):
+        routed = experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=hidden)
+        sparse = (routed, Mlp(c.size("shared_expert_intermediate_size")))
+    step, only_dense = c.size("decoder_sparse_step", 1), c.get("mlp_only_layers", [])
+
+    def blocks(i: int) -> tuple[FeedForward, ...]:
+        chosen = sparse if sparse and i not in only_dense and (i + 1) % step == 0 else dense
+        if not chosen:
+            raise c.fault("missing 'intermediate_size'")
+        return chosen
+
+    return decoder(c, [Layer((mixer_of[kind],), blocks(i), 2 * hidden) for i, kind in enumerate(kinds)])
+
+
+def _gemma3(c: ConfigValues) -> Fields:
+    """The text model, with the encoder of pictures (SigLIP) counted as parameters that decoding never reads."""
+    fields = gemma3_text(_filled(c.part("text_config"), _GEMMA3_TEXT))
+    v = c.part("vision_config")
+    hidden, inner, patch = v.size("hidden_size"), v.size("intermediate_size"), v.size("patch_size")
+    patches = (v.size("image_size") // patch) ** 2
+    per_layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
+    embeddings = 3 * patch * patch * hidden + hidden + patches * hidden
+    projector = hidden * fields["hidden"] + hidden
+    encoder = v.size("num_hidden_layers") * per_layer + embeddings + 2 * hidden + projector
+    return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
+
+
+# What published configs of Gemma 3 leave out, because it is transformers' default.
+_GEMMA3_TEXT = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+
+
+def _filled(c: ConfigValues, defaults: Mapping[str, int]) -> ConfigValues:
+    return ConfigValues({**defaults, **c.given()})
+
+
+HYBRIDS: dict[str, Reader] = {
+    "gemma3": _gemma3,
+    "nemotron_h": _nemotron_h,
+    "jamba": _jamba,
+    "falcon_h1": _falcon_h1,
+    "bamba": _bamba,
+    "granitemoehybrid": _granite_hybrid,
+    "qwen3_next": _qwen_hybrid,
+    "qwen3_5_text": _qwen_hybrid,
+    "qwen3_5_moe_text": _qwen_hybrid,
+}

@@ -1,0 +1,290 @@
+"""What a layer of a model consists of: attention or a state, and feed-forward blocks, with their exact sizes.
+
+Sizes are in elements. A part lists its matrices as vLLM stores them on one rank of `tensor`; with one rank they are
+the model's own. Its other parameters (norms, biases, convolutions) are its vectors.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["attention", "state", "mlp", "experts", "router"]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix, or the equal matrices of all experts. `used` are the parameters that a token is multiplied with."""
+
+    role: Role
+    parameters: int
+    used: int
+
+    @classmethod
+    def whole(cls, role: Role, parameters: int) -> "Matrix":
+        """A matrix that every token is multiplied with."""
+        return cls(role, parameters, parameters)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention to the keys and values of earlier tokens: all of them, or only the last `window`.
+
+    `chunk`: tokens attend only within chunks of this size. `output_gate`: queries come with as many gates.
+    `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    chunk: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    norm_parameters: int = 0
+    output_gate: bool = False
+    sinks: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind, with its size.
+
+        >>> Attention(8, 2, 64, window=128).kind
+        'window of 128'
+        """
+        if self.window is not None:
+            return f"window of {self.window}"
+        return f"chunks of {self.chunk}" if self.chunk is not None else "full"
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens that a token attends to at most, itself included; None without a limit."""
+        return self.window if self.window is not None else self.chunk
+
+    def cache_elements(self, tensor: int = 1) -> int:
+        """Elements of one token in one rank's KV cache; with more ranks than KV heads each keeps a whole head."""
+        return 2 * max(1, self.kv_heads // tensor) * self.head_dim
+
+    @property
+    def decode_pair_flops(self) -> int:
+        """Operations for a decoded token and one token that it attends to: score and weighted value."""
+        return 4 * self.heads * self.head_dim
+
+    prefill_pair_flops = decode_pair_flops
+
+    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
+        """Query, key and value joined, and the output."""
+        query = self.heads // tensor * self.head_dim
+        joined = query * (2 if self.output_gate else 1) + self.cache_elements(tensor)
+        return Matrix.whole("attention", hidden * joined), Matrix.whole("attention", query * hidden)
+
+    def vectors(self, hidden: int) -> int:
+        """Biases, norms and sinks."""
+        query = self.heads * self.head_dim * (2 if self.output_gate else 1)
+        qkv = self.qkv_bias * (query + self.cache_elements())
+        return qkv + self.output_bias * hidden + self.norm_parameters + self.sinks * self.heads
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention to latent vectors, from which keys and values of all heads are computed (DeepSeek-V2, 2024).
+
+    A token's cache is one latent vector of `kv_rank` elements and a rotary key of `rope_dim`, whatever the number of
+    heads, and the same on every rank. `key_dim` is the part of a head's key that comes from the latent vector.
+    """
+
+    heads: int
+    kv_rank: int
+    rope_dim: int
+    key_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    bias: bool = False
+
+    kind = "latent"
+    reach = None
+
+    def cache_elements(self, tensor: int = 1) -> int:  # every rank has all of it
+        """Elements of one token in one rank's KV cache."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def decode_pair_flops(self) -> int:
+        """Operations for a decoded token and one token that it attends to, in the absorbed form.
+
+        Queries are mapped into the space of the latent vectors, so these serve as keys and as values of all heads.
+        """
+        return 2 * self.heads * (2 * self.kv_rank + self.rope_dim)
+
+    @property
+    def prefill_pair_flops(self) -> int:
+        """The same for a token of a prompt, with keys and values of each head, which takes fewer operations."""
+        return 2 * self.heads * (self.key_dim + self.rope_dim + self.value_dim)
+
+    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
+        """Down to the ranks (on every rank whole), up to the heads, and the output."""
+        heads = self.heads // tensor
+        query = heads * (self.key_dim + self.rope_dim)
+        down, up = (
+            (0, hidden * query) if self.query_rank is None else (hidden * self.query_rank, self.query_rank * query)
+        )
+        return (
+            Matrix.whole("attention", down + hidden * (self.kv_rank + self.rope_dim)),
+            Matrix.whole("attention", up),
+            Matrix.whole("attention", self.kv_rank * heads * (self.key_dim + self.value_dim)),
+            Matrix.whole("attention", heads * self.value_dim * hidden),
+        )
+
+    def vectors(self, hidden: int) -> int:
+        """Norms of the ranks, and biases of the ways down and of the output."""
+        biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + hidden
+        return (self.query_rank or 0) + self.kv_rank + self.bias * biases
+
+
+@dataclass(frozen=True)
+class State:
+    """A layer that keeps a state of fixed size per sequence: a state space, or linear attention.
+
+    `width`: channels of the convolution, split over ranks; `kernel`: its length, so it keeps `kernel - 1` inputs.
+    `rows`, `columns`: of the recurrent state, with `rows` split over ranks; 0 if there is only the convolution.
+    `shared_width`: of `width`, channels of groups (B and C of a state space). `groups`: how many groups.
+    `matrix_widths`: outputs of the matrices on the hidden state, and `inner`: inputs of the one that leads back.
+    `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the recurrent state; None is the model's.
+    """
+
+    kind: str
+    width: int
+    kernel: int
+    rows: int
+    columns: int
+    matrix_widths: tuple[int, ...]
+    inner: int
+    vector_parameters: int
+    inner_matrices: tuple[int, ...] = ()
+    groups: int = 1
+    shared_width: int = 0
+    recurrent_dtype: str | None = None
+
+    def state_elements(self, tensor: int = 1) -> tuple[int, int]:
+        """Elements of one sequence on one rank: of the convolution's last inputs, and of the recurrent state.
+
+        If the ranks do not divide the groups, each rank keeps a copy of its group's channels
+        (`extra_groups_for_head_shards` in vllm/model_executor/layers/mamba/mamba_utils.py).
+        """
+        shared = self.shared_width
+        if shared and self.groups % tensor:
+            shared = shared // self.groups * tensor
+        width = self.width - self.shared_width + shared
+        return width // tensor * (self.kernel - 1), self.rows // tensor * self.columns
+
+    @property
+    def token_flops(self) -> int:
+        """Operations per token on the recurrent state, at least: one multiply-add to write and one to read."""
+        return 4 * self.rows * self.columns
+
+    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
+        """The ways in, those inside, and the way out."""
+        sizes = [hidden * width for width in self.matrix_widths] + [*self.inner_matrices, self.inner * hidden]
+        return tuple(Matrix.whole("state", size // tensor) for size in sizes)
+
+    def vectors(self, hidden: int) -> int:
+        """Convolution, decays, norms and biases."""
+        return self.vector_parameters
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A dense feed-forward block; `gated`: two matrices lead in."""
+
+    intermediate: int
+    gated: bool = True
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of the intermediate results of one token."""
+        return (3 if self.gated else 2) * self.intermediate
+
+    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
+        """The matrices that lead in, joined, and the one that leads out."""
+        split = -(-self.intermediate // tensor)
+        ways_in = Matrix.whole("mlp", hidden * split * (2 if self.gated else 1))
+        return ways_in, Matrix.whole("mlp", split * hidden)
+
+    def vectors(self, hidden: int) -> int:
+        """Biases."""
+        return self.bias * ((2 if self.gated else 1) * self.intermediate + hidden)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts, of which each token uses `per_token`.
+
+    `latent`: width in which the experts work if it is not the hidden size. `router_parameters`: beside its matrix.
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    gated: bool = True
+    bias: bool = False
+    router_parameters: int = 0
+    latent: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Elements of the intermediate results of one token."""
+        return (3 if self.gated else 2) * self.intermediate * self.per_token
+
+    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
+        """Router, the ways into all experts, and the ways out; the router is on every rank whole."""
+        split, inner = -(-self.intermediate // tensor), self.latent or hidden
+        one_in, one_out = inner * split * (2 if self.gated else 1), split * inner
+        projections = [Matrix.whole("mlp", hidden * self.latent)] * 2 if self.latent else []
+        return (
+            Matrix.whole("router", hidden * self.count),
+            Matrix("experts", self.count * one_in, self.per_token * one_in),
+            Matrix("experts", self.count * one_out, self.per_token * one_out),
+            *projections,
+        )
+
+    def vectors(self, hidden: int) -> int:
+        """Biases of the experts, and what the router has beside its matrix."""
+        of_one = (2 if self.gated else 1) * self.intermediate + hidden
+        return self.bias * self.count * of_one + self.router_parameters
+
+    def touched_share(self, tokens: float) -> float:
+        """Share of the experts that a batch of `tokens` tokens is expected to use, if all are equally likely.
+
+        8 experts of which each token uses 2: a batch of one token touches a quarter of them, one of 16 nearly all.
+
+        >>> experts = Experts(8, 2, 64)
+        >>> experts.touched_share(1), round(experts.touched_share(16), 3)
+        (0.25, 0.99)
+        """
+        unused: float = (1 - self.per_token / self.count) ** tokens
+        return 1 - unused
+
+
+Mixer = Attention | LatentAttention | State
+FeedForward = Mlp | Experts
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. `mixers`: its attention or state, several if they work side by side; `vectors`: its norms."""
+
+    mixers: tuple[Mixer, ...]
+    feed_forward: tuple[FeedForward, ...]
+    norm_parameters: int
+
+    @property
+    def parts(self) -> tuple[Mixer | FeedForward, ...]:
+        """All parts with parameters."""
+        return self.mixers + self.feed_forward
+
+    def matrices(self, hidden: int, tensor: int = 1) -> list[Matrix]:
+        """All matrices on one rank."""
+        return [matrix for part in self.parts for matrix in part.matrices(hidden, tensor)]
+
+    def vector_parameters(self, hidden: int) -> int:
+        """Parameters of biases, norms, convolutions."""
+        return sum(part.vectors(hidden) for part in self.parts) + self.norm_parameters
