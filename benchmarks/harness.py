@@ -78,9 +78,9 @@ class Bench:
         environment["OMP_NUM_THREADS"] = str(len(cores))
         job, result = self.file.with_name("job.json"), self.file.with_name("result.json")
         arguments = {
-            "model": str(self.paths.model(cell.model, model_key(definition["model"]))),
-            "load_format": definition["model"]["load_format"],
-            "dtype": dtype_on(definition["model"]["dtype"], gpu, device),
+            "model": str(self.paths.model(cell.model, model_key(definition.model))),
+            "load_format": definition.model.load_format,
+            "dtype": dtype_on(definition.model.dtype, gpu, device),
             **knobs,
         }
         workload = self.paths.workload(cell.model, cell.workload, workload_key(definition))

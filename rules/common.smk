@@ -11,6 +11,7 @@ from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
+    json_sha256,
     model_key,
     resolved_models,
     workload_key,

@@ -17,7 +17,7 @@ rule prepare_model:
         **PREPARE_RESOURCES,
     params:
         folder=lambda wildcards, output: Path(output.config).parent,
-        weights=lambda wildcards: "--weights" if MODELS[wildcards.model]["load_format"] == "hub" else "",
+        weights=lambda wildcards: "--weights" if MODELS[wildcards.model].load_format == "hub" else "",
     shell:
         "python -m workflow_scripts.prepare.model"
         " --study $STUDY"
@@ -100,6 +100,6 @@ rule predict_capacity:
     conda:
         "../envs/cpu.conda.yaml"
     params:
-        definitions=definition_sha256({cell: definition(cell) for cell in CELLS}),
+        definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
     shell:
         "python -m workflow_scripts.predict.capacity_of_cells" " --study $STUDY" " --out {output}" " > {log} 2>&1"

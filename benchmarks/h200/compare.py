@@ -50,10 +50,10 @@ def passes_s(engine: Engine, requests: Sequence[Request], kind: str, pairs: int 
 def compare(study: Study, cell: Cell, paths: StudyPaths) -> dict[str, object]:
     """Measure a cell of the engine vllm in both ways."""
     definition = cell_definition(study, cell, resolved_models(study))
-    model_dir = paths.model(cell.model, model_key(definition["model"]))
+    model_dir = paths.model(cell.model, model_key(definition.model))
     workload = paths.workload(cell.model, cell.workload, workload_key(definition))
     gpu = load_gpus()[cell.gpu]
-    load_format, dtype = definition["model"]["load_format"], dtype_on(definition["model"]["dtype"], gpu, cpu_here(gpu))
+    load_format, dtype = definition.model.load_format, dtype_on(definition.model.dtype, gpu, cpu_here(gpu))
     requests, warmup = (
         [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
         for path in (workload, workload.with_name("warmup.jsonl"))

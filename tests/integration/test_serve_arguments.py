@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from tests.unit.analyse.test_serve_command import ALL_KNOBS, FOLDER, HUB
+from tests.unit.analyse.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
 from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
 from workflow_scripts.engines.knobs import VllmKnobs
 
@@ -38,8 +38,7 @@ def test_vllm_reads_back_every_setting(parse, tmp_path: Path, knobs: VllmKnobs, 
 
 @pytest.mark.parametrize("way", ["command", "config"])
 def test_vllm_reads_back_random_weights(parse, tmp_path: Path, way: str):
-    dummy = {"hub_repo": None, "revision": None, "dtype": "float32", "load_format": "dummy"}
-    read = read_back(parse, tmp_path, serve_settings(dummy, FOLDER, VllmKnobs(), {}), way)
+    read = read_back(parse, tmp_path, serve_settings(DUMMY, FOLDER, VllmKnobs(), {}), way)
     assert (read.model_tag if way == "command" else read.model) == str(FOLDER)
     assert (read.load_format, read.dtype, read.revision) == ("dummy", "float32", None)
 

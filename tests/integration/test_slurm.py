@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
@@ -175,11 +175,11 @@ def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_
     there_alone = [sweep.model_copy(update={"gpu": ["l40s"]}) for sweep in study.sweeps]
     for target in expand(study.model_copy(update={"sweeps": there_alone})):
         shutil.copytree(evidence, checkout.folder(target.id))
-        definition = cell_definition(study, target, resolved_models(study))
+        definition = cell_definition(study, target, resolved_models(study)).as_json()
         if target.knobs.max_concurrency == 5:
             definition["protocol"] -= 1
         record = json.loads((evidence / "outcome.json").read_text())
-        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": definition_sha256(definition)}
+        record |= {"cell_id": target.id, "definition": definition, "definition_sha256": json_sha256(definition)}
         record["provenance"] |= {"host": "elsewhere", "lock_sha256": "f" * 64}
         (checkout.folder(target.id) / "outcome.json").write_text(json.dumps(record))
     done = checkout.snakemake("partial_report", *TABLE)

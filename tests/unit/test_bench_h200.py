@@ -67,7 +67,7 @@ class Host:
             cell_id=cell.id,
             outcome=outcome,
             reason=None if outcome == "ok" else f"the engine said {outcome}",
-            definition=definition,
+            definition=definition.as_json(),
             definition_sha256=definition_sha256(definition),
             provenance={},
         ).write(self.paths.outcome(cell))

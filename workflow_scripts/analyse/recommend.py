@@ -283,8 +283,8 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
     effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
     # A column with nulls may have whole numbers as floats.
     settings = VllmKnobs.model_validate(knobs, strict=False)
-    if model["dtype"] == "native":
-        model = {**model, "dtype": cell["dtype"]}
+    if model.dtype == "native":
+        model = model.model_copy(update={"dtype": cell["dtype"]})
     return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
 
 

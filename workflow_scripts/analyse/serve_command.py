@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from workflow_scripts.engines.knobs import VllmKnobs, command_line
+from workflow_scripts.study.definition import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ class ServeSettings:
         return "".join(comments) + yaml.safe_dump({"model": self.model} | written, sort_keys=False)
 
 
-Prepared = tuple[Mapping[str, Any], Path]
+Prepared = tuple[ResolvedModel, Path]
 
 
 def serve_settings(
-    model: Mapping[str, Any],
+    model: ResolvedModel,
     model_dir: Path,
     knobs: VllmKnobs,
     effective: Mapping[str, int],
@@ -59,7 +60,7 @@ def serve_settings(
     """Settings that serve a model in the same way as a cell was measured.
 
     Args:
-        model: the model as the study resolves it (`hub_repo`, `revision`, `dtype`, `load_format`).
+        model: the model as the study resolves it.
         model_dir: its prepared folder, used instead of a hub model if the weights are random.
         knobs: what the study set.
         effective: effective engine arguments for which `vllm serve` has other defaults than the offline engine; the
@@ -67,9 +68,9 @@ def serve_settings(
         draft: the model that drafts tokens and its prepared folder, if there is one.
     """
     name, arguments = _loaded(model, model_dir)
-    if model["load_format"] != "hub":
-        arguments |= {"load-format": model["load_format"]}
-    if model.get("trust_remote_code"):
+    if model.load_format != "hub":
+        arguments |= {"load-format": model.load_format}
+    if model.trust_remote_code:
         arguments |= {"trust-remote-code": True}
     draft_name, draft_revision = _loaded(*draft) if draft else (None, {})
     settings = {**effective, **knobs.engine_arguments(draft_name)}
@@ -78,13 +79,13 @@ def serve_settings(
     ordered = [field for field in (*VllmKnobs.model_fields, "speculative_config") if field in settings]
     return ServeSettings(
         name,
-        arguments | {"dtype": model["dtype"]} | {field.replace("_", "-"): settings[field] for field in ordered},
+        arguments | {"dtype": model.dtype} | {field.replace("_", "-"): settings[field] for field in ordered},
         knobs.environment(),
     )
 
 
-def _loaded(model: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+def _loaded(model: ResolvedModel, folder: Path) -> tuple[str, dict[str, Any]]:
     """The name or path from which a model is loaded, with the commit if that is a repository."""
-    if model["load_format"] == "hub":
-        return str(model["hub_repo"]), {"revision": model["revision"]} if model["revision"] else {}
+    if model.load_format == "hub":
+        return str(model.hub_repo), {"revision": model.revision} if model.revision else {}
     return str(folder), {}

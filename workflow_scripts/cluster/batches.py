@@ -17,7 +17,7 @@ from pathlib import Path
 
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_json, sha256_of, write_json
-from workflow_scripts.study.definition import definition_sha256
+from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import StudyError, load_study
@@ -43,7 +43,7 @@ def batches(cells: Iterable[Cell], definitions: Mapping[str, str], size: int) ->
     for (gpu, _, _), ids in alike.items():
         for first in range(0, len(ids), size):
             some = tuple(ids[first : first + size])
-            yield Batch(gpu, definition_sha256({cell: definitions[cell] for cell in some})[:8], some)
+            yield Batch(gpu, json_sha256({cell: definitions[cell] for cell in some})[:8], some)
 
 
 def write_batch(path: Path, batch: Batch) -> None:

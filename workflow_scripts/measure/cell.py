@@ -18,18 +18,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import run_command
-from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import device_lock
 from workflow_scripts.measure.engine import SCRATCH, preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
+from workflow_scripts.measure.job import Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.study.definition import (
     cell_definition,
@@ -39,7 +39,7 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Outcome, is_outcome_of
+from workflow_scripts.study.outcome import Measured, Outcome, is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
@@ -60,9 +60,9 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
     """
     folder = paths.cell(cell)
     definition = cell_definition(study, cell, resolved_models(study))
-    model_dir = paths.model(cell.model, model_key(definition["model"]))
-    draft = definition.get("draft_model")
-    draft_model_dir = paths.model(draft["name"], model_key(draft)) if draft else None
+    model_dir = paths.model(cell.model, model_key(definition.model))
+    draft = definition.draft_model
+    draft_model_dir = paths.model(draft.name, model_key(draft)) if draft else None
     workload = paths.workload(cell.model, cell.workload, workload_key(definition))
     configs = [folder / "config.json" for folder in (model_dir, draft_model_dir) if folder]
     for needed in (*configs, workload):
@@ -73,17 +73,14 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
     evidence.mkdir(parents=True)
     time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
     job = evidence / "job.json"
-    write_json(
-        job,
-        {
-            "definition": definition,
-            "model_dir": str(model_dir),
-            "draft_model_dir": str(draft_model_dir) if draft_model_dir else None,
-            "workload": str(workload),
-            "evidence": str(evidence),
-            "start_limit_s": min(study.server_start_limit_s, time_limit_s),
-        },
-    )
+    Job(
+        definition=definition,
+        model_dir=model_dir,
+        draft_model_dir=draft_model_dir,
+        workload=workload,
+        evidence=evidence,
+        start_limit_s=min(study.server_start_limit_s, time_limit_s),
+    ).write(job)
     with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks):
         print(f"measuring {cell.id}", flush=True)
         began = time.monotonic()
@@ -97,23 +94,24 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
         if not attempt.last:
             return _left_to_the_next(attempt, evidence, reason, status=1)
-        record: dict[str, Any] = {"outcome": "timeout", "reason": reason}
+        record = Measured(outcome="timeout", reason=reason)
     elif ended.exit_status != 0 or not measured.exists():
         _report_failure(evidence, ended.exit_status)
         return 1
     else:
-        record = read_json(measured)
+        record = Measured.model_validate(read_json(measured))
         measured.unlink()
     job.unlink()
-    if record.pop("wrong_device", False):
-        _note_wrong_node(paths.wrong_nodes(cell.gpu), record["reason"])
-        return _left_to_the_next(attempt, evidence, record["reason"], status=WRONG_DEVICE)
+    if record.wrong_device:
+        reason = record.reason or "the wrong device"
+        _note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
+        return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
     outcome = Outcome(
         cell_id=cell.id,
-        definition=definition,
+        definition=definition.as_json(),
         definition_sha256=definition_sha256(definition),
-        provenance=provenance(cell.engine, definition.get("endpoint")),
-        **record,
+        provenance=provenance(cell.engine, definition.endpoint),
+        **record.model_dump(exclude={"wrong_device"}),
     )
     _put_in_place(evidence, folder, outcome)
     print(

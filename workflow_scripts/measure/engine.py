@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.measure.forkserver import Preload
 
 # Folder below the evidence for files that an engine needs only while it runs.
@@ -74,7 +75,7 @@ class EngineSetup:
     host_cores: list[int] = field(default_factory=list)
     evidence: Path = Path()
     start_limit_s: float = math.inf
-    endpoint: Mapping[str, Any] | None = None
+    endpoint: Endpoint | None = None
 
 
 class Engine(Protocol):

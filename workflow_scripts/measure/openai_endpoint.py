@@ -25,7 +25,8 @@ class OpenAiEndpoint(Serving):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
-        self._endpoint = Endpoint.model_validate(setup.endpoint)
+        assert setup.endpoint is not None
+        self._endpoint: Endpoint = setup.endpoint
         self._values: dict[str, str] = {}
         self._last_command: LastCommand | None = None
 

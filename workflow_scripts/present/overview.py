@@ -250,9 +250,9 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
 def remote_code(report: Report) -> Iterator[Block]:
     """Which models ran Python code from their repositories, if the study allows it."""
     models = resolved_models(report.study)
-    trusted = {name: model for name, model in models.items() if model.get("trust_remote_code")}
+    trusted = {name: model for name, model in models.items() if model.trust_remote_code}
     if trusted:
-        named = ", ".join(f"{name} ({m['hub_repo']} at {m['revision']})" for name, m in trusted.items())
+        named = ", ".join(f"{name} ({m.hub_repo} at {m.revision})" for name, m in trusted.items())
         sentence = (
             f"The study sets trust_remote_code: engines ran Python code that comes with the model, of {named}. "
             "Nobody of this pipeline has checked that code, and it may do anything that the measuring account may."

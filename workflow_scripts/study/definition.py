@@ -3,21 +3,97 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from workflow_scripts.catalog.gpus_and_models import Model, load_models
+from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_validator
+
+from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.catalog.gpus_and_models import Model, ModelDtype, load_models
 from workflow_scripts.common.files import sha256_of
+from workflow_scripts.engines.knobs import ENGINES, Knobs
 from workflow_scripts.study.grid import Cell, endpoints_of
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, as_list
+from workflow_scripts.workloads.workload_kinds import Workload
 
 # Raised when the same definition of a workload leads to other prepared files.
 # 2: as many warm-up requests as measured ones, of the same lengths.
 PREPARED_REQUESTS_VERSION = 2
 
 
-def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
-    """Every model that the study names, including draft models, as it is loaded there, as plain JSON values."""
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ResolvedModel(_Record):
+    """A model as a study loads it."""
+
+    name: str
+    hub_repo: str | None
+    revision: str | None
+    dtype: ModelDtype
+    load_format: Literal["hub", "dummy"]
+    config_sha256: str
+    trust_remote_code: bool = False
+
+    @model_serializer
+    def as_json(self) -> dict[str, JsonValue]:
+        """The model as plain JSON values."""
+        record: dict[str, JsonValue] = dict(self)
+        # Left out if it is off, the usual case, so that the definitions of such cells stay as they were.
+        if not self.trust_remote_code:
+            del record["trust_remote_code"]
+        return record
+
+
+class Definition(_Record):
+    """A cell with its names resolved.
+
+    A time limit is not part of it: giving a cell more time does not change what it measures.
+    """
+
+    gpu: str
+    engine: str
+    model: ResolvedModel
+    draft_model: ResolvedModel | None = None
+    endpoint: Endpoint | None = None
+    workload_name: str
+    workload: Workload
+    num_prompts: int
+    knobs: Knobs
+    repeats: int
+    protocol: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, record: Any) -> Any:
+        """Undo `as_json`: knobs are those of the engine, and the workload's name stands in the workload."""
+        if not isinstance(record, Mapping) or "workload_name" in record:
+            return record
+        workload = dict(record["workload"])
+        name = workload.pop("name")
+        knobs = ENGINES[record["engine"]].model_validate(record["knobs"])
+        return {**record, "workload_name": name, "workload": workload, "knobs": knobs}
+
+    @model_serializer
+    def as_json(self) -> dict[str, JsonValue]:
+        """The definition as plain JSON values, as it is hashed and written; what a cell does not have is left out."""
+        return {
+            "gpu": self.gpu,
+            "engine": self.engine,
+            "model": self.model.as_json(),
+            **({} if self.draft_model is None else {"draft_model": self.draft_model.as_json()}),
+            **({} if self.endpoint is None else {"endpoint": self.endpoint.model_dump(mode="json")}),
+            "workload": {"name": self.workload_name, **self.workload.model_dump(mode="json")},
+            "num_prompts": self.num_prompts,
+            "knobs": self.knobs.set_values(),
+            "repeats": self.repeats,
+            "protocol": self.protocol,
+        }
+
+
+def resolved_models(study: Study) -> dict[str, ResolvedModel]:
+    """Every model that the study names, including draft models, as it is loaded there."""
     names = {name for sweep in study.sweeps for name in sweep.model}
     settings = [*(sweep.knob_values() for sweep in study.sweeps), *study.engine_defaults.values()]
     names |= {str(name) for knobs in settings for name in as_list(knobs.get("speculative_model"))}
@@ -25,61 +101,60 @@ def resolved_models(study: Study) -> dict[str, dict[str, Any]]:
     return {name: _resolved(models[name], study) for name in models if name in names}
 
 
-def _resolved(model: Model, study: Study) -> dict[str, Any]:
+def _resolved(model: Model, study: Study) -> ResolvedModel:
     override = study.models.get(model.name)
-    return {
-        "name": model.name,
-        "hub_repo": model.hub_repo,
-        "revision": model.revision,
-        "dtype": model.dtype,
-        "load_format": (override.load_format if override else None) or model.load_format,
-        "config_sha256": sha256_of(model.config),
-        # Left out if it is off, the usual case, so that the definitions of such cells stay as they were.
-        **({"trust_remote_code": True} if override and override.trust_remote_code else {}),
-    }
+    return ResolvedModel(
+        name=model.name,
+        hub_repo=model.hub_repo,
+        revision=model.revision,
+        dtype=model.dtype,
+        load_format=(override.load_format if override else None) or model.load_format,
+        config_sha256=sha256_of(model.config),
+        trust_remote_code=bool(override and override.trust_remote_code),
+    )
 
 
-def cell_definition(study: Study, cell: Cell, models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The cell with its names resolved, as plain JSON values; `models` are the study's resolved ones.
-
-    A time limit is not part of it: giving a cell more time does not change what it measures.
-    """
+def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel]) -> Definition:
+    """The definition of a cell; `models` are the study's resolved ones."""
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
     endpoint = cell.knobs.set_values().get("endpoint")
-    return {
-        "gpu": cell.gpu,
-        "engine": cell.engine,
-        "model": models[cell.model],
-        **({} if draft is None else {"draft_model": models[draft]}),
-        **({} if endpoint is None else {"endpoint": endpoints_of(study)[endpoint].model_dump(mode="json")}),
-        "workload": {"name": cell.workload, **workload.model_dump(mode="json")},
-        "num_prompts": workload.prompts_for(cell.knobs.max_concurrency),
-        "knobs": cell.knobs.set_values(),
-        "repeats": study.repeats,
-        "protocol": PROTOCOL_VERSION,
-    }
+    return Definition(
+        gpu=cell.gpu,
+        engine=cell.engine,
+        model=models[cell.model],
+        draft_model=None if draft is None else models[draft],
+        endpoint=None if endpoint is None else endpoints_of(study)[endpoint],
+        workload_name=cell.workload,
+        workload=workload,
+        num_prompts=workload.prompts_for(cell.knobs.max_concurrency),
+        knobs=cell.knobs,
+        repeats=study.repeats,
+        protocol=PROTOCOL_VERSION,
+    )
 
 
-def definition_sha256(definition: dict[str, Any]) -> str:
+def json_sha256(value: JsonValue) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def definition_sha256(definition: Definition) -> str:
     """SHA-256 of a definition's canonical JSON."""
-    return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
+    return json_sha256(definition.as_json())
 
 
-def model_key(model: dict[str, Any]) -> str:
+def model_key(model: ResolvedModel) -> str:
     """Name of what is prepared for a model; another definition of the model gets another folder.
 
     A prepared file never changes under its name: cells measured with it stay valid, and new cells find that theirs is
     missing.
     """
-    return definition_sha256(model)[:8]
+    return json_sha256(model.as_json())[:8]
 
 
-def workload_key(definition: dict[str, Any]) -> str:
+def workload_key(definition: Definition) -> str:
     """Name of a cell's requests, e.g. `24-1f0c2a9b`: their number, and what they are made from."""
-    made_from = {
-        "workload": definition["workload"],
-        "model": definition["model"],
-        "version": PREPARED_REQUESTS_VERSION,
-    }
-    return f"{definition['num_prompts']}-{definition_sha256(made_from)[:8]}"
+    whole = definition.as_json()
+    made_from = {"workload": whole["workload"], "model": whole["model"], "version": PREPARED_REQUESTS_VERSION}
+    return f"{definition.num_prompts}-{json_sha256(made_from)[:8]}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from workflow_scripts.common.files import read_json, write_text
 
@@ -36,19 +36,37 @@ class WarmUp(_Record):
     steady: bool
 
 
+class Measured(_Record):
+    """What the measuring process observed; the fields are those of `Outcome`.
+
+    `wrong_device`: the cell did not run, because the device was not its own.
+    """
+
+    outcome: Verdict
+    reason: str | None = None
+    effective: dict[str, Any] = {}
+    phases_s: dict[str, float] = {}
+    warmup: WarmUp | None = None
+    repeats: list[Repeat] = []
+    device: dict[str, Any] = {}
+    host_load: dict[str, Any] = {}
+    wrong_device: bool = False
+
+
 class Outcome(_Record):
     """How a cell ended: what was asked for, what took effect, and where it was measured.
 
     `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
     at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.
-    `reason` is in the engine's own words if it gave any.
+    `reason` is in the engine's own words if it gave any. `definition` is as it was recorded: that of another protocol
+    may have other fields.
     """
 
     schema_version: Literal[1] = 1
     cell_id: str
     outcome: Verdict
     reason: str | None = None
-    definition: dict[str, Any]
+    definition: dict[str, JsonValue]
     definition_sha256: str
     effective: dict[str, Any] = {}
     phases_s: dict[str, float] = {}

@@ -11,16 +11,14 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.analyse.test_serve_command import DUMMY, HUB
 from workflow_scripts.analyse.recommend import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.analyse.tables import read_table, write_table
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
 MODELS = {
-    "llama-3.1-8b-instruct": (
-        {"hub_repo": "org/llama", "revision": None, "dtype": "bfloat16", "load_format": "hub"},
-        Path("models/llama"),
-    ),
-    "tiny": ({"hub_repo": None, "revision": None, "dtype": "float32", "load_format": "dummy"}, Path("models/tiny")),
+    "llama-3.1-8b-instruct": (HUB.model_copy(update={"hub_repo": "org/llama", "revision": None}), Path("models/llama")),
+    "tiny": (DUMMY, Path("models/tiny")),
 }
 
 

@@ -6,9 +6,12 @@ import yaml
 
 from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
 from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.study.definition import ResolvedModel
 
-HUB = {"hub_repo": "org/model", "revision": "0" * 40, "dtype": "bfloat16", "load_format": "hub"}
-DUMMY = {"hub_repo": None, "revision": None, "dtype": "float32", "load_format": "dummy"}
+HUB = ResolvedModel(
+    name="model", hub_repo="org/model", revision="0" * 40, dtype="bfloat16", load_format="hub", config_sha256=""
+)
+DUMMY = ResolvedModel(name="tiny", hub_repo=None, revision=None, dtype="float32", load_format="dummy", config_sha256="")
 FOLDER = Path("results/demo/prepared/models/tiny-1234")
 
 ALL_KNOBS = VllmKnobs(
@@ -78,7 +81,7 @@ def test_every_knob_in_the_file():
 
 
 def test_a_draft_model_is_named_by_its_repository_and_commit_or_by_its_folder():
-    hub = serve_settings(HUB, FOLDER, BY_DRAFT_MODEL, {}, (HUB | {"hub_repo": "org/draft"}, FOLDER))
+    hub = serve_settings(HUB, FOLDER, BY_DRAFT_MODEL, {}, (HUB.model_copy(update={"hub_repo": "org/draft"}), FOLDER))
     speculation = {"method": "draft_model", "num_speculative_tokens": 2, "model": "org/draft", "revision": "0" * 40}
     assert hub.arguments["speculative-config"] == speculation
     dummy = serve_settings(DUMMY, FOLDER, BY_DRAFT_MODEL, {}, (DUMMY, Path("draft")))
@@ -97,7 +100,7 @@ def test_no_token_drafted_is_no_speculative_decoding():
 
 def test_remote_code_is_served_only_where_it_was_measured():
     assert "--trust-remote-code" not in serve_settings(HUB, FOLDER, VllmKnobs(), {}).command()
-    trusted = serve_settings(HUB | {"trust_remote_code": True}, FOLDER, VllmKnobs(), {})
+    trusted = serve_settings(HUB.model_copy(update={"trust_remote_code": True}), FOLDER, VllmKnobs(), {})
     assert trusted.command() == (f"vllm serve org/model --revision {'0' * 40} --trust-remote-code --dtype bfloat16")
 
 
@@ -114,7 +117,7 @@ def test_a_model_with_random_weights_is_served_from_its_folder():
 
 
 def test_a_hub_model_without_a_commit_has_no_revision():
-    settings = serve_settings(HUB | {"revision": None}, FOLDER, VllmKnobs(), {})
+    settings = serve_settings(HUB.model_copy(update={"revision": None}), FOLDER, VllmKnobs(), {})
     assert settings.command() == "vllm serve org/model --dtype bfloat16"
 
 

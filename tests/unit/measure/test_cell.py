@@ -41,7 +41,7 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
     study = load_study(DEMO)
     one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
     definition = cell_definition(study, one, resolved_models(study))
-    prepared = paths.model(one.model, model_key(definition["model"])) / "config.json"
+    prepared = paths.model(one.model, model_key(definition.model)) / "config.json"
     for file in (prepared, paths.workload(one.model, one.workload, workload_key(definition))):
         file.parent.mkdir(parents=True)
         file.touch()

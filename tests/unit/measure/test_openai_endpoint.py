@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.openai_endpoint import OpenAiEndpoint, text_of_as_many_tokens
 from workflow_scripts.measure.server_http import ServerError
@@ -41,7 +42,8 @@ def test_a_text_that_is_read_as_fewer_tokens_is_left_alone() -> None:
 def endpoint(**entry: object) -> OpenAiEndpoint:
     """A server that never answers."""
     entry = {"command": ["sleep", "600"], "served_model": "m", **entry}
-    setup = EngineSetup(Path(), "auto", "float32", 0, {"endpoint": "e"}, "cpu", endpoint=entry, start_limit_s=0.3)
+    server = Endpoint.model_validate(entry)
+    setup = EngineSetup(Path(), "auto", "float32", 0, {"endpoint": "e"}, "cpu", endpoint=server, start_limit_s=0.3)
     return OpenAiEndpoint(setup)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.measure import provenance
 
 LOCK = "torch==2.13.0+cpu \\\n    --hash=sha256:0\nvllm-cpu==0.32.0 \\\n    --hash=sha256:1\n"
@@ -48,5 +49,9 @@ def test_a_server_of_another_environment_has_no_version_of_this_one(
     installed: dict[str, str], command: list[str] | None, version: str | None
 ) -> None:
     installed["transformers"] = "5.19.0"
-    assert provenance.provenance("openai", {"command": command})["engine_version"] == version
+    where = {"command": command} if command else {"base_url": "http://127.0.0.1"}
+    assert (
+        provenance.provenance("openai", Endpoint.model_validate({"served_model": "m", **where}))["engine_version"]
+        == version
+    )
     assert provenance.provenance("hf-static")["engine_version"] == "transformers 5.19.0"

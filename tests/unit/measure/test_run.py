@@ -1,6 +1,6 @@
 """What is kept of a cell if its engine fails in a phase in which a real engine cannot be made to fail."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,32 @@ import pytest
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.measure import run
 from workflow_scripts.measure.engine import Request, RequestRecord
+from workflow_scripts.measure.job import Job
+from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import WarmUp
+from workflow_scripts.study.study_file import Study
+
+
+def defined(engine: str, knobs: dict[str, Any], repeats: int) -> Definition:
+    """The definition of a cell of this engine on a CPU."""
+    study = Study.model_validate(
+        {
+            "schema_version": 1,
+            "name": "one",
+            "question": "?",
+            "repeats": repeats,
+            "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
+            "endpoints": {"any": {"base_url": "http://127.0.0.1", "served_model": "m"}},
+            "sweeps": [
+                {
+                    **{"name": "one", "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m"},
+                    **{"workload": "short", "knobs": knobs},
+                }
+            ],
+        }
+    )
+    return cell_definition(study, expand(study)[0], resolved_models(study))
 
 
 class Engine:
@@ -46,17 +72,15 @@ def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(
         write_jsonl(tmp_path / name, [{"request_id": "a", "prompt_token_ids": [1, 2], "output_tokens": 3}])
     monkeypatch.setattr(run, "make_engine", lambda *_: Engine())
     monkeypatch.setattr(run, "use_cores", lambda _: None)
-    definition = {
-        "gpu": "cpu-all",
-        "engine": "vllm",
-        "model": {"load_format": "dummy", "dtype": "float32"},
-        "knobs": {},
-        "repeats": 1,
-    }
     evidence = tmp_path / "raw"
     evidence.mkdir()
     run.measure(
-        run.Job(definition=definition, model_dir=tmp_path, workload=tmp_path / "workload.jsonl", evidence=evidence)
+        Job(
+            definition=defined("vllm", {}, repeats=1),
+            model_dir=tmp_path,
+            workload=tmp_path / "workload.jsonl",
+            evidence=evidence,
+        )
     )
     record = read_json(evidence / "measured.json")
     assert record["outcome"] == "ok"
@@ -84,20 +108,23 @@ class Timed(Engine):
 
 
 def warmed_up(
-    monkeypatch: pytest.MonkeyPatch, passes_s: Sequence[float], knobs: dict[str, Any], **definition: Any
-) -> tuple[Timed, dict[str, Any]]:
-    engine, record = Timed(passes_s), {"effective": definition.pop("effective", {})}
+    monkeypatch: pytest.MonkeyPatch,
+    passes_s: Sequence[float],
+    knobs: dict[str, Any],
+    engine_name: str = "vllm",
+    effective: Mapping[str, Any] | None = None,
+) -> tuple[Timed, WarmUp]:
+    engine = Timed(passes_s)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
     requests = [Request(str(i), [1] * (i + 1), 2) for i in range(32)]
-    run._warm_up(engine, requests, {"engine": "vllm", "repeats": 3, "knobs": knobs, **definition}, record)
-    return engine, record["warmup"]
+    return engine, run._warm_up(engine, requests, defined(engine_name, knobs, repeats=3), effective or {})
 
 
 def test_warm_up_goes_on_until_two_passes_take_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, record = warmed_up(monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
-    assert record["passes_s"] == pytest.approx([9, 4.3, 4, 4.1])
-    assert (record["requests"], record["steady"]) == (8, True)
-    assert record["tokens"] == sum(range(4, 33, 4)) + 8 * 2
+    assert record.passes_s == pytest.approx([9, 4.3, 4, 4.1])
+    assert (record.requests, record.steady) == (8, True)
+    assert record.tokens == sum(range(4, 33, 4)) + 8 * 2
     assert engine.resets == 4  # else the second pass would find the first one's prompts in a cache
     assert len({tuple(ids) for ids in engine.served}) == 1
     assert engine.served[0][-1] == "31"  # the longest prompt
@@ -105,10 +132,10 @@ def test_warm_up_goes_on_until_two_passes_take_equally_long(monkeypatch: pytest.
 
 def test_warm_up_ends_without_a_steady_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
     slower = [2.0**i for i in range(20)]
-    assert len(warmed_up(monkeypatch, slower, {"max_num_seqs": 4})[1]["passes_s"]) == 6
+    assert len(warmed_up(monkeypatch, slower, {"max_num_seqs": 4})[1].passes_s) == 6
     # Of all requests no more passes than it takes to see that two agree.
     of_all = warmed_up(monkeypatch, slower, {"max_num_seqs": 32})[1]
-    assert (of_all["requests"], len(of_all["passes_s"]), of_all["steady"]) == (32, 3, False)
+    assert (of_all.requests, len(of_all.passes_s), of_all.steady) == (32, 3, False)
 
 
 @pytest.mark.parametrize(
@@ -125,5 +152,5 @@ def test_warm_up_ends_without_a_steady_rate_too(monkeypatch: pytest.MonkeyPatch)
 def test_as_many_requests_warm_up_as_may_run_at_once(
     monkeypatch: pytest.MonkeyPatch, engine: str, knobs: dict[str, Any], effective: dict[str, Any], requests: int
 ) -> None:
-    record = warmed_up(monkeypatch, [1.0, 1.0], knobs, engine=engine, effective=effective)[1]
-    assert (record["requests"], record["steady"]) == (requests, True)
+    record = warmed_up(monkeypatch, [1.0, 1.0], knobs, engine, effective)[1]
+    assert (record.requests, record.steady) == (requests, True)

@@ -48,7 +48,7 @@ def study(tmp_path: Path) -> Path:
         Outcome(
             cell_id=cell.id,
             outcome="ok",
-            definition=definition,
+            definition=definition.as_json(),
             definition_sha256=definition_sha256(definition),
             provenance={
                 "host": f"node-{cell.gpu}",

@@ -148,7 +148,7 @@ def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> N
 
 def write_outcome(study, cell: Cell, paths: StudyPaths, **changes) -> None:
     definition = cell_definition(study, cell, resolved_models(study))
-    known = {"cell_id": cell.id, "definition": definition, "definition_sha256": definition_sha256(definition)}
+    known = {"cell_id": cell.id, "definition": definition.as_json(), "definition_sha256": definition_sha256(definition)}
     paths.outcome(cell).parent.mkdir(parents=True, exist_ok=True)
     Outcome.model_validate(known | {"outcome": "ok", "provenance": {}} | changes).write(paths.outcome(cell))
 

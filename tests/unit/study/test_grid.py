@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from workflow_scripts.engines.knobs import ENGINES, HfContinuousKnobs, HfStaticKnobs, VllmKnobs
 from workflow_scripts.study.definition import (
+    Definition,
     cell_definition,
     definition_sha256,
     model_key,
@@ -73,7 +74,7 @@ def test_the_demo_has_the_cells_that_it_promises() -> None:
     assert {c.gpu for c in shared} == {"cpu-1core", "cpu-all"}
 
 
-def definition_of(study: Study, index: int = 0) -> dict[str, object]:
+def definition_of(study: Study, index: int = 0) -> Definition:
     return cell_definition(study, expand(study)[index], resolved_models(study))
 
 
@@ -90,8 +91,8 @@ def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts() -> None:
     sweep = DEMO.sweeps[0].model_copy(update={"gpu": ["cpu-all"], "knobs": knobs})
     study = DEMO.model_copy(update={"sweeps": [sweep]})
     assert set(resolved_models(study)) == {"tiny-llama-57m", "smollm-135m"}
-    assert "draft_model" not in definition_of(study, 0)
-    assert definition_of(study, 1)["draft_model"] == resolved_models(study)["smollm-135m"]
+    assert definition_of(study, 0).draft_model is None
+    assert definition_of(study, 1).draft_model == resolved_models(study)["smollm-135m"]
 
 
 def test_prepared_files_are_named_after_what_they_are_made_from() -> None:
@@ -100,11 +101,11 @@ def test_prepared_files_are_named_after_what_they_are_made_from() -> None:
     assert len(keys) == 2  # chat and shared-prefix, each for 32 prompts
     assert all(key.startswith("32-") for _, key in keys)
     dummy = models["tiny-llama-57m"]
-    assert model_key(dummy) != model_key({**dummy, "dtype": "bfloat16"})
+    assert model_key(dummy) != model_key(dummy.model_copy(update={"dtype": "bfloat16"}))
 
 
 def test_a_definition_names_no_place_of_this_machine() -> None:
-    assert str(Path.cwd()) not in str(definition_of(DEMO))
+    assert str(Path.cwd()) not in str(definition_of(DEMO).as_json())
 
 
 def test_paths_of_a_cell() -> None:

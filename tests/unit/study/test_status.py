@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
@@ -50,14 +50,15 @@ class Seen:
         phases_s: dict[str, float] | None = None,
         **changes: object,
     ) -> None:
-        definition = {**cell_definition(self.study, self.cells[cell], resolved_models(self.study)), **changes}
+        asked = cell_definition(self.study, self.cells[cell], resolved_models(self.study))
+        definition = {**asked.as_json(), **changes}
         Outcome.model_validate(
             {
                 "cell_id": cell,
                 "outcome": outcome,
                 "reason": reason,
                 "definition": definition,
-                "definition_sha256": definition_sha256(definition),
+                "definition_sha256": json_sha256(definition),
                 "phases_s": phases_s or {},
                 "provenance": {"lock_sha256": lock, "host": "node-1"},
             }

@@ -1,0 +1,47 @@
+"""Definitions as they are hashed and written: results that were measured before a change of the code stay valid."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflow_scripts.study.definition import (
+    Definition,
+    cell_definition,
+    definition_sha256,
+    json_sha256,
+    model_key,
+    resolved_models,
+    workload_key,
+)
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study
+
+# A study and the definitions of its cells, as version 0.1.0 wrote them into `outcome.json`.
+STORED = json.loads((Path(__file__).parents[2] / "fixtures/definitions.json").read_text())
+CELLS: dict[str, dict[str, Any]] = STORED["definitions"]
+
+
+@pytest.fixture(scope="module")
+def definitions() -> dict[str, Definition]:
+    study = Study.model_validate(STORED["study"])
+    models = resolved_models(study)
+    return {cell.id: cell_definition(study, cell, models) for cell in expand(study)}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_definition_is_written_byte_by_byte_as_before(definitions: dict[str, Definition], cell: str) -> None:
+    stored, found = CELLS[cell], definitions[cell]
+    as_then = found.model_copy(update={"protocol": stored["definition"]["protocol"]})
+    assert json.dumps(as_then.as_json()) == json.dumps(stored["definition"])
+    assert json.dumps(as_then.model_dump(mode="json")) == json.dumps(stored["definition"])
+    assert definition_sha256(as_then) == json_sha256(stored["definition"]) == stored["sha256"]
+    assert (model_key(found.model), workload_key(found)) == (stored["model_key"], stored["workload_key"])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_written_definition_is_read_back(definitions: dict[str, Definition], cell: str) -> None:
+    read = Definition.model_validate(json.loads(definitions[cell].model_dump_json()))
+    assert read == definitions[cell]
+    assert read.knobs.max_concurrency == definitions[cell].knobs.max_concurrency

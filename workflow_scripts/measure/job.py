@@ -1,0 +1,35 @@
+"""What the process that measures a cell is told: the record `job.json`."""
+
+import math
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.study.definition import Definition
+
+
+class Job(BaseModel):
+    """The cell's definition, and the paths of its inputs and its evidence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    definition: Definition
+    model_dir: Path
+    draft_model_dir: Path | None = None
+    workload: Path
+    evidence: Path
+    start_limit_s: float = math.inf
+
+    def write(self, path: Path) -> None:
+        """Write the record, whole or not at all."""
+        write_json(path, self.model_dump(mode="json"))
+
+
+def read_job(path: Path) -> Job:
+    """Read the record.
+
+    Raises:
+        pydantic.ValidationError: the file does not follow the schema.
+    """
+    return Job.model_validate(read_json(path))
