@@ -35,6 +35,7 @@ rule report:
     """The report of the study: one page that opens offline."""
     input:
         tables=[table(name) for name in TABLES],
+        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         figures=PATHS.figures,
         code=sources("present.page"),
         template=sorted(map(str, Path("report").glob("**/*.*"))),
@@ -46,11 +47,13 @@ rule report:
         "../envs/cpu.conda.yaml"
     params:
         tables=PATHS.tables,
+        parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
     shell:
         "python -m workflow_scripts.present.page"
         " --study $STUDY"
         " --tables {params.tables}"
+        " --parsed {params.parsed}"
         " --figures {input.figures}"
         " --cells {params.cells}"
         " --out {output}"

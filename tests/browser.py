@@ -124,6 +124,19 @@ class Tab:
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES.get(key, 0), **text
             )
 
+    def save_downloads(self, folder: Path) -> None:
+        """Save what the page offers for download in this folder."""
+        self.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    def downloaded(self, path: Path) -> str:
+        """The text of a downloaded file, when it is there."""
+        end = time.monotonic() + LIMIT_S
+        while not path.exists():
+            if time.monotonic() > end:
+                raise AssertionError(f"never downloaded: {path}")
+            time.sleep(0.05)
+        return path.read_text(encoding="utf-8")
+
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write what the tab shows (or the whole page) as PNG."""
         taken = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)

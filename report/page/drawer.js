@@ -1,7 +1,11 @@
 // The drawer: everything about one cell.
 import { changeAddress } from "./address.js";
-import { statistic, store } from "./data.js";
-import { definitionList, el, tableOf } from "./dom.js";
+import { blockMap } from "./blocks.js";
+import { statistic, store, unpack } from "./data.js";
+import { distributions } from "./distribution.js";
+import { choice, definitionList, el, tableOf } from "./dom.js";
+import { stripsView } from "./strips.js";
+import { chosenNote, download, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
 import { METRICS, OUTCOMES, number, setting, withUnit } from "./words.js";
 
 const drawer = el("dialog", { class: "drawer", "aria-labelledby": "drawer-title", onclose: () => changeAddress({ cell: null }) });
@@ -67,10 +71,38 @@ function part(title, ...children) {
   return [el("h3", {}, title), ...children];
 }
 
-function contentOf(cell, data) {
+// Distributions, timeline and block map, if the page holds the cell's timeline.
+async function timelineParts(cell, data) {
+  const held = [...document.querySelectorAll("template.timeline")].find((node) => node.dataset.cell === cell.cell_id);
+  if (!held) {
+    return cell.repeats.length ? part("Timeline", el("p", { class: "note" }, "The page has no room for the timeline of this cell. Its requests and steps are in the folder parsed of the results.")) : [];
+  }
+  const timeline = timelineOf(await unpack(held.content.textContent));
+  const box = el("div");
+  const show = (repeat) => {
+    const of = ofRepeat(timeline, repeat);
+    const map = blockMap(cell, of);
+    const name = `${cell.cell_id.replaceAll("/", "--")}.repeat${repeat}.trace.json`;
+    const save = () => download(name, JSON.stringify(traceEvents(cell, of)), "application/json");
+    box.replaceChildren(
+      stripsView(stripsOf(cell, of, data.colours), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor."),
+      el("button", { type: "button", class: "plain", onclick: save }, "Save for Perfetto (JSON)"),
+      ...(map ? part("Block map", map) : []),
+    );
+  };
+  show(timeline.repeats[0]);
+  const repeats = choice("Repeat", timeline.repeats.map((repeat) => [String(repeat), `repeat ${repeat}`]), "0", (value) => show(Number(value)));
+  const spread = distributions(timeline, data.colours);
+  return [
+    ...(spread ? part("Latency of its requests", el("p", { class: "note" }, "Share of the requests that took at most so long, one line per repeat."), spread) : []),
+    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, chosenNote(timeline)), box),
+  ];
+}
+
+async function contentOf(cell, data) {
   const facts = [
     ["Device", `${cell.gpu}${cell.device_name ? ` (${cell.device_name})` : ""}`],
-    ["Engine", `${cell.engine}${cell.engine_version ? ` ${cell.engine_version}` : ""}`],
+    ["Engine", `${cell.engine}${cell.engine_version ? ` (${cell.engine_version})` : ""}`],
     ["Model", `${cell.model}${cell.dtype ? `, computed in ${cell.dtype}` : ""}`],
     ["Workload", cell.workload],
     ["Settings", cell.settings],
@@ -81,13 +113,14 @@ function contentOf(cell, data) {
   if (cell.not_as_asked) facts.push(["Replaced by the engine", cell.not_as_asked]);
   if (cell.host) facts.push(["Host", cell.host]);
   if (cell.warmup_steady === false) facts.push(["Warm-up", "not steady: its last two passes differed by more than 5 %"]);
-  if (cell.kv_cache_tokens) facts.push(["KV cache", `${number(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${number(cell.kv_cache_tokens)} tokens`]);
+  if (cell.kv_cache_tokens) facts.push(["KV cache", `${setting(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${setting(cell.kv_cache_tokens)} tokens`]);
   return [
     definitionList(facts),
     ...part("Measure it again", el("pre", { tabindex: "0" }, el("code", {}, command(cell, data)))),
     ...(cell.repeats.length ? part("Repeats", repeatsTable(cell)) : []),
     ...(cell.limits.length ? part("Limits", limitsTable(cell)) : []),
     ...predictionsTable(cell),
+    ...(await timelineParts(cell, data)),
     ...part("Settings", settingsTable(cell, data)),
     ...(cell.log ? part("Last lines of its log", el("pre", { tabindex: "0" }, cell.log)) : []),
   ];
@@ -98,9 +131,10 @@ export async function openCell(id) {
   const cell = data.byId.get(id);
   if (!cell) return;
   changeAddress({ cell: id });
+  const content = await contentOf(cell, data);
   drawer.replaceChildren(
     el("header", {}, el("h2", { id: "drawer-title" }, `${cell.gpu}: ${cell.settings}`), el("button", { type: "button", class: "plain", onclick: () => drawer.close() }, "Close")),
-    ...contentOf(cell, data),
+    ...content,
   );
   if (!drawer.isConnected) document.body.append(drawer);
   if (!drawer.open) drawer.showModal();

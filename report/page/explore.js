@@ -52,7 +52,7 @@ export function toldOf(cell, metric) {
 }
 
 export function cellWords(cell) {
-  return `${cell.gpu}, ${cell.engine}, ${cell.model}, ${cell.workload}: ${cell.settings}`;
+  return `${cell.gpu}, ${cell.engine}, ${cell.model}, ${cell.workload}: ${cell.label}`;
 }
 
 // The points of the chart, and the lines that join cells which differ only in the x axis' setting.
@@ -104,7 +104,7 @@ function resultsTable(cells, metric, store, count) {
     const found = statistic(cell, metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
-      el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.settings),
+      el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
       ...differing.map((id) => cell[id]),
       found ? number(found.value * factor) : "–",
       range ? `${number(range.low * factor)} to ${number(range.high * factor)}${found.interval ? " (95 %)" : ""}` : "–",

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.browser import Tab, browser
 from tests.pretended_gpu import build
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -158,3 +159,10 @@ SHORT = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 
 def outcome_of(results: Path, cell: str) -> Path:
     return results / "small" / "cells" / cell / "outcome.json"
+
+
+@pytest.fixture(scope="session")
+def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """A tab of one browser that all tests of the page share."""
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as tab:
+        yield tab

@@ -1,11 +1,12 @@
 """The views of the report, used in a real browser: the page's own policy holds, and the console stays silent."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.browser import Tab, browser
+from tests.browser import Tab
 from tests.unit.present.synthetic import SCRIPT, write_results
 from workflow_scripts.present import page
 
@@ -23,12 +24,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
     assert page.main(["--study", study, *folders, "--out", str(out)]) == 0
     return out
-
-
-@pytest.fixture(scope="module")
-def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with browser(tmp_path_factory.mktemp("browser") / "profile") as tab:
-        yield tab
 
 
 @pytest.fixture
@@ -118,6 +113,37 @@ def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab: Tab, repo
     told = tab.evaluate("document.querySelector('dialog').innerText")
     assert "max_model_len 2048, not 4096" in told
     assert tab.evaluate("document.querySelectorAll('dialog table[aria-label=\"Every repeat\"] thead th').length") == 6
+
+
+def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab: Tab, report: Path, tmp_path: Path) -> None:
+    tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096")
+    tab.wait("document.querySelector('dialog')?.open")
+    titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
+    assert {"Latency of its requests", "Timeline", "Block map"} <= set(titles)
+    tab.evaluate("document.querySelector('dialog canvas[aria-roledescription=timeline]').focus()")
+    for _ in range(3):
+        tab.press("ArrowRight")
+    # Requests of this device arrive one every tenth of a second; the third percent of 10 s is 0.3 s.
+    assert "in decode; running " in tab.evaluate("document.querySelector('dialog .cursor').textContent")
+    computed = tab.evaluate("document.querySelector('dialog [role=status]').textContent")
+    assert computed.startswith("Computed, at ")
+    assert "The engine reports " in computed
+    slider = "document.querySelector('dialog input[type=range]')"
+    tab.evaluate(f"{slider}.value = 0; {slider}.dispatchEvent(new Event('input'))")
+    assert "1 running request with 20 tokens in 2 blocks of 16" in tab.evaluate(
+        "document.querySelector('dialog [role=status]').textContent"
+    )
+    tab.save_downloads(tmp_path)
+    tab.evaluate(
+        "[...document.querySelectorAll('dialog button')].find((b) => b.textContent.includes('Perfetto')).click()"
+    )
+    tab.wait("true")
+    name = "l40s--vllm--llama-3.1-8b-instruct--chat--bs16-seqs16-len4096.repeat0.trace.json"
+    events = json.loads(tab.downloaded(tmp_path / name))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in slices} == {"prefill", "decode"}
+    assert len(slices) == 2 * 64
+    assert any(event["ph"] == "C" and event["name"] == "running" for event in events)
 
 
 @pytest.mark.parametrize("dark", [False, True])

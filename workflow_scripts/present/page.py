@@ -21,6 +21,7 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.present.blocks import Absent
 from workflow_scripts.present.page_data import packed, page_data
 from workflow_scripts.present.page_script import joined
+from workflow_scripts.present.page_timelines import timelines
 from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sections import SECTIONS, Section
@@ -43,6 +44,7 @@ def render(report: Report, study_file: Path) -> str:
         style="".join((REPORT / name).read_text(encoding="utf-8") for name in STYLES),
         script=joined(REPORT / "page"),
         data=packed(page_data(report, study_file)),
+        timelines=timelines(report.tables),
         # Sections with content come first, then the empty ones.
         sections=sorted((_filled(section, report) for section in sections), key=lambda section: section["is_empty"]),
     )
@@ -96,11 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--prepared", type=Path, help="folder with workloads/, for what requests really were (beside CELLS)"
     )
+    parser.add_argument("--parsed", type=Path, help="folder with the facts of each GPU (default: parsed beside CELLS)")
     parser.add_argument("--out", type=Path, required=True, help="the HTML file to write")
     args = parser.parse_args(argv)
     try:
         prepared = args.prepared or args.cells.parent / "prepared"
-        report = Report(load_study(args.study), Tables(args.tables), args.figures, args.cells, prepared, args.out)
+        tables = Tables(args.tables, args.parsed or args.cells.parent / "parsed")
+        report = Report(load_study(args.study), tables, args.figures, args.cells, prepared, args.out)
         report.tables.need("cells", "cell_id", "outcome")
     except (StudyError, MissingError) as e:
         print(f"present.page: {e}", file=sys.stderr)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.series import setting
+from workflow_scripts.present.setting_words import knobs_that_differ, settings_in_words
 from workflow_scripts.present.style import COLOURS
 
 VERSION = 1
@@ -81,7 +82,9 @@ def page_data(report: Report, study_file: Path) -> PageData:
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
     logs = pd.Series([_log_end(report, cell) for cell in grid["cell_id"]], index=grid.index, dtype=object)
-    cells = grid.assign(settings=_settings(grid, knobs), log=logs)
+    # In a list of cells only those settings are named that differ.
+    labels = settings_in_words(grid, knobs_that_differ(grid, knobs))
+    cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs)
     place = pd.Series(grid.index, index=grid["cell_id"])
     words: list[Knob] = [
         {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
@@ -97,7 +100,7 @@ def page_data(report: Report, study_file: Path) -> PageData:
         },
         "colours": COLOURS,
         "knobs": words,
-        "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "log", *knobs]),
+        "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "label", "log", *knobs]),
         "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
         "limits": columns_of(_limits(report, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
@@ -111,41 +114,35 @@ def packed(data: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def columns_of(rows: pd.DataFrame, names: Sequence[str]) -> Columns:
-    """Those of the columns that have any value.
+def columns_of(rows: pd.DataFrame, names: Sequence[str], digits: int = 5) -> Columns:
+    """Those of the columns that have any value, with numbers of so many significant digits.
 
     >>> columns_of(pd.DataFrame({"a": [1.0, None], "b": ["x", "x"], "c": [None, None]}), ["a", "b", "c", "d"])
     {'a': [1, None], 'b': {'of': ['x'], 'at': [0, 0]}}
     """
-    return {name: _column(rows[name]) for name in names if name in rows and rows[name].notna().any()}
+    return {name: _column(rows[name], digits) for name in names if name in rows and rows[name].notna().any()}
 
 
-def _column(values: "pd.Series[Any]") -> Column:
+def _column(values: "pd.Series[Any]", digits: int) -> Column:
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-        return [_number(value) for value in values.to_numpy(dtype=float, na_value=np.nan)]
+        return [_number(value, digits) for value in values.to_numpy(dtype=float, na_value=np.nan)]
     plain = [None if pd.isna(value) else value for value in values]
     if not all(isinstance(value, str) for value in plain if value is not None):
-        return [value if isinstance(value, str | None) else _plain(value) for value in plain]
+        return [value if isinstance(value, str | None) else _plain(value, digits) for value in plain]
     codes, texts = pd.factorize(pd.Series(plain, dtype=object))
     return {"of": list(texts), "at": [int(code) if code >= 0 else None for code in codes]}
 
 
-def _plain(value: Any) -> Any:
-    return bool(value) if isinstance(value, bool | np.bool_) else _number(float(value))
+def _plain(value: Any, digits: int) -> Any:
+    return bool(value) if isinstance(value, bool | np.bool_) else _number(float(value), digits)
 
 
-def _number(value: float) -> float | int | None:
+def _number(value: float, digits: int) -> float | int | None:
     if not np.isfinite(value):
         return None
     if value == int(value) and abs(value) < 1e15:
         return int(value)
-    return float(f"{value:.5g}")
-
-
-def _settings(grid: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    rows = grid[list(knobs)].itertuples(index=False, name=None)
-    named = [[setting(knob, value) for knob, value in zip(knobs, row, strict=True) if pd.notna(value)] for row in rows]
-    return [", ".join(words) or "the engine's defaults" for words in named]
+    return float(f"{value:.{digits}g}")
 
 
 def _log_end(report: Report, cell_id: str) -> str | None:

@@ -1,0 +1,124 @@
+// The block map: which KV blocks each running request holds at a moment. No engine tells this, so it is computed from
+// the requests' times and lengths, as a scheduler that allocates a block when the one before it is full does it.
+import { el } from "./dom.js";
+import { inkOf, sheet } from "./canvas.js";
+import { valueAt } from "./strips.js";
+import { number, plural } from "./words.js";
+
+const SIDE = 12;
+const MOST_DRAWN = 60;
+const COLOURS = { full: "#0173b2", partly: "#d55e00", shared: "#9a7800" };
+
+// Tokens of a request in the cache at a time: the prompt while it is read, then one more in each step, for a token enters
+// the cache in the step that makes the next one.
+export function tokensHeld(request, time) {
+  const start = request.scheduled_s ?? request.queued_s;
+  if (!(start <= time && time < request.last_token_s)) return 0;
+  if (time < request.first_token_s) return request.prompt_tokens;
+  const steps = request.output_tokens - 1;
+  const done = Math.floor((steps * (time - request.first_token_s)) / (request.last_token_s - request.first_token_s));
+  return request.prompt_tokens + Math.min(steps, done + 1);
+}
+
+// Blocks of each running request: {request, full, partly (share of the last block that is filled), shared}.
+export function blocksAt(requests, time, blockSize) {
+  return requests
+    .map((request, i) => ({ name: i + 1, request, tokens: tokensHeld(request, time) }))
+    .filter(({ tokens }) => tokens > 0)
+    .map(({ name, request, tokens }) => ({
+      name,
+      tokens,
+      full: Math.floor(tokens / blockSize),
+      partly: (tokens % blockSize) / blockSize,
+      shared: Math.min(Math.floor((request.cached_prompt_tokens ?? 0) / blockSize), Math.floor(tokens / blockSize)),
+    }));
+}
+
+// Different blocks in use: shared ones are there once, if all requests share the same prefix.
+export function blocksInUse(rows) {
+  const own = rows.reduce((sum, row) => sum + row.full + (row.partly > 0 ? 1 : 0) - row.shared, 0);
+  const borrowed = Math.max(0, ...rows.map((row) => row.shared));
+  // The request that filled the shared blocks holds them as its own.
+  const ownerRuns = rows.some((row) => row.shared < borrowed && row.full >= borrowed);
+  return own + (ownerRuns ? 0 : borrowed);
+}
+
+export function blockMap(cell, part) {
+  const blockSize = cell.block_size_effective ?? cell.knob_block_size ?? cell.knob_page_size;
+  if (!blockSize || !part.requests.length) return null;
+  const slider = el("input", { type: "range", min: 0, max: 1000, value: 300, "aria-label": "Moment of the repeat" });
+  const told = el("p", { class: "note", role: "status" });
+  const box = el("div", { class: "chart" });
+  const time = () => (Number(slider.value) / 1000) * part.end;
+  const rowsNow = () => blocksAt(part.requests, time(), blockSize);
+  const perLine = () => Math.max(1, Math.floor((box.clientWidth - 48) / (SIDE + 2)));
+  const linesOf = (row) => Math.ceil((row.full + (row.partly > 0 ? 1 : 0)) / perLine());
+  const height = () => 8 + rowsNow().slice(0, MOST_DRAWN).reduce((sum, row) => sum + linesOf(row) * (SIDE + 2) + 4, SIDE);
+  const { redraw } = sheet(box, height, { role: "img", "aria-label": "Blocks that each running request holds; the line above says how many" }, (context) => {
+    const ink = inkOf();
+    const line = perLine();
+    let top = 4;
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    for (const row of rowsNow().slice(0, MOST_DRAWN)) {
+      context.fillStyle = ink.muted;
+      context.fillText(String(row.name), 34, top + SIDE / 2);
+      for (let i = 0; i < row.full + (row.partly > 0 ? 1 : 0); i += 1) {
+        const x = 44 + (i % line) * (SIDE + 2);
+        const y = top + Math.floor(i / line) * (SIDE + 2);
+        const colour = i < row.shared ? COLOURS.shared : i < row.full ? COLOURS.full : COLOURS.partly;
+        context.fillStyle = colour;
+        context.strokeStyle = colour;
+        context.fillRect(x, y, i < row.full ? SIDE : SIDE * row.partly, SIDE);
+        context.strokeRect(x + 0.5, y + 0.5, SIDE - 1, SIDE - 1);
+        if (i < row.shared) {
+          context.strokeStyle = ink.paper;
+          context.beginPath();
+          context.moveTo(x + 2, y + SIDE - 2);
+          context.lineTo(x + SIDE - 2, y + 2);
+          context.stroke();
+        }
+      }
+      top += linesOf(row) * (SIDE + 2) + 4;
+    }
+  });
+  const update = () => {
+    const rows = rowsNow();
+    const used = blocksInUse(rows);
+    const tokens = rows.reduce((sum, row) => sum + row.tokens, 0);
+    const usage = part.steps.length && cell.num_gpu_blocks ? valueAt(part.steps.map((s) => s.time_s), part.steps.map((s) => s.kv_cache_usage), time()) : null;
+    const engine = Number.isFinite(usage) ? ` The engine reports ${plural(Math.round(usage * cell.num_gpu_blocks), "block")} in use near that time.` : "";
+    const hidden = rows.length > MOST_DRAWN ? ` ${MOST_DRAWN} of the requests are drawn.` : "";
+    told.textContent = `Computed, at ${number(time())} s: ${plural(rows.length, "running request")} with ${plural(tokens, "token")} in ${plural(used, "block")} of ${blockSize}.${engine}${hidden}`;
+    redraw();
+  };
+  slider.addEventListener("input", update);
+  update();
+  const key = (name, colour, words) => el("span", { class: "key" }, swatch(colour, name), words);
+  return el(
+    "div",
+    {},
+    el("p", { class: "note" }, "Computed from the times and lengths of the requests: engines do not tell which block a request holds. Each row is a request, each square a block. Numbers count requests in the order in which they were scheduled."),
+    el("p", { class: "legend" }, key("full", COLOURS.full, "full"), key("partly", COLOURS.partly, "last block, partly filled"), ...(part.requests.some((r) => r.cached_prompt_tokens > 0) ? [key("shared", COLOURS.shared, "shared prefix, found in the cache")] : [])),
+    el("label", { class: "choice" }, el("span", {}, "Moment of the repeat"), slider),
+    told,
+    box,
+  );
+}
+
+function swatch(colour, name) {
+  const canvas = el("canvas", { width: 14, height: 14, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  context.fillStyle = colour;
+  context.strokeStyle = colour;
+  context.fillRect(0, 0, name === "partly" ? 6 : 14, 14);
+  context.strokeRect(0.5, 0.5, 13, 13);
+  if (name === "shared") {
+    context.strokeStyle = "#ffffff";
+    context.beginPath();
+    context.moveTo(2, 12);
+    context.lineTo(12, 2);
+    context.stroke();
+  }
+  return canvas;
+}

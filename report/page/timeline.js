@@ -1,0 +1,125 @@
+// A cell's timeline: its requests as bars above what the scheduler and the device did, and the export for Perfetto.
+import { rowsOf } from "./data.js";
+import { el } from "./dom.js";
+import { curveStrip } from "./strips.js";
+import { plural } from "./words.js";
+
+export const PHASES = { waiting: "#9a7800", prefill: "#0173b2", decode: "#029e73", preempted: "#d55e00" };
+
+export function timelineOf(unpacked) {
+  const rows = (name) => (unpacked[name] ? rowsOf(unpacked[name].columns) : []);
+  const [requests, steps, trace] = ["requests", "steps", "trace"].map(rows);
+  const repeats = [...new Set([...requests, ...steps, ...trace].map((row) => row.repeat))].sort((a, b) => a - b);
+  const chosen = ["requests", "steps", "trace"]
+    .map((name, i) => ({ name: ["requests", "steps", "samples"][i], shown: [requests, steps, trace][i].length, of: unpacked[name]?.rows ?? 0 }))
+    .filter(({ shown, of }) => shown < of);
+  return { requests, steps, trace, repeats, chosen };
+}
+
+export function ofRepeat(timeline, repeat) {
+  const only = (rows) => rows.filter((row) => row.repeat === repeat);
+  const [requests, steps, trace] = [timeline.requests, timeline.steps, timeline.trace].map(only);
+  requests.sort((a, b) => (a.scheduled_s ?? a.queued_s ?? 0) - (b.scheduled_s ?? b.queued_s ?? 0));
+  const ends = [...requests.map((row) => row.last_token_s), ...steps.map((row) => row.time_s)].filter(Number.isFinite);
+  return { requests, steps, trace, end: Math.max(1e-6, ...ends) };
+}
+
+// The phases of a request as [phase, from, to] in seconds.
+export function phasesOf(request) {
+  const known = (value) => value !== null && value !== undefined;
+  const phases = [
+    ["waiting", request.queued_s, request.scheduled_s],
+    ["prefill", request.scheduled_s, request.first_token_s],
+    ["decode", request.first_token_s, request.last_token_s],
+  ];
+  return phases.filter(([, from, to]) => known(from) && known(to) && to > from);
+}
+
+function requestStrip(requests) {
+  const row = Math.max(2, Math.min(12, 260 / Math.max(1, requests.length)));
+  return {
+    title: "Requests",
+    height: row * requests.length,
+    isEmpty: !requests.length,
+    draw(context, place, top) {
+      requests.forEach((request, i) => {
+        const y = top + i * row;
+        for (const [phase, from, to] of phasesOf(request)) {
+          context.fillStyle = PHASES[phase];
+          // Waiting is a thin bar, so that phases differ by more than their colour; prefill is full, decode is lower.
+          const share = { waiting: 0.3, prefill: 0.95, decode: 0.65 }[phase];
+          context.fillRect(place(from), y + (row * (1 - share)) / 2, Math.max(1, place(to) - place(from)), Math.max(1, row * share));
+        }
+        if (request.preemptions > 0) {
+          context.fillStyle = PHASES.preempted;
+          context.fillRect(place(request.last_token_s) + 2, y, 6, Math.max(1, row - 1));
+        }
+      });
+    },
+    legend: Object.entries(PHASES)
+      .filter(([phase]) => phase !== "preempted" || requests.some((request) => request.preemptions > 0))
+      .map(([name, colour]) => ({ name: name === "preempted" ? "was preempted" : name, colour })),
+    at(time) {
+      const counts = { waiting: 0, prefill: 0, decode: 0 };
+      for (const request of requests) for (const [phase, from, to] of phasesOf(request)) if (from <= time && time < to) counts[phase] += 1;
+      return Object.entries(counts).map(([phase, count]) => `${count} ${phase === "waiting" ? "waiting" : `in ${phase}`}`);
+    },
+  };
+}
+
+export function stripsOf(cell, part, colours) {
+  const { requests, steps, trace } = part;
+  const times = steps.map((row) => row.time_s);
+  const sampled = trace.map((row) => row.time_s);
+  const of = (rows, name, factor = 1) => rows.map((row) => (row[name] === null || row[name] === undefined ? NaN : row[name] * factor));
+  const blocks = cell.num_gpu_blocks;
+  const curve = (name, column, colour, factor) => ({ name, colour, times, values: of(steps, column, factor) });
+  const memory = trace.some((row) => Number.isFinite(row.memory_used_bytes)) ? "memory_used_bytes" : "process_memory_bytes";
+  return [
+    requestStrip(requests),
+    curveStrip("Sequences", [curve("running", "running", colours[0]), curve("waiting", "waiting", colours[1])]),
+    curveStrip(blocks ? "KV blocks in use" : "KV cache in use (%)", [curve("in use", "kv_cache_usage", colours[2], blocks ?? 100)]),
+    curveStrip("Tokens per step", [curve("prompt", "prompt_tokens", colours[0]), curve("output", "generation_tokens", colours[1]), ...(steps.some((row) => row.preempted > 0) ? [curve("preempted requests", "preempted", colours[3])] : [])]),
+    curveStrip("Memory (GiB)", [{ name: memory === "memory_used_bytes" ? "of the device" : "of the engine's processes", colour: colours[3], times: sampled, values: of(trace, memory, 2 ** -30) }], { unit: "GiB" }),
+    curveStrip("Power (W)", [{ name: "power", colour: colours[1], times: sampled, values: of(trace, "power_w") }], { unit: "W" }),
+  ];
+}
+
+export function chosenNote(timeline) {
+  return timeline.chosen.map(({ name, shown, of }) => `${shown.toLocaleString("en")} of ${plural(of, name.replace(/s$/, ""))} are in the page, evenly chosen.`).join(" ");
+}
+
+// Trace events for Perfetto (ui.perfetto.dev): a slice per phase of a request, a counter per curve; times in microseconds.
+export function traceEvents(cell, part) {
+  const micro = (seconds) => Math.round(seconds * 1e6);
+  const events = [
+    { ph: "M", name: "process_name", pid: 1, args: { name: `requests of ${cell.cell_id}` } },
+    { ph: "M", name: "process_name", pid: 2, args: { name: "scheduler and device" } },
+  ];
+  part.requests.forEach((request, i) => {
+    events.push({ ph: "M", name: "thread_name", pid: 1, tid: i + 1, args: { name: `request ${i + 1}` } });
+    for (const [phase, from, to] of phasesOf(request)) {
+      events.push({ ph: "X", name: phase, cat: "request", pid: 1, tid: i + 1, ts: micro(from), dur: micro(to) - micro(from),
+        args: { prompt_tokens: request.prompt_tokens, output_tokens: request.output_tokens, preemptions: request.preemptions } });
+    }
+  });
+  const counters = [
+    [part.steps, ["running", "waiting", "kv_cache_usage", "prompt_tokens", "generation_tokens", "preempted"]],
+    [part.trace, ["memory_used_bytes", "process_memory_bytes", "power_w", "utilization_pct"]],
+  ];
+  for (const [rows, names] of counters) {
+    for (const name of names) {
+      for (const row of rows) {
+        if (Number.isFinite(row[name])) events.push({ ph: "C", name, pid: 2, ts: micro(row.time_s), args: { [name]: row[name] } });
+      }
+    }
+  }
+  return { displayTimeUnit: "ms", otherData: { cell: cell.cell_id }, traceEvents: events };
+}
+
+export function download(name, text, type) {
+  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+

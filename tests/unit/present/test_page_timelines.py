@@ -1,0 +1,51 @@
+import re
+
+from tests.unit.present.conftest import Results
+from tests.unit.present.test_page_data import unpacked, values
+from workflow_scripts.present.page_timelines import MOST_BYTES, MOST_ROWS, timelines
+from workflow_scripts.present.report_tables import Tables
+
+
+def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results: Results) -> None:
+    tables = Tables(results.root / "tables", results.root / "parsed")
+    all_of_them = timelines(tables)
+    assert sum(map(len, all_of_them.values())) <= MOST_BYTES
+    held = dict(re.findall(r'<template class="timeline" data-cell="([^"]*)">([^<]*)</template>', results.html))
+    assert held == all_of_them
+    few = timelines(tables, 30_000)
+    assert 0 < len(few) < len(all_of_them)
+    assert sum(map(len, few.values())) <= 30_000
+    # The fastest cell of each place comes before the second fastest of any.
+    places = [cell.rsplit("/", 1)[0] for cell in all_of_them]
+    assert len(set(places[: len(set(places))])) == len(set(places))
+
+
+def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results: Results) -> None:
+    tables = Tables(results.root / "tables", results.root / "parsed")
+    cell = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
+    timeline = unpacked(timelines(tables)[cell])
+    requests = timeline["requests"]["columns"]
+    assert timeline["requests"]["rows"] == len(requests["repeat"]) == 3 * 64
+    assert values(requests["queued_s"])[:3] == [0, 0.1, 0.2]
+    assert len(timeline["steps"]["columns"]["time_s"]) == 3 * 60
+    assert all(most >= 64 for most in MOST_ROWS.values())
+
+
+def test_a_long_repeat_keeps_evenly_chosen_rows(results: Results, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_ROWS", {"requests": 10, "steps": 25, "trace": 7})
+    tables = Tables(results.root / "tables", results.root / "parsed")
+    timeline = unpacked(next(iter(timelines(tables).values())))
+    assert {name: len(timeline[name]["columns"]["repeat"]) for name in timeline} == {
+        "requests": 30,
+        "steps": 75,
+        "trace": 21,
+    }
+    assert timeline["steps"]["rows"] == 180
+    times = timeline["steps"]["columns"]["time_s"][:25]
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert times[-1] > 9
+
+
+def test_without_parsed_facts_the_page_has_no_timelines(results: Results) -> None:
+    assert timelines(Tables(results.root / "tables", results.root / "nowhere")) == {}
