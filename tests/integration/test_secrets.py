@@ -119,7 +119,7 @@ def test_snakemakes_own_report_shows_each_figure_with_its_caption(
     assert set(shown) == {path.stem for path in (results / "small" / "figures").glob("*.png")}
     assert len(shown) > 5
     for name, caption in shown.items():
-        own = (CHECKOUT / "report" / "captions" / f"{name}.rst").read_text(encoding="utf-8")
+        own = (results / "small" / "figures" / f"{name}.rst").read_text(encoding="utf-8")
         assert f"<p>{' '.join(own.split()[:6])}" in caption
 
 

@@ -134,6 +134,15 @@ def shown(value: Any, column: str = "") -> str:
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
 
 
+def outcome_words(outcome: object) -> str:
+    """An outcome in a reader's words.
+
+    >>> outcome_words("engine_error")
+    'engine error'
+    """
+    return str(outcome).replace("_", " ")
+
+
 def table_of(
     rows: pd.DataFrame, columns: Mapping[str, str], caption: str, note: str = "", link: Link | None = None
 ) -> Table:

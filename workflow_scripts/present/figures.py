@@ -8,59 +8,36 @@ A figure whose table is absent or empty is not drawn; `figures.json` says why.
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts.common.command import run_command
-from workflow_scripts.common.files import write_json
-from workflow_scripts.present import intervals, memory, outcomes, predicted, reserved, throughput, timelines
-from workflow_scripts.present import serving_figures as serving
-from workflow_scripts.present import workload_figures as workloads
-from workflow_scripts.present.plot import Plot, use_style, write_plot
+from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.present.plot import use_style, write_plot
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subject import FigurePart
+from workflow_scripts.present.subjects import SUBJECTS
 from workflow_scripts.study.study_file import StudyError, load_study
 
 MANIFEST = "figures.json"
-FIGURES: Mapping[str, Callable[[Tables], Plot]] = {
-    "workload_lengths": workloads.workload_lengths,
-    "workload_arrivals": workloads.workload_arrivals,
-    "output_by_max_num_seqs": throughput.output_by_max_num_seqs,
-    "total_by_max_num_seqs": throughput.total_by_max_num_seqs,
-    "output_by_block_size": throughput.output_by_block_size,
-    "prefix_caching": intervals.prefix_caching,
-    "engines": intervals.engines,
-    "engine_decomposition": intervals.engine_decomposition,
-    "device_ratios": intervals.device_ratios,
-    "serving_latency": serving.serving_latency,
-    "serving_throughput": serving.serving_throughput,
-    "mbu_by_max_num_seqs": throughput.mbu_by_max_num_seqs,
-    "mfu_by_max_num_seqs": throughput.mfu_by_max_num_seqs,
-    "predicted_beside_measured": predicted.predicted_beside_measured,
-    "predicted_by_max_num_seqs": predicted.predicted_by_max_num_seqs,
-    "kv_capacity": memory.kv_capacity,
-    "kv_reserved_and_used": reserved.kv_reserved_and_used,
-    "waste_by_block_size": memory.waste_by_block_size,
-    "memory_over_time": timelines.memory_over_time,
-    "sequences_over_time": timelines.sequences_over_time,
-    "kv_cache_over_time": timelines.kv_cache_over_time,
-    "grid_outcomes": outcomes.grid_outcomes,
-}
+FIGURES: Mapping[str, FigurePart] = {figure.name: figure for subject in SUBJECTS for figure in subject.figures}
 
 
 def draw_figures(tables: Tables, out: Path) -> dict[str, dict[str, Any]]:
-    """Draw all figures into `out`; return what each figure shows, or under `missing` why it was not drawn."""
+    """Draw all figures with their captions; return what each shows, or under `missing` why it is not drawn."""
     use_style()
     drawn: dict[str, dict[str, Any]] = {}
-    for name, make in FIGURES.items():
+    for name, figure in FIGURES.items():
         try:
-            plot = make(tables)
+            plot = figure.plot(tables)
         except MissingError as e:
             drawn[name] = {"missing": str(e)}
             for old in out.glob(f"{name}.*"):
                 old.unlink()
             continue
         write_plot(plot, out, name)
+        write_text(out / f"{name}.rst", figure.caption.rst)
         drawn[name] = plot.describe()
     write_json(out / MANIFEST, drawn)
     return drawn
@@ -70,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of a study."""
     parser = argparse.ArgumentParser(
         description="Draw a study's figures from its tables: NAME.svg and NAME.png in the width of a page, "
-        "NAME.column.svg in that of a column, and figures.json, which describes each figure or says why it is missing.",
+        "NAME.column.svg in that of a column, the caption in NAME.rst, and figures.json, which describes each figure "
+        "or says why it is missing.",
         epilog="example: python -m workflow_scripts.present.figures --study config/studies/demo.yaml "
         "--tables results/demo/tables --parsed results/demo/parsed --out results/demo/figures",
     )

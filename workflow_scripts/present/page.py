@@ -24,7 +24,8 @@ from workflow_scripts.present.page_script import joined
 from workflow_scripts.present.page_timelines import timelines
 from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sections import SECTIONS, Section
+from workflow_scripts.present.subject import Subject
+from workflow_scripts.present.subjects import SUBJECTS
 from workflow_scripts.study.study_file import StudyError, load_study
 
 # The styles of the text, and those of the views that the script adds.
@@ -37,7 +38,7 @@ def render(report: Report, study_file: Path) -> str:
         loader=jinja2.FileSystemLoader(REPORT), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["sha256"] = _sha256
-    sections = [section for section in SECTIONS if section.id != "claims" or report.study.claims]
+    subjects = [subject for subject in SUBJECTS if subject.is_in(report.study)]
     return environment.get_template("page.html.j2").render(
         title=f"kvsweep: study {report.study.name}",
         question=report.study.question,
@@ -46,20 +47,20 @@ def render(report: Report, study_file: Path) -> str:
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
         # Sections with content come first, then the empty ones.
-        sections=sorted((_filled(section, report) for section in sections), key=lambda section: section["is_empty"]),
+        sections=sorted((_filled(subject, report) for subject in subjects), key=lambda section: section["is_empty"]),
     )
 
 
-def _filled(section: Section, report: Report) -> dict[str, Any]:
-    blocks = [block for part in section.parts for block in blocks_of(part, report)]
+def _filled(subject: Subject, report: Report) -> dict[str, Any]:
+    blocks = [block for part in subject.parts for block in blocks_of(part, report)]
     shown = [block for block in blocks if not isinstance(block, Absent)]
     absent = _together([block for block in blocks if isinstance(block, Absent)])
-    if section.is_summary and shown:
+    if subject.is_summary and shown:
         absent = []
     return {
-        "id": section.id,
-        "title": section.title,
-        "lead": section.lead,
+        "id": subject.id,
+        "title": subject.title,
+        "lead": subject.lead,
         "blocks": [*shown, *absent],
         "is_empty": not shown,
     }

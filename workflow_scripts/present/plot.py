@@ -4,7 +4,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.common.files import write_bytes
-from workflow_scripts.present.style import GRID, INK, MUTED, Mark
+from workflow_scripts.present.style import GRID, INK, MUTED, PAPER, Mark
 
 # Widths in inches, of a page and of a column. With an SVG's 72 points per inch they are 998 and 360 CSS pixels.
 PAGE_WIDTH_IN, SINGLE_WIDTH_IN, COLUMN_WIDTH_IN = 10.4, 6.6, 3.75
@@ -119,6 +119,37 @@ def plain_log_ticks(axis: Axis, low: float, high: float, most: int) -> None:
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def log2_axis(ax: Axes, values: Iterable[float]) -> None:
+    """Set a base-2 x axis with exactly these values as ticks."""
+    ticks = sorted(values)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if len(ticks) > 9:
+        ax.tick_params(axis="x", labelsize=7)
+    ax.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.2)
+
+
+def ratio_axis(ax: Axes, low: float, high: float) -> None:
+    """Set a logarithmic y axis, on which equal distances are equal ratios, with a range of at least a factor of four.
+
+    On a narrower axis a difference of one per cent would look like a result.
+    """
+    widen = max(4 / (high / low), 1.25) ** 0.5
+    low, high = low / widen, high * widen
+    ax.set_yscale("log")
+    ax.set_ylim(low, high)
+    plain_log_ticks(ax.yaxis, low, high, most=12)
+
+
+def write_label(ax: Axes, y: float, text: str) -> None:
+    """Write a label above its marks, at the left edge of the axes, so that a long name does not make them narrower."""
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+    label = ax.text(0.005, y, text, transform=ax.get_yaxis_transform(), va="center", fontsize=8, color=INK, bbox=box)
+    label.set_in_layout(False)
 
 
 def some_panels(panels: Sequence[Panel], what: str) -> tuple[Sequence[Panel], list[str]]:

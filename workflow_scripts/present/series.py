@@ -108,6 +108,17 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
     return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
 
 
+def repeats_of(rows: pd.DataFrame) -> str:
+    """The number of timed passes behind per cell's mark, in words.
+
+    >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "repeat": [0, 1, 0]}))
+    '1 to 2 repeats per cell'
+    """
+    counts = rows.groupby("cell_id")["repeat"].nunique()
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} per cell"
+
+
 def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:
     """At most `most` (two or more) rows of each group, evenly spaced by `order`, including the lowest and the highest.
 

@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.figures import FIGURES, main
-from workflow_scripts.present.intervals import write_label
 from workflow_scripts.present.plot import (
     COLUMN_WIDTH_IN,
     MAX_PANELS,
@@ -20,6 +19,7 @@ from workflow_scripts.present.plot import (
     Plot,
     _drawn,
     use_style,
+    write_label,
     write_plot,
 )
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -82,7 +82,7 @@ def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Res
 
 
 def test_lengths_are_those_of_the_requests_that_were_run(results: Results) -> None:
-    plot = FIGURES["workload_lengths"](Tables(results.root / "tables", results.root / "parsed"))
+    plot = FIGURES["workload_lengths"].plot(Tables(results.root / "tables", results.root / "parsed"))
     assert [panel.title for panel in plot.panels] == ["chat", "system-prompt"]
     assert "chat: 335 prompt and 32 output tokens in 64 requests" in plot.alt
     figure, ax = plt.subplots()
@@ -96,7 +96,7 @@ def test_lengths_are_those_of_the_requests_that_were_run(results: Results) -> No
 
 def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results: Results, tmp_path: Path) -> None:
     tables = Tables(results.root / "tables", results.root / "parsed")
-    plot = FIGURES["workload_arrivals"](tables)
+    plot = FIGURES["workload_arrivals"].plot(tables)
     assert 0 < len(plot.panels) <= 6
     assert all(cell.startswith("l40s/") for cell in re.findall(r"\S+/vllm/\S+", plot.alt))
     figure, ax = plt.subplots()
@@ -107,8 +107,8 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir()
         pd.read_parquet(path).assign(queued_s=0.01).to_parquet(copy)
-    with pytest.raises(MissingError, match="in every cell all requests were handed in at once"):
-        FIGURES["workload_arrivals"](Tables(results.root / "tables", tmp_path))
+    with pytest.raises(MissingError, match="in every cell all requests were submitted at once"):
+        FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
 
 
 def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results: Results, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
     requests["prompt_tokens"] += is_chat.astype(int)
     requests["cell_id"] = requests["cell_id"].str.replace("h200/", "l4/")
     requests.to_parquet(tmp_path / "l4" / "requests.parquet")
-    plot = FIGURES["workload_lengths"](Tables(tmp_path, tmp_path))
+    plot = FIGURES["workload_lengths"].plot(Tables(tmp_path, tmp_path))
     assert {panel.title for panel in plot.panels} == {
         "chat · llama-3.1-8b-instruct",
         "chat · other-model",
@@ -144,8 +144,8 @@ def test_a_refused_block_size_has_no_mark(results: Results) -> None:
 
 def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results: Results, tmp_path: Path) -> None:
     """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
-    plot = FIGURES["output_by_block_size"](Tables(results.root / "tables"))
-    assert "invalid, in no comparison" in [handle.get_label() for handle in plot.handles]
+    plot = FIGURES["output_by_block_size"].plot(Tables(results.root / "tables"))
+    assert "invalid, not compared" in [handle.get_label() for handle in plot.handles]
     figure, ax = plt.subplots()
     next(panel for panel in plot.panels if panel.title == "a100-sxm-80gb").draw(ax)
     lines = {line.get_marker(): [int(x) for x in line.get_xdata()] for line in ax.lines}
@@ -180,11 +180,12 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results: Resul
     drawn = {name for name, figure in told.items() if "missing" not in figure}
     assert drawn == {"output_by_block_size", "grid_outcomes"}
     assert {path.name.split(".")[0] for path in (tmp_path / "out").glob("*.svg")} == drawn
+    assert {path.stem for path in (tmp_path / "out").glob("*.rst")} == drawn
 
 
 def test_drawing_twice_gives_the_same_bytes(results: Results, tmp_path: Path) -> None:
     name = "device_ratios"
-    write_plot(FIGURES[name](Tables(results.root / "tables")), tmp_path, name)
+    write_plot(FIGURES[name].plot(Tables(results.root / "tables")), tmp_path, name)
     for path in sorted(tmp_path.iterdir()):
         assert path.read_bytes() == (results.root / "figures" / path.name).read_bytes(), path.name
 
@@ -196,13 +197,24 @@ def test_without_the_cells_table_the_command_ends_with_2(
     assert capsys.readouterr().err == "present.figures: there is no table cells (cells.parquet was not made)\n"
 
 
-def test_every_figure_has_a_caption_that_says_how_to_read_it_and_what_not_to_conclude() -> None:
-    captions = Path("report/captions")
-    assert {path.stem for path in captions.glob("*.rst")} == set(FIGURES)
-    for path in captions.glob("*.rst"):
-        text = path.read_text()
-        assert re.search(r"^\*\*How to read it:\*\* ", text, re.MULTILINE), path
-        assert re.search(r"^\*\*What it does not show:\*\* ", text, re.MULTILINE), path
+def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_headings(results: Results) -> None:
+    for name, figure in FIGURES.items():
+        caption = figure.caption
+        assert all(len(text) > 40 and not set("*`|<>") & set(text) for _, text in caption.paragraphs), name
+        written = (results.root / "figures" / f"{name}.rst").read_text(encoding="utf-8")
+        shows, reading, not_shown = written.strip().split("\n\n")
+        assert shows == caption.shows
+        assert reading == f"**How to read it:** {caption.reading}"
+        assert not_shown == f"**What it does not show:** {caption.not_shown}"
+
+
+def test_a_figure_that_lacks_a_column_says_which(results: Results, tmp_path: Path) -> None:
+    """The columns that a figure needs are declared with it."""
+    pd.read_parquet(results.root / "tables" / "ratios.parquet").drop(columns="metric").to_parquet(
+        tmp_path / "ratios.parquet"
+    )
+    with pytest.raises(MissingError, match="the table ratios has no column metric"):
+        FIGURES["device_ratios"].plot(Tables(tmp_path))
 
 
 def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Results, tmp_path: Path) -> None:
@@ -210,16 +222,16 @@ def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Resu
     cells = cells[cells["engine"] == "vllm"]
     many = [cells.assign(workload=f"w{i}", cell_id=cells["cell_id"] + str(i)) for i in range(MAX_PANELS + 3)]
     pd.concat(many).to_parquet(tmp_path / "cells.parquet")
-    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
     assert len(plot.panels) == MAX_PANELS
-    assert f"{MAX_PANELS} of {MAX_PANELS + 3} combinations" in plot.notes[0]
+    assert f"{MAX_PANELS} of {MAX_PANELS + 3} panels are drawn" in plot.notes[0]
 
 
 def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(results: Results, tmp_path: Path) -> None:
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     theirs = cells[cells["gpu"] == "h200"].assign(source="measured elsewhere", cell_id=cells["cell_id"] + "/elsewhere")
     pd.concat([cells, theirs]).to_parquet(tmp_path / "cells.parquet")
-    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
     assert plot.sources == ["measured", "measured elsewhere"]
     assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
 
@@ -228,7 +240,7 @@ def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(result
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]
     pd.concat(many).to_parquet(tmp_path / "cells.parquet")
-    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
     assert any("a line is the median of all of them" in note for note in plot.notes)
 
 
@@ -240,7 +252,7 @@ def test_settings_of_one_device_are_told_apart_by_colour(results: Results, tmp_p
     pd.concat([one.assign(knob_seed=i, cell_id=one["cell_id"] + str(i)) for i in range(4)]).to_parquet(
         tmp_path / "cells.parquet"
     )
-    plot = FIGURES["output_by_max_num_seqs"](Tables(tmp_path))
+    plot = FIGURES["output_by_max_num_seqs"].plot(Tables(tmp_path))
     lines = [handle for handle in plot.handles if "seed" in str(handle.get_label())]
     assert len(lines) == 4
     assert len({handle.get_color() for handle in lines}) == 4
@@ -264,7 +276,7 @@ def test_a_study_with_thousands_of_cells_counts_its_outcomes(results: Results, t
     pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]).to_parquet(
         tmp_path / "cells.parquet"
     )
-    plot = FIGURES["grid_outcomes"](Tables(tmp_path))
+    plot = FIGURES["grid_outcomes"].plot(Tables(tmp_path))
     assert "bars count them" in plot.notes[0]
     assert "300 infeasible" in plot.alt
 

@@ -4,9 +4,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workflow_scripts.present import findings, overview, sections
+from workflow_scripts.present.blocks import Findings, Text
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
+from workflow_scripts.present.subjects import HEADLINES
+from workflow_scripts.present.subjects.cache_capacity import prediction_errors
+from workflow_scripts.present.subjects.device_ratios import cannot_show
+from workflow_scripts.present.subjects.every_cell import unsuccessful
+from workflow_scripts.present.subjects.hardware_limits import above_ceilings
+from workflow_scripts.present.subjects.other_settings import models_compared
+from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits
+from workflow_scripts.present.subjects.speculation import gains_and_drafts
+from workflow_scripts.present.subjects.what_ran import native_types
 from workflow_scripts.study.study_file import load_study
 
 
@@ -22,8 +32,8 @@ def write_limits(report: Report, *rows: tuple[str, float, float, bool]) -> None:
 
 
 def verdicts(report: Report) -> list[tuple[str, str]]:
-    (block,) = findings.limits(report)
-    assert isinstance(block, findings.Findings)
+    (block,) = above_ceilings(report)
+    assert isinstance(block, Findings)
     return [(finding.verdict, finding.sentence) for finding in block.findings]
 
 
@@ -38,17 +48,17 @@ def test_a_cell_above_a_ceiling_from_rates_of_a_loaded_host_is_not_decided(repor
     write_limits(report, ("a", 1.5, float("inf"), False), ("b", 0.5, float("inf"), False))
     ((verdict, sentence),) = verdicts(report)
     assert verdict == "not decided"
-    assert sentence.startswith("1 of 2 cells lie above a ceiling made from measured device rates")
+    assert sentence.startswith("1 of 2 cells lie above a ceiling from measured device rates")
 
 
 def test_cells_below_their_ceilings_are_possible(report: Report) -> None:
     write_limits(report, ("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False))
-    assert verdicts(report) == [("possible", "None of 2 cells lies above what its device allows at most.")]
+    assert verdicts(report) == [("possible", "None of 2 cells is faster than its device allows.")]
 
 
 def test_without_any_ceiling_nothing_is_said(report: Report) -> None:
     write_limits(report, ("a", float("nan"), 0.0, False))
-    with pytest.raises(MissingError, match="no ceiling is known of any cell"):
+    with pytest.raises(MissingError, match="no ceiling is known for any cell"):
         verdicts(report)
 
 
@@ -66,23 +76,23 @@ def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list
 
 def told(part: Part, report: Report) -> list[tuple[str, str]]:
     (block,) = part(report)
-    assert isinstance(block, findings.Findings)
+    assert isinstance(block, Findings)
     return [(finding.verdict, finding.sentence) for finding in block.findings]
 
 
 def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed(report: Report) -> None:
     found = {"prefix_cache_hit_rate": [0.0, 0.8634], "prefix_cache_saved_pct": [0.0, 84.999]}
     pairs(report, "enable_prefix_caching", found, [1.0, 6.762])
-    assert told(findings.prefix_caching, report) == [
+    assert told(gains_and_hits, report) == [
         (
             "6.76x",
-            "h200, m, w, max_num_seqs=1: So. 86.3 % of the prompt tokens were in the cache, so 85 % of all tokens were "
-            "not computed.",
+            "h200, m, w, max_num_seqs=1: So. 86.3 % of the prompt tokens were in the cache, which saved 85 % of all "
+            "tokens from being computed.",
         ),
         (
             "flat",
-            "h200, m, w, max_num_seqs=0: So. 0 % of the prompt tokens were in the cache, so 0 % of all tokens were not "
-            "computed.",
+            "h200, m, w, max_num_seqs=0: So. 0 % of the prompt tokens were in the cache, which saved 0 % of all tokens "
+            "from being computed.",
         ),
     ]
 
@@ -90,11 +100,11 @@ def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed
 def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(report: Report) -> None:
     found = {"draft_acceptance_rate": [0.5], "draft_tokens": [116.0], "tokens_per_draft_mean": [2.515]}
     pairs(report, "num_speculative_tokens", found, [0.95])
-    assert told(findings.speculation, report) == [
+    assert told(gains_and_drafts, report) == [
         (
             "0.95x",
-            "h200, m, w: So. 50 % of the 116 tokens drafted in a repeat were accepted, and a sequence got 2.52 "
-            "tokens in a step with drafts.",
+            "h200, m, w: So. 50 % of the 116 tokens drafted in a repeat were accepted; a step with drafts gave a "
+            "sequence 2.52 tokens on average.",
         )
     ]
 
@@ -102,17 +112,17 @@ def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(rep
 def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(report: Report) -> None:
     many = [float(ratio) for ratio in range(2, 22)]
     pairs(report, "num_speculative_tokens", {"draft_acceptance_rate": [float("nan")] * 20}, many)
-    verdicts = [verdict for verdict, _ in told(findings.speculation, report)]
+    verdicts = [verdict for verdict, _ in told(gains_and_drafts, report)]
     assert (len(verdicts), verdicts[0], verdicts[-1]) == (6, "21x", "2x")
-    (block,) = findings.speculation(report)
-    assert isinstance(block, findings.Findings)
+    (block,) = gains_and_drafts(report)
+    assert isinstance(block, Findings)
     assert block.note.startswith("6 of 20 comparisons")
 
 
 def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report: Report) -> None:
     pairs(report, "block_size", {"draft_acceptance_rate": [0.5]}, [2.0])
-    with pytest.raises(MissingError, match="no two measured cells differ in num_speculative_tokens alone"):
-        told(findings.speculation, report)
+    with pytest.raises(MissingError, match="no two measured cells differ only in num_speculative_tokens"):
+        told(gains_and_drafts, report)
 
 
 def write_capacity(report: Report, *rows: tuple[str, float, float, float], given: bool = False) -> None:
@@ -133,80 +143,86 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
         ("published", 100, 12.5, 110.0),
     )
     # The third tells no requests, so its tokens do not stand beside those of the others.
-    assert told(findings.capacity_predicted, report) == [
+    assert told(prediction_errors, report) == [
         (
             "missed",
-            "KV caches hold 80 to 100 tokens, which is 10 to 12.5 requests of full length, measured. Of 2 cells "
-            "whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest error is 12.3 "
-            "%. Of 1 more that were measured there is no prediction.",
+            "Measured KV caches hold 80 to 100 tokens, or 10 to 12.5 requests of full length. The prediction is within "
+            "1 % of the measured tokens in 1 of 2 cells; the largest error is 12.3 %. 1 more measured cells have no "
+            "prediction.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
     write_capacity(report, ("measured", 100, nan, 0.0), given=True)
-    assert told(findings.capacity_predicted, report) == [
+    assert told(prediction_errors, report) == [
         (
             "predicted",
-            "Of 1 cells whose KV-cache tokens were predicted and measured, 1 were predicted within 1 %; the largest "
-            "error is 0 %. In 1 of them the study gives the cache's size, so that their prediction is mere arithmetic.",
+            "The prediction is within 1 % of the measured tokens in 1 of 1 cells; the largest error is 0 %. In 1 of "
+            "these cells the study sets the size of the cache, so the prediction is mere arithmetic.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
     write_capacity(report, ("published", 100, 12.5, 0.0), ("measured", 100, 12.5, nan))
     with pytest.raises(MissingError, match="both predicted and measured"):
-        told(findings.capacity_predicted, report)
+        told(prediction_errors, report)
 
 
 def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report: Report) -> None:
     pairs(report, "model", {"kv_cache_tokens": [65536.0]}, [0.25])
-    assert told(findings.models, report) == [("0.25x", "h200, m, w: So. Its KV cache holds 65,536 tokens.")]
+    assert told(models_compared, report) == [("0.25x", "h200, m, w: So. Its KV cache holds 65,536 tokens.")]
     (report.tables.folder / "effects.parquet").rename(report.tables.folder / "old.parquet")
     pairs(report, "block_size", {"kv_cache_tokens": [1.0]}, [2.0])
     report = replace(report, tables=Tables(report.tables.folder))
-    with pytest.raises(MissingError, match="no two measured cells differ in model alone"):
-        told(findings.models, report)
+    with pytest.raises(MissingError, match="no two measured cells differ only in model"):
+        told(models_compared, report)
 
 
 def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(report: Report) -> None:
     cells = pd.DataFrame({"cell_id": list("abcd"), "outcome": ["ok", "engine_error", "engine_error", "engine_error"]})
     cells.assign(reason=[None, "rare", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
     sentence = "3 of 4 cells ended as engine error. In 2 of them: often (c)"
-    assert told(overview.unsuccessful, report) == [("engine error", sentence)]
+    assert told(unsuccessful, report) == [("engine error", sentence)]
     report = replace(report, tables=Tables(report.tables.folder))
     cells.assign(reason=[None, "often", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
-    assert told(overview.unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (b)")]
+    assert told(unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (b)")]
 
 
 def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report: Report) -> None:
     cells = pd.DataFrame({"repeat": [0, 0], "prefix_cache_queries": [9, 0], "prefix_cache_hits": [0, 0]})
     with pytest.raises(MissingError, match="found anything"):
-        sections._with_prefix_cache(cells)
-    assert len(sections._with_prefix_cache(cells.assign(prefix_cache_hits=[1, 0]))) == 1
-    assert len(sections._with_prefix_cache(cells.assign(knob_enable_prefix_caching=[True, False]))) == 1
+        first_repeats_with_cache(cells)
+    assert len(first_repeats_with_cache(cells.assign(prefix_cache_hits=[1, 0]))) == 1
+    assert len(first_repeats_with_cache(cells.assign(knob_enable_prefix_caching=[True, False]))) == 1
 
 
 def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> None:
     pairs(report, "max_num_seqs", {}, [2.0])
     effects = pd.read_parquet(report.tables.folder / "effects.parquet")
     effects.assign(comparison="overall").to_parquet(report.tables.folder / "effects.parquet")
-    (block,) = findings.knobs(report)
-    assert isinstance(block, findings.Findings)
-    assert "Intervals cover what varies between repeats in one start of an engine, not between starts" in block.note
+    assert told(verdicts_on("max_num_seqs"), report) == [("changes", "So. (h200, m, w, block_size=16, max_num_seqs=0)")]
+    assert HEADLINES.parts[-1] is what_verdicts_cover
+    (block,) = what_verdicts_cover(report)
+    assert isinstance(block, Text)
+    assert "cover what varies between repeats in one start of an engine, not between starts" in block.text
+    effects.assign(scope="between starts on this card").to_parquet(report.tables.folder / "effects.parquet")
+    (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
+    assert isinstance(block, Text)
+    assert "cover what varies between starts on this card." in block.text
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) -> None:
     ratios = pd.DataFrame({"cannot_show": ["The cache holds the model.", "The cache holds the model.", None]})
     ratios.to_parquet(report.tables.folder / "ratios.parquet")
-    (block,) = findings.cannot_show(report)
-    assert isinstance(block, findings.Findings)
+    (block,) = cannot_show(report)
+    assert isinstance(block, Findings)
     assert [(f.verdict, f.sentence) for f in block.findings] == [("cannot show", "The cache holds the model.")]
     ratios.assign(cannot_show=None).to_parquet(report.tables.folder / "ratios.parquet")
-    assert list(findings.cannot_show(replace(report, tables=Tables(report.tables.folder)))) == []
+    assert list(cannot_show(replace(report, tables=Tables(report.tables.folder)))) == []
 
 
 @pytest.mark.parametrize(
     ("dtype", "sentence"),
     [
-        ("bfloat16", "On a CPU, tiny-llama-57m was computed in bfloat16: this processor does that natively."),
+        ("bfloat16", "On a CPU, tiny-llama-57m was computed in bfloat16: this processor supports that type natively."),
         (
             "float32",
             "On a CPU, tiny-llama-57m was computed in float32: this processor would have to emulate smaller types.",
@@ -217,6 +233,6 @@ def test_the_type_that_a_device_decided_is_said(report: Report, dtype: str, sent
     cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "gpu": "cpu-all", "device_name": "a CPU", "dtype": dtype})
     cells = cells.assign(model=["tiny-llama-57m", "tiny-llama-57m", "opt-125m"], outcome="ok", comparable=True)
     cells.to_parquet(report.tables.folder / "cells.parquet")
-    (block,) = overview.native_types(report)
-    assert isinstance(block, findings.Findings)
+    (block,) = native_types(report)
+    assert isinstance(block, Findings)
     assert [(f.verdict, f.sentence) for f in block.findings] == [(dtype, sentence)]

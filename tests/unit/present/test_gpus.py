@@ -7,10 +7,11 @@ import pytest
 
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings, Fold, Table, shown
-from workflow_scripts.present.overview import simulated, slowed_cells, slowed_gpus
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sections import SECTIONS
+from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects.what_ran import simulated
+from workflow_scripts.present.subjects.where_measured import slowed_cells, slowed_gpus
 from workflow_scripts.study.study_file import load_study
 
 
@@ -26,7 +27,7 @@ def test_pretended_gpus_are_the_first_thing_that_the_page_says(results: Results,
     (finding,) = findings.findings
     assert (finding.verdict, finding.tone) == ("simulated", "bad")
     assert finding.sentence.startswith("No number of h200 (simulated), ")
-    assert SECTIONS[0].parts[0] is simulated
+    assert SUBJECTS[0].parts[0] is simulated
     assert list(simulated(report_of(results, tmp_path))) == []
     assert "is a measurement of a GPU" not in results.html
 
@@ -37,7 +38,7 @@ def test_cells_with_a_gpu_slowed_down_are_counted_and_named(results: Results, tm
     slowed = timed[(timed["gpu"] == "l40s") & (timed["repeat"] == 1)]
     (findings,) = slowed_gpus(report)
     assert isinstance(findings, Findings)
-    counted = f"In {slowed['cell_id'].nunique()} of {timed['cell_id'].nunique()} cells that tell it, heat or"
+    counted = f"In {slowed['cell_id'].nunique()} of {timed['cell_id'].nunique()} cells whose GPU reports it, heat or"
     assert findings.findings[0].sentence.startswith(counted)
     (fold,) = slowed_cells(report)
     assert isinstance(fold, Fold)
@@ -54,17 +55,19 @@ def test_a_power_cap_is_no_fault(results: Results, tmp_path: Path) -> None:
 
 def test_energy_is_the_median_over_the_repeats_of_a_cell(results: Results, tmp_path: Path) -> None:
     report = report_of(results, tmp_path)
-    [part] = next(section.parts for section in SECTIONS if section.id == "energy")
+    [part] = next(section.parts for section in SUBJECTS if section.id == "energy")
     [fold] = part(report)
     assert isinstance(fold, Fold)
     [energy] = fold.blocks
     assert isinstance(energy, Table)
     known = report.tables.cells.dropna(subset="energy_j")
     medians = known.groupby("cell_id", sort=False)["energy_j_per_output_token"].median()
-    assert [row[energy.headings.index("J per output token")] for row in energy.rows] == list(map(shown, medians))
+    assert [row[energy.headings.index("Energy per output token (J)")] for row in energy.rows] == list(
+        map(shown, medians)
+    )
 
 
 def test_without_power_there_is_no_energy_to_show(results: Results, tmp_path: Path) -> None:
-    [part] = next(section.parts for section in SECTIONS if section.id == "energy")
-    with pytest.raises(MissingError, match="no device told its power"):
+    [part] = next(section.parts for section in SUBJECTS if section.id == "energy")
+    with pytest.raises(MissingError, match="no device reported its power"):
         list(part(report_of(results, tmp_path, energy_j=None)))

@@ -14,7 +14,7 @@ from tests.unit.present.conftest import Results, arguments
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.page import main
-from workflow_scripts.present.sections import SECTIONS
+from workflow_scripts.present.subjects import SUBJECTS
 
 VOID = {"meta", "img", "source", "link", "br", "hr"}
 
@@ -82,7 +82,7 @@ def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, pa
 
 
 def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -> None:
-    titles = {section.id: section.title for section in SECTIONS}
+    titles = {section.id: section.title for section in SUBJECTS}
     there = [attributes["id"] for attributes in page.all("section")]
     assert sorted(there) == sorted(titles)
     assert page.text["h2"] == [titles[section] for section in there]
@@ -131,7 +131,7 @@ def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:
     told = [text for text in page.text["details"] if "A made-up claim" in text]
     assert len(told) == 3
     assert any("contradicted: A made-up claim" in text and "Evidence: [limits] It is not." in text for text in told)
-    assert any("Would test it: snakemake --cores all" in text for text in told)
+    assert any("What would test it: snakemake --cores all" in text for text in told)
     counted = "Of 3 published claims: 1 supported, 1 contradicted, 1 not testable here."
     assert any(counted in finding for finding in page.text["li"])
 
@@ -150,7 +150,7 @@ def test_a_study_that_names_no_claims_has_no_word_of_them(results: Results, tmp_
 
 def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:
     assert any("loaded host" in finding for finding in page.text["li"])
-    named = next(table for table in page.text["figure"] if "CPU taken by others" in table)
+    named = next(table for table in page.text["figure"] if "CPU used by others" in table)
     assert "l40s/vllm/" in named
     assert "h200/vllm/" not in named
 
@@ -174,7 +174,7 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
     shutil.copy(results.root / "tables" / "cells.parquet", tables)
     assert results.write_page(tmp_path / "report.html", tables, tmp_path / "no figures") == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert {attributes["id"] for attributes in page.all("section")} == {section.id for section in SECTIONS}
+    assert {attributes["id"] for attributes in page.all("section")} == {section.id for section in SUBJECTS}
     absent = [text for text in page.text["p"] if text.startswith("Not shown: ")]
     lacking = " ".join(re.findall(r"the figures were not drawn \(([^)]*)\)", " ".join(absent)))
     assert lacking.count("figure ") == len(FIGURES)
@@ -183,7 +183,7 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
 
 def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
     here = [attributes["id"] for attributes in page.all("section")]
-    order = [section.id for section in SECTIONS]
+    order = [section.id for section in SUBJECTS]
     empty = here[here.index("glossary") + 1 :]
     assert empty == ["speculation"]
     assert "Not shown:" not in results.html[: results.html.index('<section id="runs"')]
@@ -216,7 +216,7 @@ def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Pat
     assert results.write_page(tmp_path / "report.html", tmp_path / "tables", tmp_path / "no figures") == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert any("77 cells: 77 missing." in text for text in page.text["p"])
-    assert any("no cell tells how busy its host was" in text for text in page.text["p"])
+    assert any("no cell recorded how busy its host was" in text for text in page.text["p"])
 
 
 def test_without_the_cells_table_the_command_ends_with_2(

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings
-from workflow_scripts.present.overview import remote_code
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
-from workflow_scripts.present.sections import SECTIONS
+from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects.what_ran import remote_code
 from workflow_scripts.study.study_file import ModelOverride, load_study
 
 
@@ -24,7 +24,7 @@ def test_it_is_the_first_finding_with_repository_and_commit(results: Results) ->
     (finding,) = findings.findings
     assert (finding.verdict, finding.tone) == ("remote code", "bad")
     assert "llama-3.1-8b-instruct (meta-llama/Llama-3.1-8B-Instruct at 0e9e39f2" in finding.sentence
-    assert remote_code in SECTIONS[0].parts[:2]
+    assert remote_code in SUBJECTS[0].parts[:2]
 
 
 def test_a_study_without_it_has_nothing_to_say(results: Results) -> None:

@@ -1,0 +1,56 @@
+import pytest
+
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subjects.predicted_and_measured import (
+    LINES,
+    SUBJECT,
+    predicted_beside_measured,
+    predicted_by_max_num_seqs,
+    prediction_findings,
+)
+from workflow_scripts.study.study_file import load_study
+
+
+@pytest.fixture
+def tables(results):
+    return Tables(results.root / "tables")
+
+
+def test_measured_is_drawn_against_predicted_and_says_how_far_off_it_is(tables):
+    plot = predicted_beside_measured(tables)
+    assert plot.sources == ["measured", "predicted"]
+    assert (plot.x_label, plot.y_label) == ("Predicted output tokens per s", "Measured output tokens per s")
+    assert "flagged" in [handle.get_label() for handle in plot.handles]
+    assert "have a median error of 5 %" in plot.alt
+
+
+def test_what_was_only_predicted_is_drawn_apart(tables):
+    plot = predicted_by_max_num_seqs(tables)
+    labels = {handle.get_label(): handle for handle in plot.handles}
+    assert set(labels) == {"predicted, with its band", "measured", "published"}
+    assert labels["predicted, with its band"].get_markerfacecolor() == "none"
+    assert labels["measured"].get_markerfacecolor() != "none"
+    assert all(line["linestyle"] != "-" and line["markerfacecolor"] == "none" for line in LINES)
+    assert plot.sources == ["predicted", "measured", "published"]
+
+
+def test_findings_name_accuracy_flags_and_flat_lines(results):
+    root = results.root
+    report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
+    (block,) = prediction_findings(report)
+    sentences = {finding.verdict: finding.sentence for finding in block.findings}
+    assert set(sentences) == {"prediction", "flagged", "not flat"}
+    assert any(
+        "vllm cells not used for fitting have an error of 5 % in the median" in finding.sentence
+        for finding in block.findings
+    )
+    assert "2.01 times what was predicted" in sentences["flagged"]
+    assert "nearly equal, 100,000 and 100,000 tokens per s" in sentences["not flat"]
+
+
+def test_without_predictions_the_figures_are_missing(tmp_path):
+    assert len(SUBJECT.figures) == 2
+    for figure in SUBJECT.figures:
+        with pytest.raises(MissingError, match="no table predictions"):
+            figure.plot(Tables(tmp_path))

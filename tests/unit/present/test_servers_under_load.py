@@ -1,0 +1,192 @@
+"""Servers in one figure: what distinguishes them, and which of them need a warning."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection
+
+from tests.unit.present.conftest import Results
+from workflow_scripts.present.blocks import Findings
+from workflow_scripts.present.plot import use_style, write_plot
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subjects import servers_under_load as serving
+from workflow_scripts.study.study_file import load_study
+
+
+def write(folder: Path, *servers: tuple[str, str | None, dict[str, object], list[float]]) -> Tables:
+    """Tables of servers, each with its engine, endpoint, knobs and the numbers of users that it was measured with."""
+    cells, rows = [], []
+    for i, (engine, endpoint, knobs, loads) in enumerate(servers):
+        for users in loads:
+            place = {"gpu": "h200", "model": "m", "workload": "w", "cell_id": f"{i}/{users}", "repeat": 0}
+            settings = {f"knob_{name}": value for name, value in {**knobs, "users": users}.items()}
+            cells.append({**place, **settings, "engine": engine, "outcome": "ok", "comparable": True})
+            load = {"request_rate_per_s": None, "ramp_to_per_s": None, "users": users, "saturated": None}
+            numbers = dict.fromkeys((*serving.LATENCIES, *serving.RATES), users)
+            server = {"engine": engine, "endpoint": endpoint, "source": "measured"}
+            rows.append({**place, **server, **load, **numbers})
+    pd.DataFrame(cells).to_parquet(folder / "cells.parquet")
+    numbers_of = {"request_rate_per_s": float, "ramp_to_per_s": float, "saturated": "boolean"}
+    pd.DataFrame(rows).astype(numbers_of).to_parquet(folder / "serving.parquet")
+    return Tables(folder)
+
+
+def labels(plot: serving.Plot) -> list[str]:
+    return [str(handle.get_label()) for handle in plot.handles]
+
+
+def test_servers_are_told_apart_by_their_names_and_by_what_differs_among_their_own_settings(tmp_path: Path) -> None:
+    tables = write(
+        tmp_path,
+        ("vllm-serve", None, {"block_size": 16, "max_num_seqs": 8}, [1.0, 4.0]),
+        ("vllm-serve", None, {"block_size": 32, "max_num_seqs": 8}, [1.0, 4.0]),
+        ("openai", "tgi", {}, [1.0, 4.0]),
+    )
+    assert labels(serving.serving_latency(tables))[:3] == [
+        "vllm-serve, block size 16",
+        "vllm-serve, block size 32",
+        "tgi",
+    ]
+    assert "users" in serving.serving_throughput(tables).panels[0].title
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_figure_fits_a_column_also_where_nothing_is_saturated(tmp_path: Path) -> None:
+    tables = write(tmp_path, ("vllm-serve", None, {}, [1.0, 4.0]), ("openai", "tgi", {}, [1.0, 4.0]))
+    use_style()
+    write_plot(serving.serving_latency(tables), tmp_path, "latency")
+    assert (tmp_path / "latency.column.svg").exists()
+
+
+def test_a_single_load_is_no_curve(tmp_path: Path) -> None:
+    tables = write(tmp_path, ("openai", "tgi", {}, [4.0]))
+    with pytest.raises(MissingError, match="no server was measured at two request rates or numbers of users"):
+        serving.serving_latency(tables)
+
+
+def test_more_than_six_settings_are_some_of_them_and_it_is_said(tmp_path: Path) -> None:
+    many = [("vllm-serve", None, {"block_size": 16 * i}, [1.0, 4.0]) for i in range(1, 9)]
+    plot = serving.serving_latency(write(tmp_path, *many))
+    assert sum("block size" in label for label in labels(plot)) == 6
+    assert "at most 6 settings per panel have a line; the table holds all" in plot.notes
+
+
+LOAD = {"gpu": "h200", "model": "m", "workload": "w", "engine": "vllm-serve", "endpoint": None, "explanation": "So."}
+
+
+def sustained(folder: Path, *loads: dict[str, object]) -> list[tuple[str, str]]:
+    """What is told of servers, each load with what differs from that of one server at an open rate."""
+    told = {"ramp_to_per_s": None, "users": None, "request_rate_per_s": None, "saturated": False, "limited_by": "load"}
+    rows = pd.DataFrame([{**LOAD, **told, **load, "cell_id": str(i)} for i, load in enumerate(loads)])
+    rows = rows.assign(requests_per_s=rows["answered"], ttft_s_p50=0.1234, ttft_s_p99=0.5678)
+    numbers = dict.fromkeys(("ramp_to_per_s", "users", "request_rate_per_s"), float)
+    rows.astype({**numbers, "saturated": "boolean"}).to_parquet(folder / "serving_summary.parquet")
+    cells = pd.DataFrame({"cell_id": rows["cell_id"], "outcome": "ok", "knob_request_rate_per_s": 1.0})
+    cells.assign(knob_block_size=rows.get("block_size", 16)).to_parquet(folder / "cells.parquet")
+    study = load_study(Path("config/studies/demo.yaml"))
+    (block,) = serving.sustained(Report(study, Tables(folder), folder, folder, folder, folder / "report.html"))
+    assert isinstance(block, Findings)
+    return [(finding.verdict, finding.sentence) for finding in block.findings]
+
+
+def rate(per_s: float, answered: float, **others: object) -> dict[str, object]:
+    return {"request_rate_per_s": per_s, "answered": answered, **others}
+
+
+def test_what_a_server_sustains_lies_between_the_most_it_kept_up_with_and_the_least_it_did_not(tmp_path: Path) -> None:
+    too_much = {"saturated": True, "limited_by": "server"}
+    ((verdict, sentence),) = sustained(
+        tmp_path, rate(16, 7.5, **too_much), rate(1, 1.0), rate(4, 4.0), rate(8, 7.456, **too_much)
+    )
+    assert verdict == "sustains 4, not 8 requests/s"
+    assert sentence == (
+        "h200, m, w, vllm-serve: at 4 requests/s it kept up: it answered 4 requests/s, with a TTFT of 0.123 s in the "
+        "median and 0.568 s at the 99th percentile; at 8 requests/s it did not keep up: it answered 7.46 "
+        "requests/s, with a TTFT of 0.123 s in the median and 0.568 s at the 99th percentile."
+    )
+
+
+def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path: Path) -> None:
+    ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(4, 4.0))
+    assert verdict == "sustains 4 requests/s"
+    ((verdict, _),) = sustained(tmp_path, rate(8, 3.0, saturated=True), rate(4, 3.0, saturated=True))
+    assert verdict == "not 4 requests/s"
+
+
+def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path: Path) -> None:
+    too_short = {"saturated": None, "limited_by": "unknown"}
+    ((verdict, sentence),) = sustained(tmp_path, rate(32, 10.0, **too_short))
+    assert (verdict, sentence) == ("not known", "h200, m, w, vllm-serve: So.")
+    ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(32, 10.0, **too_short))
+    assert verdict == "sustains 1 requests/s"
+
+
+def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path: Path) -> None:
+    """That a closed loop or a short run saturates is not known."""
+    rows = pd.DataFrame(
+        {**LOAD, "knobs": "bs16", "saturated": saturated, "limited_by": limited_by}
+        for saturated, limited_by in ((None, "server"), (None, "unknown"), (False, "load"), (True, "server"))
+    )
+    rows.astype({"saturated": "boolean", "limited_by": "string"}).to_parquet(tmp_path / "serving_summary.parquet")
+    study = load_study(Path("config/studies/demo.yaml"))
+    report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    (block,) = serving.load_findings(report)
+    assert isinstance(block, Findings)
+    verdicts = [finding.verdict for finding in block.findings]
+    assert verdicts == ["saturated", "limited by server", "too short to say", "kept up"]
+
+
+def test_servers_settings_ramps_and_users_are_told_apart(tmp_path: Path) -> None:
+    found = sustained(
+        tmp_path,
+        rate(1, 1.0, block_size=16),
+        rate(2, 2.0, block_size=32),
+        rate(3, 3.0, block_size=16, endpoint="tgi"),
+        rate(1, 4.0, block_size=16, ramp_to_per_s=16),
+        {"users": 1, "answered": 1.0, "block_size": 16},
+        {"users": 8, "answered": 5.0, "block_size": 16},
+    )
+    assert [verdict for verdict, _ in found] == [
+        "sustains 1 requests/s",
+        "sustains 2 requests/s",
+        "sustains 3 requests/s",
+        "ramp",
+        "1 to 8 users",
+    ]
+    assert [sentence.split(": ")[0] for _, sentence in found[:3]] == [
+        "h200, m, w, vllm-serve, block size 16",
+        "h200, m, w, vllm-serve, block size 32",
+        "h200, m, w, tgi",
+    ]
+    assert found[3][1].endswith("So.")
+    assert "with 1 user it answered 1 requests/s" in found[4][1]
+    assert "with 8 users it answered 5 requests/s" in found[4][1]
+
+
+def test_of_a_server_whose_client_was_the_limit_nothing_is_known(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="no server was measured at a load that the client could send"):
+        sustained(tmp_path, rate(64, 9.0, saturated=True, limited_by="client,server"))
+
+
+def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path: Path) -> None:
+    tables = write(
+        tmp_path, ("vllm-serve", None, {"block_size": 16}, [1.0, 4.0]), ("vllm-serve", None, {"block_size": 32}, [2.0])
+    )
+    (panel,) = serving.serving_latency(tables).panels
+    _, ax = plt.subplots()
+    panel.draw(ax)
+    strokes = [c for c in ax.collections if isinstance(c, LineCollection) and (c.get_segments()[0][:, 1] == 2).all()]
+    wide = [c for c in strokes if len(c.get_segments()[0]) and c.get_segments()[0][0, 0] < c.get_segments()[0][1, 0]]
+    assert len({str(c.get_linestyle()) for c in wide}) == len(serving.LATENCIES)
+    plt.close()
+
+
+def test_the_page_warns_of_saturated_loads_first(results: Results) -> None:
+    found = results.html
+    at = found.index("3 of 3 loads; the table below holds all.")
+    section = found[found.index('id="serving"') : at]
+    assert section.index("saturated") < section.index("kept up")
+    assert "16 requests/s arrived" in section

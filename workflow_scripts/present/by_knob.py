@@ -1,0 +1,198 @@
+"""Figures of a rate or share by the value of one knob: which lines they have, and how these are drawn."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
+from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.series import Group, groups_varying, repeats_of
+from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
+
+LINE_STYLES: Sequence[LineStyle] = ("-", (0, (5, 1.5)), (0, (4, 1.5, 1, 1.5)))
+# Rates from which a ceiling is computed -> style and name of its line.
+CEILINGS: Mapping[str, tuple[LineStyle, str]] = {
+    "datasheet": ((0, (1, 1.2)), "ceiling, data sheet (predicted)"),
+    "measured": ((0, (4, 1.2, 1, 1.2, 1, 1.2)), "ceiling, measured rates (predicted)"),
+}
+# The same sign that invalid cells have in the figure of outcomes.
+INVALID = f"${OUTCOMES['invalid'][1]}$"
+ALL_SETTINGS, ONE_SETTING = "all settings of other knobs", "one setting of other knobs"
+
+
+class Measure(NamedTuple):
+    """The quantity of the y axis: a column, its name, its axis label, and whether it is a share between 0 and 1."""
+
+    column: str
+    name: str
+    label: str
+    is_share: bool = False
+
+
+OUTPUT = Measure("output_tokens_per_s", "Output tokens per second", "Output tokens per s")
+TOTAL = Measure("total_tokens_per_s", "Total tokens (prompt and output) per second", "Total tokens per s")
+MBU = Measure("mbu", "Model bandwidth utilization (MBU)", "MBU", is_share=True)
+MFU = Measure("mfu", "Model FLOP utilization (MFU)", "MFU", is_share=True)
+
+
+def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
+    """Panels whose rows say with which colour and line style they are drawn.
+
+    Colours distinguish devices; in a panel with only one device they distinguish settings, which may be more numerous.
+    """
+    groups = groups_varying(rows, knob, tables.knobs, panel_keys)
+    one_device = pd.concat([group.rows for group in groups])["gpu"].nunique() == 1
+    several = any(len(group.labels) > 1 for group in groups)
+    by_setting = "gpu" in panel_keys or (one_device and several)
+    most_series = len(COLOURS) if by_setting else len(LINE_STYLES)
+    for group in groups:
+        series = group.rows["series"] if len(group.labels) <= most_series else ALL_SETTINGS
+        if several and group.labels == [""]:
+            series = ONE_SETTING
+        group.rows["colour"] = series if by_setting else group.rows["gpu"]
+        group.rows["style"] = "" if by_setting else series
+    return groups
+
+
+def plot_by_knob(
+    tables: Tables, groups: list[Group], knob: str, unit: str, measure: Measure, ceilings: pd.DataFrame | None = None
+) -> Plot:
+    """The figure of a measure, one panel per group."""
+    rows = pd.concat([group.rows for group in groups])
+    colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
+    styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
+    invalid = {
+        group.title: _invalid(tables, group, f"knob_{knob.replace('-', '_').replace(' ', '_')}", measure)
+        for group in groups
+    }
+    drawn = [rows[measure.column], *([] if ceilings is None else [column for _, column in ceilings.items()])]
+    drawn += [part[measure.column] for part in invalid.values() if len(part)]
+    draw = partial(
+        _draw,
+        colours=colours,
+        styles=styles,
+        measure=measure,
+        ceilings=ceilings,
+        limits=(min(float(column.min()) for column in drawn), max(float(column.max()) for column in drawn)),
+    )
+    panels, notes = some_panels(
+        [Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups],
+        "panels",
+    )
+    if ALL_SETTINGS in {*rows["colour"], *rows["style"]}:
+        notes.append(
+            "if many settings of other knobs were measured, a line is the median of all of them "
+            "and its band spans the lowest to the highest"
+        )
+    handles = _handles({name: colours[name] for name in dict.fromkeys(rows["colour"])}, styles, ceilings)
+    if any(len(part) for part in invalid.values()):
+        handles.append(Line2D([], [], color=INK, linestyle="none", marker=INVALID, label="invalid, not compared"))
+    return Plot(
+        title=f"{measure.name} against {knob}",
+        alt=_in_words(groups, measure, knob),
+        sources=[*sorted(rows["source"].unique()), *([] if ceilings is None else ["predicted"])],
+        panels=panels,
+        x_label=f"{knob[0].upper() if ' ' in knob else knob[0]}{knob[1:]} ({unit})",
+        y_label=measure.label,
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=notes,
+    )
+
+
+def _invalid(tables: Tables, group: Group, knob: str, measure: Measure) -> pd.DataFrame:
+    """The median of each invalid cell that belongs in the panel, with its value of the knob as `x`."""
+    rows = tables.invalid
+    if measure.column not in rows:
+        return rows.head(0)
+    for key, name in group.keys.items():
+        rows = rows[rows[key] == name]
+    rows = rows[rows[knob].isin(group.rows["x"].unique())]
+    return rows.groupby(["cell_id", "gpu"], as_index=False).agg(
+        x=(knob, "first"), **{measure.column: (measure.column, "median")}
+    )
+
+
+def ceilings_of(tables: Tables, groups: Iterable[Group]) -> pd.DataFrame | None:
+    """Ceilings of each cell, one column per source of the device's rates; None if none is known."""
+    limits = tables.get("limits")
+    if limits is None:
+        return None
+    ids = {cell for group in groups for cell in group.rows["cell_id"]}
+    ceilings = limits[limits["cell_id"].isin(ids)].pivot_table(
+        index="cell_id", columns="rates", values="output_tokens_per_s_ceiling"
+    )
+    return None if ceilings.empty else ceilings
+
+
+def _draw(
+    ax: Axes,
+    group: Group,
+    colours: Mapping[str, Mark],
+    styles: Mapping[str, LineStyle],
+    measure: Measure,
+    ceilings: pd.DataFrame | None,
+    limits: tuple[float, float],
+    invalid: pd.DataFrame,
+) -> None:
+    for (colour, style), rows in group.rows.groupby(["colour", "style"], sort=False):
+        draw = _draw_band if ALL_SETTINGS in (colour, style) else _draw_line
+        draw(ax, rows, measure.column, colours[str(colour)], styles[str(style)])
+    if ceilings is not None:
+        for colour, rows in group.rows.groupby("colour", sort=False):
+            for rates, ceiling in ceilings.items():
+                over = rows.assign(ceiling=rows["cell_id"].map(ceiling)).groupby("x")["ceiling"].max().dropna()
+                ax.plot(
+                    over.index, over, color=colours[str(colour)].color, linestyle=CEILINGS[str(rates)][0], linewidth=1.2
+                )
+    for gpu, rows in invalid.groupby("gpu"):
+        color = colours[str(gpu)].color if gpu in colours else INK
+        ax.plot(rows["x"], rows[measure.column], linestyle="none", marker=INVALID, color=color, markersize=8)
+    log2_axis(ax, group.rows["x"].unique())
+    if measure.is_share:
+        ax.set_ylim(0, max(1.05, limits[1] * 1.05))
+        ax.axhline(1, color=MUTED, linewidth=0.8)
+    else:
+        ratio_axis(ax, *limits)
+
+
+def _draw_line(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+    """Draw each repeat as a faint dot, and the median as a mark with a bar from the lowest to the highest repeat."""
+    at = rows.groupby("x")[rate].agg(["median", "min", "max"])
+    ax.plot(rows["x"], rows[rate], linestyle="none", marker=".", color=mark.color, alpha=0.35, markersize=4)
+    ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.5)
+    ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+
+
+def _draw_band(ax: Axes, rows: pd.DataFrame, rate: str, mark: Mark, style: LineStyle) -> None:
+    at = rows.groupby("x")[rate].agg(["median", "min", "max"])
+    ax.fill_between(at.index, at["min"], at["max"], color=mark.color, alpha=0.15, linewidth=0)
+    ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+
+
+def _handles(
+    colours: Mapping[str, Mark], styles: Mapping[str, LineStyle], ceilings: pd.DataFrame | None
+) -> list[Artist]:
+    handles = mark_handles(colours)
+    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for name, style in styles.items() if name]
+    for style, name in (CEILINGS[str(rates)] for rates in ([] if ceilings is None else ceilings)):
+        handles.append(Line2D([], [], color=INK, linestyle=style, label=name))
+    return handles
+
+
+def _in_words(groups: Sequence[Group], measure: Measure, knob: str) -> str:
+    sentences = [f"{measure.name} against {knob}, measured."]
+    for group in groups[:6]:
+        for colour, rows in group.rows.groupby("colour", sort=False):
+            at = rows.groupby("x")[measure.column].median()
+            sentences.append(
+                f"{', '.join(filter(None, (group.title, str(colour))))}: median {at.iloc[0]:,.4g} at "
+                f"{at.index[0]:g}, {at.iloc[-1]:,.4g} at {at.index[-1]:g}."
+            )
+    return " ".join(sentences)

@@ -1,0 +1,169 @@
+"""Figures of ratios with their intervals, one dot per pair of cells."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels, write_label
+from workflow_scripts.present.report_tables import records
+from workflow_scripts.present.series import evenly
+from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
+
+MOST_LABELS = 14
+MOST_DOTS = 40
+# Ticks of an axis of ratios, in order of preference.
+RATIO_TICKS = (1, 2, 5, 10, 0.5, 20, 50, 100, 200, 500, 0.2, 0.1, 3, 1.5, 7, 4, 1.2, 0.05, 0.8, 1.1, 0.9, 1.05, 0.95)
+
+
+class Reference(NamedTuple):
+    """A ratio that is the same for all dots of a panel, drawn as a vertical line."""
+
+    column: str
+    label: str
+    color: str
+    style: LineStyle
+
+
+def plot_ratios(
+    rows: pd.DataFrame,
+    named: Mapping[str, Mark],
+    *,
+    title: str,
+    panels_are: str,
+    repeats: Sequence[str] = (),
+    references: Sequence[Reference] = (),
+) -> Plot:
+    """One panel per value of `panel`, the one with the most rows first."""
+    references = [r for r in references if rows[r.column].notna().any()]
+    all_rows = len(rows)
+    rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
+    limits = _limits(rows, ["ratio", "ratio_low", "ratio_high", "beside", *(r.column for r in references)])
+    groups = sorted(rows.groupby("panel", sort=False), key=lambda item: -len(item[1]))
+    panels, notes = some_panels(
+        [
+            Panel(str(panel), partial(_draw, rows=part, named=named, limits=limits, references=references))
+            for panel, part in groups
+        ],
+        panels_are,
+    )
+    if len(rows) < all_rows:
+        notes.append(
+            f"at most {MOST_DOTS} dots are drawn below a label, evenly from the lowest ratio to the highest; the table "
+            "holds all"
+        )
+    if rows.duplicated(["panel", "label", "name"]).any():
+        notes.append("dots with the same mark below the same label differ in other settings; the table names them")
+    handles: list[Artist] = mark_handles({name: named[name] for name in named if name in set(rows["name"])})
+    handles.append(Line2D([], [], color=MUTED, linewidth=1.5, label="95 % interval"))
+    handles += [Line2D([], [], color=r.color, linestyle=r.style, label=r.label) for r in references]
+    if "beside" in rows and rows["beside"].notna().any():
+        handles.append(Line2D([], [], color=INK, marker="x", linestyle="none", label="KV-cache tokens (measured)"))
+    return Plot(
+        title=title,
+        alt=_in_words(f"{title}, measured.", rows),
+        sources=sorted({*rows["source"], *(["published"] if any("published" in r.label for r in references) else [])}),
+        panels=panels,
+        x_label="Ratio (1: no difference)",
+        handles=handles,
+        repeats=repeats_of_pairs(rows, *repeats) if repeats else "",
+        notes=notes,
+        panel_height_in=max(_lines_of(part) for _, part in groups) * LINE_IN + 0.75,
+    )
+
+
+def labelled(rows: pd.DataFrame, names: Sequence[str], settings: str) -> pd.DataFrame:
+    """The rows, each with a `label`: the names and settings that differ between rows; settings only if they are few."""
+    varied = [name for name in names if rows[name].nunique() > 1]
+    several = rows[settings].nunique() > 1
+    few = rows.groupby([*varied, settings]).ngroups <= MOST_LABELS
+    columns = [*varied, settings] if several and few else varied
+    labels = [" · ".join(map(str, values)) for _, *values in rows[columns].itertuples(name=None)]
+    return rows.assign(label=labels)
+
+
+def _lines_of(rows: pd.DataFrame) -> float:
+    """Height of a panel in lines of text."""
+    return sum(bool(label) + _thickness(len(part)) for label, part in rows.groupby("label", sort=False))
+
+
+def _thickness(dots: int) -> float:
+    """Height in lines of text for the dots of one label: less per dot if there are many."""
+    return max(1.0, min(0.6 * dots, 6.0))
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    named: Mapping[str, Mark],
+    limits: tuple[float, float],
+    references: Sequence[Reference],
+) -> None:
+    """Draw each row as a dot with its interval, on a logarithmic axis of ratios, and each label above its dots."""
+    for reference in references:
+        for value in rows[reference.column].dropna().unique():
+            ax.axvline(value, color=reference.color, linestyle=reference.style, linewidth=1.2)
+    y = 0.0
+    for label, part in rows.groupby("label", sort=False):
+        if label:
+            write_label(ax, y + 0.5, str(label))
+            y += 1
+        thickness = _thickness(len(part))
+        part = part.assign(y=y + thickness * (np.arange(len(part)) + 0.5) / len(part))
+        for name, dots in part.groupby("name", sort=False):
+            mark = named[str(name)]
+            ax.hlines(dots["y"], dots["ratio_low"], dots["ratio_high"], color=mark.color, linewidth=1.5)
+            ax.plot(dots["ratio"], dots["y"], marker=mark.marker, color=mark.color, linestyle="none")
+        if "beside" in part:
+            ax.plot(part["beside"], part["y"], marker="x", color=INK, linestyle="none", markersize=4)
+        y += thickness
+    ax.set_ylim(y + 0.2, 0)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+    _ratio_axis(ax, *limits)
+
+
+def _limits(rows: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
+    """Ends of an axis that includes 1 and all values, with some margin."""
+    known = rows[[column for column in columns if column in rows]].to_numpy(dtype=float)
+    return min(np.nanmin(known), 1) / 1.06, max(np.nanmax(known), 1) * 1.06
+
+
+def _ratio_axis(ax: Axes, low: float, high: float) -> None:
+    ax.set_xscale("log")
+    ax.set_xlim(low, high)
+    apart = math.log(high / low) / 8
+    ticks: list[float] = []
+    for tick in RATIO_TICKS:
+        if low <= tick <= high and all(abs(math.log(tick / other)) > apart for other in ticks):
+            ticks.append(tick)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.axvline(1, color=MUTED, linewidth=0.8, zorder=0)
+
+
+def repeats_of_pairs(rows: pd.DataFrame, *columns: str) -> str:
+    """How many repeats each side of a ratio has, in words."""
+    counts = pd.concat([rows[column] for column in columns]).dropna()
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} per cell"
+
+
+def _in_words(start: str, rows: pd.DataFrame) -> str:
+    """The ratios of the first rows as sentences."""
+    sentences = [start]
+    for row in records(rows.head(8)):
+        about = ", ".join(filter(None, (row["panel"], row["label"], row["name"])))
+        low, high = row["ratio_low"], row["ratio_high"]
+        sentences.append(f"{about}: {row['ratio']:.3g}" + ("." if math.isnan(low) else f" ({low:.3g} to {high:.3g})."))
+    if len(rows) > 8:
+        sentences.append(f"The table holds {len(rows) - 8} more.")
+    return " ".join(sentences)

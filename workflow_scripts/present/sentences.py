@@ -1,0 +1,130 @@
+"""Sentences and tables that several subjects share: the effects of a knob, and pairs of cells that differ in it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.present.blocks import Block, Finding, Findings, Text
+from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.report_tables import MissingError, records
+from workflow_scripts.present.series import evenly, without_shared
+from workflow_scripts.present.subject import PLACE, TablePart
+
+# Maximum number of sentences of one kind; the table has all of them.
+MOST_SENTENCES = 6
+TONES: Mapping[str, str] = {
+    "flat": "good",
+    "changes": "neutral",
+    "holds": "good",
+    "possible": "good",
+    "supported": "good",
+    "contradicted": "bad",
+    "refuted": "bad",
+    "impossible": "bad",
+    "exceeds": "bad",
+}
+EFFECT_COLUMNS: Mapping[str, str] = {
+    **PLACE,
+    "held": "Other settings",
+    "values": "Values compared",
+    "value": "Fastest",
+    "baseline": "Slowest",
+    "ratio": "Fastest over slowest (95 % interval)",
+    "scope": "Interval covers",
+    "verdict": "Verdict",
+    "moved_with_it": "Settings that changed with it",
+    "repeats_needed": "Further repeats that would decide",
+    "bound_by": "Sequences limited by",
+}
+# Knobs whose effects have a section of their own.
+OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
+# What `pairs_that_differ_in` tells pair by pair.
+_TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
+
+
+def effects_of(knob: str) -> TablePart:
+    """The table of the effects of one knob, with all of its values compared."""
+
+    def keep(effects: pd.DataFrame) -> pd.DataFrame:
+        return effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
+
+    return TablePart("effects", EFFECT_COLUMNS, f"Effect of {knob} on output tokens per second", keep)
+
+
+def verdicts_on(knob: str) -> Part:
+    """The verdicts over all values of a knob, and the largest change."""
+
+    def part(report: Report) -> Iterator[Block]:
+        effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
+        rows = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
+        if rows.empty:
+            raise MissingError(f"no two measured cells differ only in {knob}")
+        yield Findings([_verdict(rows)])
+
+    return part
+
+
+def verdicts_of_others(report: Report) -> Iterator[Block]:
+    """For each knob without a section of its own the verdicts over all of its values, and the largest change."""
+    effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
+    others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_TOLD_APART])]
+    if len(others):
+        yield Findings([_verdict(rows) for _, rows in others.groupby("knob", sort=False)])
+
+
+def _verdict(rows: pd.DataFrame) -> Finding:
+    counts = rows["verdict"].value_counts()
+    largest = records(rows.sort_values("ratio", ascending=False).head(1))[0]
+    verdict = str(counts.index[0]) if len(counts) == 1 else "mixed"
+    counted = ", ".join(f"{count} {name}" for name, count in counts.items())
+    several = f"{str(largest['knob']).replace('_', ' ')}, {len(rows)} comparisons: {counted}. Largest: "
+    sentence = (several if len(rows) > 1 else "") + f"{largest['explanation']} ({place(largest)})"
+    return Finding(verdict, sentence, TONES.get(verdict, "neutral"))
+
+
+def what_verdicts_cover(report: Report) -> Iterator[Block]:
+    """What the verdicts compare, and which variation their intervals cover."""
+    effects = report.tables.need("effects")
+    scopes = list(effects["scope"].dropna().unique()) if "scope" in effects else []
+    covered = ", or ".join(scopes) or "between repeats in one start of an engine, not between starts, days or cards"
+    yield Text(
+        "Verdicts compare output tokens per second, within the margin that a sentence names. Their intervals cover "
+        f"what varies {covered}."
+    )
+
+
+def pairs_that_differ_in(
+    report: Report, knob: str, known_by: str, found: Callable[[Mapping[str, Any]], str]
+) -> Findings:
+    """Pairs of cells that differ only in the knob, the largest gain first.
+
+    `found` adds what is known of the pair's first cell, given the medians over its repeats, if `known_by` is known.
+    """
+    effects = report.tables.need("effects", "comparison", "knob", "ratio", "held")
+    pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == knob)]
+    if pairs.empty:
+        raise MissingError(f"no two measured cells differ only in {knob}")
+    report.tables.need("cells", known_by)
+    of_cell = report.tables.cells.groupby("cell_id").median(numeric_only=True)
+    told = evenly(pairs.assign(held=without_shared(pairs["held"])), ["knob"], "ratio", MOST_SENTENCES)
+    findings = []
+    for row in records(told.sort_values("ratio", ascending=False, kind="stable")):
+        cell = of_cell.loc[row["cell_id"]]
+        sentence = f"{place(row)}: {row['explanation']}"
+        sentence += f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
+        verdict = f"{row['ratio']:.3g}x" if row["verdict"] == "changes" else str(row["verdict"])
+        findings.append(Finding(verdict, sentence, TONES.get(str(row["verdict"]), "neutral")))
+    some = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
+    return Findings(findings, some + "holds all." if len(told) < len(pairs) else "")
+
+
+def some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Findings:
+    """At most so many sentences, with a note that names the table of all."""
+    note = f"{most} of {len(findings)}; the table {table} holds all." if len(findings) > most else ""
+    return Findings(findings[:most], note)
+
+
+def place(row: Mapping[str, Any]) -> str:
+    """Where a row of a table was measured, in words."""
+    return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], row.get("held"))))

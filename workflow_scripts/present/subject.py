@@ -1,0 +1,152 @@
+"""What a subject of the report consists of: its section, figures with captions, tables, and headline sentences."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.present.blocks import Absent, Block, Figure, Fold, Text, table_of
+from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.svg import data_address, size_px
+from workflow_scripts.study.study_file import Study
+
+MOST_ROWS = 100
+MOST_OPEN_ROWS = 12
+# Columns that most tables share: where a cell was measured, and how.
+PLACE: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
+CELL: Mapping[str, str] = {**PLACE, "knobs": "Settings"}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a figure shows, how to read it, and what it does not show."""
+
+    shows: str
+    reading: str
+    not_shown: str
+
+    @property
+    def paragraphs(self) -> Sequence[tuple[str, str]]:
+        """The paragraphs, each with its bold words at the beginning, if any."""
+        return ("", self.shows), ("How to read it:", self.reading), ("What it does not show:", self.not_shown)
+
+    @property
+    def rst(self) -> str:
+        """The caption as Snakemake's own report reads it."""
+        return "\n\n".join(f"**{lead}** {text}" if lead else text for lead, text in self.paragraphs) + "\n"
+
+
+@dataclass(frozen=True)
+class FigurePart:
+    """The part of a section that shows one figure; `needs` names tables and the columns that it cannot do without."""
+
+    name: str
+    draw: Callable[[Tables], Plot]
+    needs: Mapping[str, Sequence[str]]
+    caption: Caption
+
+    def plot(self, tables: Tables) -> Plot:
+        """What is to be drawn.
+
+        Raises:
+            MissingError: something that the figure needs is missing.
+        """
+        for table, columns in self.needs.items():
+            tables.need(table, *columns)
+        return self.draw(tables)
+
+    def __call__(self, report: Report) -> Iterator[Block]:
+        """The drawn figure with its caption, or why it is missing."""
+        facts = report.manifest.get(self.name, {"missing": "the figures were not drawn"})
+        wide, narrow = report.figures / f"{self.name}.svg", report.figures / f"{self.name}.column.svg"
+        if "missing" in facts or not (wide.exists() and narrow.exists()):
+            reason = facts.get("missing", "its file does not exist")
+            yield Absent(f"figure {self.name.replace('_', ' ')}", reason)
+            return
+        width, height = size_px(wide)
+        yield Figure(
+            name=self.name,
+            wide=data_address(wide),
+            narrow=data_address(narrow),
+            width_px=width,
+            height_px=height,
+            alt=facts["alt"],
+            caption=self.caption.paragraphs,
+            facts=figure_facts(facts),
+        )
+
+
+def figure_facts(facts: Mapping[str, Any]) -> str:
+    """A sentence that says where a figure's numbers come from.
+
+    >>> figure_facts({"sources": ["measured", "predicted"], "repeats": "3 repeats per cell", "notes": ["x is y"]})
+    'Source: measured and predicted; 3 repeats per cell. X is y.'
+    """
+    *others, last = facts["sources"]
+    source = "Source: " + (f"{', '.join(others)} and {last}" if others else last)
+    source += f"; {facts['repeats']}" if facts["repeats"] else ""
+    return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in (source, *facts["notes"]))
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """The part that shows columns (column -> heading) of a table's first `MOST_ROWS` rows, and links to the table.
+
+    `keep` chooses the rows, or computes them from the source table.
+    """
+
+    source: str
+    columns: Mapping[str, str]
+    caption: str
+    keep: Callable[[pd.DataFrame], pd.DataFrame] = field(default=lambda rows: rows)
+
+    def __call__(self, report: Report) -> Iterator[Block]:
+        """The table, folded if it is long."""
+        rows = self.keep(report.tables.need(self.source))
+        if rows.empty:
+            raise MissingError(f"the table {self.source} has no rows for: {self.caption}")
+        note = f"{MOST_ROWS} of {len(rows)} rows; the file holds all." if len(rows) > MOST_ROWS else ""
+        whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
+        shown = table_of(rows.head(MOST_ROWS), self.columns, self.caption, note, whole)
+        yield shown if len(rows) <= MOST_OPEN_ROWS else Fold(f"{self.caption}: {len(rows)} rows", [shown])
+
+
+def prose(text: str) -> Part:
+    """The part that is one paragraph."""
+    return lambda report: [Text(text)]
+
+
+def always(study: Study) -> bool:
+    """A subject of every study."""
+    return True
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One subject of the report; `id` is the address of its section in the page.
+
+    `parts` are shown in its section. `warnings` (what limits all numbers) and `findings` are sentences that the first
+    section collects. A subject with `is_summary` repeats what other sections say, so it does not say what is missing.
+    """
+
+    id: str
+    title: str
+    lead: str
+    parts: Sequence[Part] = ()
+    warnings: Sequence[Part] = ()
+    findings: Sequence[Part] = ()
+    is_in: Callable[[Study], bool] = always
+    is_summary: bool = False
+
+    @property
+    def figures(self) -> Sequence[FigurePart]:
+        """The figures among its parts."""
+        return [part for part in self.parts if isinstance(part, FigurePart)]
+
+    @property
+    def tables(self) -> Sequence[TablePart]:
+        """The tables among its parts that show rows of a result table."""
+        return [part for part in self.parts if isinstance(part, TablePart)]

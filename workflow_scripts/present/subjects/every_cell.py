@@ -1,0 +1,193 @@
+"""What became of every cell, with the reasons of those that failed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Table, outcome_words, shown, table_of
+from workflow_scripts.present.plot import Panel, Plot
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import Tables, records
+from workflow_scripts.present.style import INK, MUTED, OUTCOMES, PAPER
+from workflow_scripts.present.subject import MOST_ROWS, Caption, FigurePart, Subject
+
+TILES_PER_ROW = 30
+MOST_TILES = 600
+MOST_BARS = 40
+ROW_IN = 0.19
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """Cells of one device, engine, model and workload: one outcome per cell."""
+
+    title: str
+    outcomes: list[str]
+
+    @property
+    def rows(self) -> int:
+        return 1 + -(-len(self.outcomes) // TILES_PER_ROW)
+
+
+def grid_outcomes(tables: Tables) -> Plot:
+    """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
+    cells = tables.cells.drop_duplicates("cell_id")
+    counts = cells["outcome"].value_counts()
+    tiles = len(cells) <= MOST_TILES
+    strips = list(_strips(cells, ["gpu", "engine", "model", "workload"] if tiles else ["gpu", "engine", "model"]))
+    notes = []
+    if not tiles:
+        notes.append(f"the study has {len(cells)} cells, more than can be drawn one by one: bars count them")
+        if len(strips) > MOST_BARS:
+            notes.append(f"{MOST_BARS} of {len(strips)} combinations of device, engine and model are drawn")
+            strips = strips[:MOST_BARS]
+    rows = sum(strip.rows for strip in strips) if tiles else 2 * len(strips)
+    return Plot(
+        title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
+        alt=f"{len(cells)} cells: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + ".",
+        sources=["measured"],
+        panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
+        handles=_handles(cells),
+        notes=notes,
+        panel_height_in=rows * ROW_IN + (0.1 if tiles else 0.5),
+        x_label="" if tiles else "Cells",
+    )
+
+
+def _strips(cells: pd.DataFrame, keys: list[str]) -> Iterator[_Strip]:
+    for names, part in cells.groupby(keys, sort=False):
+        yield _Strip(" · ".join(map(str, names)), list(part["outcome"]))
+
+
+def _handles(cells: pd.DataFrame) -> list[Artist]:
+    seen = set(cells["outcome"])
+    return [
+        Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome}".strip().replace("_", " "))
+        for outcome, (color, sign) in OUTCOMES.items()
+        if outcome in seen
+    ]
+
+
+def _draw_tiles(ax: Axes, strips: list[_Strip]) -> None:
+    y = 0
+    for strip in strips:
+        ax.text(0, y + 0.62, strip.title, va="center", fontsize=8.5)
+        for i, outcome in enumerate(strip.outcomes):
+            color, sign = OUTCOMES[outcome]
+            column, row = i % TILES_PER_ROW, y + 1 + i // TILES_PER_ROW
+            ax.add_patch(Rectangle((column, row + 0.08), 0.88, 0.84, facecolor=color, edgecolor=MUTED, linewidth=0.4))
+            ink = INK if color == PAPER else "white"
+            ax.text(column + 0.44, row + 0.5, sign, color=ink, ha="center", va="center_baseline", fontsize=7)
+        y += strip.rows
+    ax.set_xlim(0, TILES_PER_ROW)
+    ax.set_ylim(y, 0)
+    ax.axis("off")
+
+
+def _draw_bars(ax: Axes, strips: list[_Strip]) -> None:
+    for i, strip in enumerate(strips):
+        counts = pd.Series(strip.outcomes).value_counts()
+        ax.text(0, 2 * i + 0.62, f"{strip.title}: {len(strip.outcomes)}", va="center", fontsize=8.5)
+        left = 0
+        for outcome, (color, _) in OUTCOMES.items():
+            if outcome in counts:
+                ax.barh(
+                    2 * i + 1.4, counts[outcome], left=left, height=0.8, color=color, edgecolor=MUTED, linewidth=0.4
+                )
+                left += counts[outcome]
+    ax.set_ylim(2 * len(strips), 0)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+
+
+def reasons(report: Report) -> Iterator[Block]:
+    """Why cells failed: each reason with its number of cells, the most frequent first."""
+    troubled = report.grid[report.grid["outcome"] != "ok"]
+    if troubled.empty:
+        return
+    of_one = troubled.assign(reason=troubled["reason"].fillna("not run yet")).groupby(["outcome", "reason"], sort=False)
+    rows = of_one["cell_id"].agg(["size", "first"]).reset_index().sort_values("size", ascending=False, kind="stable")
+    rows["outcome"] = rows["outcome"].map(outcome_words)
+    columns = {"outcome": "Outcome", "reason": "Reason", "size": "Cells", "first": "Example"}
+    note = f"{MOST_ROWS} of {len(rows)} reasons." if len(rows) > MOST_ROWS else ""
+    yield table_of(rows.head(MOST_ROWS), columns, "Cells that failed or did not run, by reason", note)
+
+
+def unsuccessful(report: Report) -> Iterator[Block]:
+    """How many cells did not end ok, with the most frequent reason."""
+    troubled = report.grid[~report.grid["outcome"].isin(["ok", "missing"])]
+    findings = []
+    for outcome, cells in troubled.groupby("outcome", sort=False):
+        reasons = cells["reason"].dropna().value_counts()
+        sentence = f"{len(cells)} of {len(report.grid)} cells ended as {outcome_words(outcome)}."
+        if len(reasons):
+            example = cells.loc[cells["reason"] == reasons.index[0], "cell_id"].iloc[0]
+            of_some = "" if reasons.iloc[0] == len(cells) else f"In {reasons.iloc[0]} of them: "
+            sentence += f" {of_some}{reasons.index[0]} ({example})"
+        findings.append(Finding(outcome_words(outcome), sentence, "bad"))
+    if findings:
+        yield Findings(findings, "The section Every cell gives all reasons.")
+
+
+def not_as_asked(report: Report) -> Iterator[Block]:
+    """Cells that ran with other settings than the study asks for, grouped by the difference."""
+    replaced = report.grid[report.grid["not_as_asked"].notna()] if "not_as_asked" in report.grid else pd.DataFrame()
+    if replaced.empty:
+        return
+    of_one = replaced.groupby("not_as_asked", sort=False)["cell_id"].agg(["size", "first"]).reset_index()
+    columns = {"not_as_asked": "What took effect", "size": "Cells", "first": "Example"}
+    note = f"{MOST_ROWS} of {len(of_one)} replacements." if len(of_one) > MOST_ROWS else ""
+    yield table_of(of_one.head(MOST_ROWS), columns, "Settings that the engine replaced silently", note)
+
+
+def every_cell(report: Report) -> Iterator[Block]:
+    """Every cell with its outcome, its reason and its log, folded by device, engine, model and workload."""
+    rates = report.tables.cells.groupby("cell_id")["output_tokens_per_s"].median()
+    for names, part in report.grid.groupby(["gpu", "engine", "model", "workload"], sort=False):
+        tally = ", ".join(
+            f"{count} {outcome_words(outcome)}" for outcome, count in part["outcome"].value_counts().items()
+        )
+        yield Fold(f"{' · '.join(map(str, names))}: {tally}", [_cell_lines(report, part, rates)])
+
+
+def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
+    rows = []
+    for cell in records(part):
+        log = report.link(report.cells / cell["cell_id"] / "raw" / "engine.log", "log")
+        log = log or report.link(report.log(cell["cell_id"]), "log")
+        ended = cell["outcome"] != "missing"
+        outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
+        rate = shown(rates.get(cell["cell_id"]))
+        rows.append([cell["knobs"], outcome, rate, shown(cell["reason"]), log or "no log"])
+    headings = ["Settings", "Outcome", "Output tokens per s (median)", "Reason", "Engine log"]
+    return Table("Cells", headings, rows, [False, False, True, False, False])
+
+
+SUBJECT = Subject(
+    id="cells",
+    title="Every cell",
+    lead="What became of each cell, with the reason if it failed. A failed cell is a result, never a zero.",
+    parts=[
+        FigurePart(
+            "grid_outcomes",
+            grid_outcomes,
+            {"cells": ["cell_id", "outcome"]},
+            Caption(
+                shows="The outcome of each cell, one tile per cell, in the order of the study. The sign in a tile says "
+                "the same as its colour. In studies with very many cells, bars count the outcomes instead.",
+                reading="Infeasible means that the engine cannot do what was asked; for example, it refuses a block "
+                "size. Timeouts, engine errors and invalid results (the cell ran, and a check failed) have signs of "
+                "their own. Missing cells have not run yet. The list below gives the reasons.",
+                not_shown="A failed cell has no throughput: it does not count as zero, and no average includes it.",
+            ),
+        ),
+        reasons,
+        not_as_asked,
+        every_cell,
+    ],
+    warnings=[unsuccessful],
+)

@@ -1,0 +1,34 @@
+"""Effects of the settings that have no section of their own, and of the model."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.sentences import EFFECT_COLUMNS, OWN_SECTION, pairs_that_differ_in, verdicts_of_others
+from workflow_scripts.present.subject import Subject, TablePart
+
+
+def models_compared(report: Report) -> Iterator[Block]:
+    """The effect of another model, or of the same model with weights of another type, at equal settings."""
+    yield pairs_that_differ_in(report, "model", "kv_cache_tokens", _room)
+
+
+def _room(cell: Mapping[str, Any]) -> str:
+    return f"Its KV cache holds {cell['kv_cache_tokens']:,.0f} tokens."
+
+
+SUBJECT = Subject(
+    id="settings",
+    title="Other settings",
+    lead="Pairs of cells that differ in only one other setting.",
+    parts=[
+        TablePart(
+            "effects",
+            {"knob": "Setting", **EFFECT_COLUMNS},
+            "Effects of other settings on output tokens per second",
+            lambda effects: effects[~effects["knob"].isin(OWN_SECTION) & (effects["comparison"] == "overall")],
+        )
+    ],
+    findings=[verdicts_of_others, models_compared],
+)

@@ -1,0 +1,199 @@
+"""Curves over time inside a few cells: memory, running sequences, KV cache in use."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.plot import Panel, Plot
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.series import cell_titles, repeats_of
+from workflow_scripts.present.style import COLOURS
+from workflow_scripts.present.subject import Caption, FigurePart, Subject
+
+MOST_CELLS = 6
+GIB = 2**30
+REPEAT_LINES = ("-", "--", ":")
+# A record of the scheduler says what ran in the step that ended at that time.
+DrawStyle = Literal["default", "steps-pre"]
+
+
+def memory_over_time(tables: Tables) -> Plot:
+    """Memory in use over the time of a repeat, in a few cells."""
+    rows = _rows_of_few_cells(tables, "trace")
+    column = next((c for c in ("memory_used_bytes", "process_memory_bytes") if rows[c].notna().any()), None)
+    if column is None:
+        raise MissingError("no sample of the device traces contains memory")
+    # A GPU's trace has the memory of the device, a CPU's trace that of the engine's processes.
+    rows["memory_gib"] = rows["memory_used_bytes"].fillna(rows["process_memory_bytes"]) / GIB
+    return Plot(
+        title="Memory in use over the time of a repeat",
+        alt=_peaks(rows, "memory_gib", "memory in use", "GiB"),
+        sources=["measured"],
+        panels=_panels(tables, rows, [("memory_gib", COLOURS[0])], "default"),
+        x_label="Time since the repeat began (s)",
+        y_label="Memory in use (GiB)",
+        handles=_repeat_handles(rows),
+        repeats=repeats_of(rows),
+        notes=_chosen(tables, rows),
+        panel_height_in=2.3,
+    )
+
+
+def sequences_over_time(tables: Tables) -> Plot:
+    """Running and waiting sequences over the time of a repeat, in a few cells."""
+    rows = _rows_of_few_cells(tables, "steps")
+    handles: list[Artist] = [
+        Line2D([], [], color=COLOURS[0], label="running"),
+        Line2D([], [], color=COLOURS[1], label="waiting"),
+    ]
+    return Plot(
+        title="Sequences running and waiting over the time of a repeat",
+        alt=_peaks(rows, "running", "sequences running", "sequences"),
+        sources=["measured"],
+        panels=_panels(tables, rows, [("running", COLOURS[0]), ("waiting", COLOURS[1])], "steps-pre"),
+        x_label="Time since the repeat began (s)",
+        y_label="Sequences",
+        handles=[*handles, *_repeat_handles(rows)],
+        repeats=repeats_of(rows),
+        notes=_chosen(tables, rows),
+        panel_height_in=2.3,
+    )
+
+
+def kv_cache_over_time(tables: Tables) -> Plot:
+    """Share of the KV blocks in use over the time of a repeat, in a few cells."""
+    rows = _rows_of_few_cells(tables, "steps")
+    rows = rows[rows["kv_cache_usage"].notna()]
+    if rows.empty:
+        raise MissingError("no engine reported how much of its KV cache is in use")
+    rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
+    return Plot(
+        title="KV cache in use over the time of a repeat",
+        alt=_peaks(rows, "kv_cache_pct", "KV blocks in use", "per cent"),
+        sources=["measured"],
+        panels=_panels(tables, rows, [("kv_cache_pct", COLOURS[2])], "steps-pre"),
+        x_label="Time since the repeat began (s)",
+        y_label="KV blocks in use (%)",
+        handles=_repeat_handles(rows),
+        repeats=repeats_of(rows),
+        notes=_chosen(tables, rows),
+        panel_height_in=2.3,
+    )
+
+
+def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
+    """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once,
+    then the one that may run the fewest."""
+    cells = tables.measured.drop_duplicates("cell_id").sort_values("max_concurrency_allowed", kind="stable")
+    ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
+    chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
+    return tables.facts(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
+
+
+def _panels(
+    tables: Tables, rows: pd.DataFrame, columns: Sequence[tuple[str, str]], drawstyle: DrawStyle
+) -> Sequence[Panel]:
+    cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id")
+    shown = cells.loc[list(dict.fromkeys(rows["cell_id"]))]
+    titles = cell_titles(shown, tables.knobs)
+    return [
+        Panel(titles[cell], partial(_draw, rows=part, columns=columns, drawstyle=drawstyle))
+        for cell, part in rows.groupby("cell_id", sort=False)
+    ]
+
+
+def _draw(ax: Axes, rows: pd.DataFrame, columns: Sequence[tuple[str, str]], drawstyle: DrawStyle) -> None:
+    for column, color in columns:
+        for i, (_, part) in enumerate(rows.groupby("repeat")):
+            style = REPEAT_LINES[i % len(REPEAT_LINES)]
+            ax.plot(
+                part["time_s"],
+                part[column],
+                color=color,
+                linestyle=style,
+                linewidth=1.2,
+                alpha=1 if i == 0 else 0.55,
+                drawstyle=drawstyle,
+            )
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, max(rows[column].max() for column, _ in columns) * 1.12 or 1)
+
+
+def _repeat_handles(rows: pd.DataFrame) -> list[Artist]:
+    repeats = sorted(int(repeat) for repeat in rows["repeat"].unique())[: len(REPEAT_LINES)]
+    return [Line2D([], [], color="#7d7d7d", linestyle=REPEAT_LINES[r], label=f"repeat {r}") for r in repeats]
+
+
+def _chosen(tables: Tables, rows: pd.DataFrame) -> list[str]:
+    shown, measured = rows["cell_id"].nunique(), tables.measured["cell_id"].nunique()
+    if shown == measured:
+        return []
+    return [
+        f"{shown} of {measured} measured cells are drawn: for each device and engine, those that may run the most and "
+        "the fewest sequences at once"
+    ]
+
+
+def _peaks(rows: pd.DataFrame, column: str, what: str, unit: str) -> str:
+    peaks = rows.groupby("cell_id")[column].max()
+    return f"Highest {what}, measured: " + "; ".join(f"{cell}: {peak:.3g} {unit}" for cell, peak in peaks.items()) + "."
+
+
+_CELLS = {"cells": ["cell_id", "max_concurrency_allowed"]}
+
+SUBJECT = Subject(
+    id="over-time",
+    title="Memory over time",
+    lead="What happens during a repeat.",
+    parts=[
+        FigurePart(
+            "memory_over_time",
+            memory_over_time,
+            _CELLS,
+            Caption(
+                shows="Memory in use over the time of a repeat, sampled in a few cells: for each device and engine, "
+                "those that may run the most and the fewest sequences at once. On a GPU it is the memory that the "
+                "device reports as used, on a CPU the resident memory of the engine's processes. Line styles are "
+                "repeats.",
+                reading="An engine that reserves its KV cache when it starts draws a level line, however many tokens "
+                "the cache holds. For an engine whose cache grows, the line rises with the tokens and falls when a "
+                "batch ends.",
+                not_shown="A level line near the top does not mean that the memory is needed. The figure of the KV "
+                "cache in use shows how much of the cache holds tokens.",
+            ),
+        ),
+        FigurePart(
+            "sequences_over_time",
+            sequences_over_time,
+            _CELLS,
+            Caption(
+                shows="Running and waiting sequences at every step of the scheduler, over the time of a repeat, for "
+                "the same cells as in the figure of memory over time.",
+                reading="If all requests are there from the beginning, the running sequences rise to the limit and "
+                "stay there while others wait. Once none waits, their number falls as the last requests end. During "
+                "the long tail on the right the device is not full.",
+                not_shown="A rate averaged over the whole repeat includes the start and this tail. It is lower than "
+                "the rate of a device that is kept full.",
+            ),
+        ),
+        FigurePart(
+            "kv_cache_over_time",
+            kv_cache_over_time,
+            _CELLS,
+            Caption(
+                shows="The share of the KV blocks that hold tokens, at every step of the scheduler, over the time of a "
+                "repeat, for the same cells as in the figure of memory over time.",
+                reading="At 100 %, new requests have to wait, or running requests are preempted and computed again. "
+                "Far below 100 %, the cache is larger than this workload needs, so neither its size nor the block "
+                "size can change the speed through it.",
+                not_shown="A block in use may be partly empty: the last block of a sequence usually is. The figure of "
+                "memory waste shows how much this is.",
+            ),
+        ),
+    ],
+)

@@ -1,0 +1,284 @@
+"""Predictions made before anything ran, beside measured and published values."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, plain_log_ticks, some_panels
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.style import COLOURS, INK, MUTED, Mark, marks
+from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+
+QUANTITY, TOTAL = "output_tokens_per_s", "total_tokens_per_s"
+# Values that are only predicted have hollow marks on a broken line; each workload of a panel has its own line.
+LINES: Sequence[Mapping[str, Any]] = [
+    {"color": COLOURS[i], "marker": marker, "markerfacecolor": "none", "linestyle": (0, dashes), "linewidth": 1.3}
+    for i, marker, dashes in ((1, "D", (5, 1.5)), (2, "^", (3, 1.2)), (3, "s", (1.5, 1)), (4, "v", (6, 1, 1, 1)))
+]
+MEASURED: Mapping[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "none"}
+PUBLISHED: Mapping[str, Any] = {"color": INK, "marker": "x", "linestyle": ":", "linewidth": 1.0}
+FLAGGED: Mapping[str, Any] = {
+    "color": INK,
+    "marker": "o",
+    "markersize": 11,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+}
+
+
+def predicted_beside_measured(tables: Tables) -> Plot:
+    """Measured output tokens per second by predicted ones, with the predicted band."""
+    table = tables.need("predictions")
+    rows = table[(table["quantity"] == QUANTITY) & table[["predicted", "measured"]].notna().all(axis=1)]
+    if rows.empty:
+        raise MissingError("no cell was both predicted and measured")
+    drawn_as = marks(tables.devices)
+    held_out = rows[~rows["fitted"].astype(bool)]
+    size = held_out["error_pct"].abs()
+    flagged = rows[rows["flagged"].astype(bool)]
+    handles: list[Artist] = mark_handles({gpu: drawn_as[gpu] for gpu in dict.fromkeys(rows["gpu"])})
+    for handle in handles:
+        handle.set(linestyle="none")
+    handles += [
+        Line2D([], [], color=MUTED, linewidth=1.2, label="measured equals predicted"),
+        Line2D([], [], color=MUTED, marker="|", label="band of the prediction"),
+    ]
+    if rows["fitted"].any():
+        handles.append(
+            Line2D([], [], color=MUTED, marker="o", markerfacecolor="none", linestyle="none", label="used for fitting")
+        )
+    if len(flagged):
+        handles.append(
+            Line2D(
+                [], [], color=INK, marker="o", markersize=11, markerfacecolor="none", linestyle="none", label="flagged"
+            )
+        )
+    return Plot(
+        title="Output tokens per second, measured against predicted",
+        alt=f"{len(rows)} cells. Predictions of the {len(held_out)} cells not used for fitting have a median error of "
+        f"{size.median():.3g} %; {len(flagged)} cells lie outside their band."
+        if len(held_out)
+        else f"{len(rows)} cells, all of them used for fitting; {len(flagged)} lie outside their band.",
+        sources=["measured", "predicted"],
+        panels=[Panel("", partial(_draw_scatter, rows=rows, drawn_as=drawn_as))],
+        x_label="Predicted output tokens per s",
+        y_label="Measured output tokens per s",
+        handles=handles,
+        repeats="the median of each cell's repeats",
+        panel_height_in=4.2,
+    )
+
+
+def _draw_scatter(ax: Axes, rows: pd.DataFrame, drawn_as: Mapping[str, Mark]) -> None:
+    ends = rows[["predicted", "low", "high", "measured"]].to_numpy()
+    low, high = ends.min() / 1.3, ends.max() * 1.3
+    ax.plot([low, high], [low, high], color=MUTED, linewidth=1.2, zorder=1)
+    for gpu, part in rows.groupby("gpu", sort=False):
+        mark = drawn_as[str(gpu)]
+        ax.hlines(part["measured"], part["low"], part["high"], color=mark.color, alpha=0.35, linewidth=1.2)
+        for fitted, some in part.groupby(part["fitted"].astype(bool)):
+            face = "none" if fitted else mark.color
+            how: dict[str, Any] = {
+                "marker": mark.marker,
+                "color": mark.color,
+                "markerfacecolor": face,
+                "linestyle": "none",
+            }
+            ax.plot(some["predicted"], some["measured"], **how)
+    flagged = rows[rows["flagged"].astype(bool)]
+    ax.plot(flagged["predicted"], flagged["measured"], **FLAGGED)
+    for axis, set_scale, set_limits in ((ax.xaxis, ax.set_xscale, ax.set_xlim), (ax.yaxis, ax.set_yscale, ax.set_ylim)):
+        set_scale("log")
+        set_limits(low, high)
+        plain_log_ticks(axis, low, high, most=7)
+
+
+def predicted_by_max_num_seqs(tables: Tables) -> Plot:
+    """Predicted total tokens per second by max-num-seqs, one panel per device, beside published values."""
+    table = tables.need("predictions")
+    cells = tables.cells.drop_duplicates("cell_id")
+    if "knob_max_num_seqs" not in cells:
+        raise MissingError("no cell sets max-num-seqs")
+    rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == "vllm")]
+    rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
+    lines = ["gpu", "model", "workload"]
+    rows = rows[rows.groupby(lines)["knob_max_num_seqs"].transform("nunique") > 1]
+    if rows.empty:
+        raise MissingError("no prediction over several values of max-num-seqs")
+    in_a_panel = rows["workload"].nunique() <= len(LINES)
+    keys = [key for key in lines if key == "gpu" or (rows[key].nunique() > 1 and (key == "model" or not in_a_panel))]
+    styles = {name: LINES[i if in_a_panel else 0] for i, name in enumerate(dict.fromkeys(rows["workload"]))}
+    groups = list(rows.groupby(keys, sort=False))
+    panels, notes = some_panels(
+        [Panel(" · ".join(map(str, names)), partial(_draw_sweep, part=part, styles=styles)) for names, part in groups],
+        "devices, models and workloads",
+    )
+    named = styles if in_a_panel else {"": LINES[0]}
+    known = [name for name in ("measured", "published") if rows[name].notna().any()]
+    handles = [
+        *(
+            Line2D([], [], label="predicted" + (f": {name}" if len(named) > 1 else "") + ", with its band", **style)
+            for name, style in named.items()
+        ),
+        *(Line2D([], [], label=name, **(MEASURED if name == "measured" else PUBLISHED)) for name in known),
+    ]
+    return Plot(
+        title="Total tokens (prompt and output) per second against max-num-seqs, as predicted",
+        alt="; ".join(_ends_in_words(names, part) for names, part in list(rows.groupby(lines, sort=False))[:8]) + ".",
+        sources=["predicted", *known],
+        panels=panels,
+        x_label="max-num-seqs (sequences)",
+        y_label="Total tokens per s",
+        handles=handles,
+        notes=[
+            *notes,
+            "if several cells of a line have the same max-num-seqs, a mark is their median",
+            *(["the sources do not say whether published rates include prompt tokens"] if "published" in known else []),
+        ],
+        panel_height_in=2.7,
+    )
+
+
+def _draw_sweep(ax: Axes, part: pd.DataFrame, styles: Mapping[str, Mapping[str, Any]]) -> None:
+    columns = ["predicted", "low", "high", "measured", "published"]
+    for workload, line in part.groupby("workload", sort=False):
+        style = styles[str(workload)]
+        by = line.groupby("knob_max_num_seqs")[columns].median()
+        ax.fill_between(by.index, by["low"], by["high"], color=style["color"], alpha=0.1, linewidth=0)
+        ax.plot(by.index, by["predicted"], **style)
+        ax.plot(by.index, by["measured"], **MEASURED)
+    published = part.groupby("knob_max_num_seqs")["published"].median().dropna()
+    if len(published):
+        ax.plot(published.index, published, **PUBLISHED)
+    log2_axis(ax, part["knob_max_num_seqs"].unique())
+    ax.set_yscale("log")
+    ends = part[columns]
+    low, high = ends.min().min() / 1.3, ends.max().max() * 1.3
+    ax.set_ylim(low, high)
+    plain_log_ticks(ax.yaxis, low, high, most=6)
+
+
+def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
+    by = part.groupby("knob_max_num_seqs")["predicted"].median()
+    what = ", ".join(map(str, names))
+    return f"{what}: {by.iloc[0]:,.0f} at {by.index[0]:g} and {by.iloc[-1]:,.0f} at {by.index[-1]:g} predicted"
+
+
+def prediction_findings(report: Report) -> Iterator[Block]:
+    """How accurate predictions were, which cells deserve attention, and published rates beyond their predicted band."""
+    table = report.tables.need("predictions", "quantity", "predicted", "measured", "flagged", "fitted", "published")
+    rows = table[table["quantity"] == QUANTITY]
+    found = [*_accuracy(rows), *_flags(rows), *_flat(table[table["quantity"] == TOTAL])]
+    if found:
+        yield Findings(found)
+
+
+def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
+    held_out = rows[rows["measured"].notna() & rows["predicted"].notna() & ~rows["fitted"].astype(bool)]
+    for (gpu, engine), part in held_out.groupby(["gpu", "engine"], sort=False):
+        size = part["error_pct"].abs()
+        kind = "good" if size.median() <= 10 else "neutral"
+        sentence = (
+            f"On {gpu}, the predicted output tokens per s of {len(part)} {engine} cells not used for fitting have an "
+            f"error of {size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."
+        )
+        yield Finding("prediction", sentence, kind)
+
+
+def _flags(rows: pd.DataFrame) -> Iterator[Finding]:
+    flagged = rows[rows["flagged"].astype(bool)]
+    if len(flagged):
+        first = records(flagged)[0]
+        sentence = (
+            f"{len(flagged)} of {len(rows)} cells are far from their prediction and deserve a look, for example "
+            f"{first['cell_id']}: {first['why']}."
+        )
+        yield Finding("flagged", sentence, "bad")
+
+
+def _flat(rows: pd.DataFrame) -> Iterator[Finding]:
+    """Devices whose published rate at the fewest sequences is beyond the prediction's band."""
+    known = rows[rows["published"].notna() & rows["predicted"].notna()].sort_values("predicted")
+    for gpu, part in known.groupby("gpu", sort=False):
+        slowest, fastest = records(part)[0], records(part)[-1]
+        if slowest["published"] > slowest["high"]:
+            sentence = (
+                f"{gpu}: the published rates with the fewest and the most sequences are nearly equal, "
+                f"{slowest['published']:,.0f} and {fastest['published']:,.0f} tokens per s. Predicted are "
+                f"{_with_band(slowest)} and {_with_band(fastest)} total tokens per s."
+            )
+            yield Finding("not flat", sentence, "bad")
+
+
+def _with_band(row: Mapping[str, Any]) -> str:
+    return f"{row['predicted']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
+
+
+SUBJECT = Subject(
+    id="predictions",
+    title="Predicted beside measured",
+    lead="What each cell should achieve according to its schedule and device, computed before it ran, and what it did.",
+    parts=[
+        prediction_findings,
+        FigurePart(
+            "predicted_beside_measured",
+            predicted_beside_measured,
+            {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged", "fitted"]},
+            Caption(
+                shows="Every cell that was predicted before it ran and then measured: the predicted value to the "
+                "right, the measured value upwards. The bar through a mark is the band of the prediction.",
+                reading="Marks on the line came out as predicted, and marks above it were faster. If a bar does not "
+                "reach the line, the cell missed its band; it has a ring and deserves a look. Hollow marks are cells "
+                "that the device's constants were fitted to, so they do not show how well others are predicted. Both "
+                "axes are logarithmic.",
+                not_shown="Constants that were fitted on the same machine, model and engine predict similar cells; "
+                "other models have the default band. The steps of a cell follow from the schedule, but their "
+                "durations come from three constants per device.",
+            ),
+        ),
+        FigurePart(
+            "predicted_by_max_num_seqs",
+            predicted_by_max_num_seqs,
+            {"predictions": ["cell_id", "quantity", "predicted", "low", "high", "measured", "published"]},
+            Caption(
+                shows="What each device should deliver when more sequences may run at once, from the schedule of the "
+                "study's own requests and from the device's rates. Broken lines with hollow marks are predicted, with "
+                "the band of the prediction around them. Filled dots are measured, and crosses are published by "
+                "others.",
+                reading="A step reads all weights once for all sequences in it. So the first sequences cost almost "
+                "nothing, and the line rises in proportion until arithmetic, KV memory or the number of prompts bends "
+                "it. Published rates above the band at one sequence would need more bytes per second than the device "
+                "has.",
+                not_shown="For a device without calibration, rates are shares of its data sheet that held for other "
+                "devices. The height of such a line is less certain than its shape.",
+            ),
+        ),
+        TablePart(
+            "predictions",
+            {
+                **CELL,
+                "predicted": "Predicted output tokens per s",
+                "low": "Band from",
+                "high": "Band to",
+                "measured": "Measured output tokens per s",
+                "error_pct": "Error (%)",
+                "fitted": "Used for fitting",
+                "flagged": "Deserves a look",
+                "running_peak_predicted": "Sequences at once, predicted",
+                "running_peak_measured": "Sequences at once, measured",
+                "speed_source": "Source of the device's speed",
+            },
+            "Output tokens per second of every cell, predicted and measured",
+            lambda predictions: predictions[
+                (predictions["quantity"] == "output_tokens_per_s") & predictions["predicted"].notna()
+            ],
+        ),
+    ],
+)

@@ -1,0 +1,91 @@
+"""Prefix caching: what it gains, and what the cache found."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.plot import Plot
+from workflow_scripts.present.ratio_plot import labelled, plot_ratios
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in
+from workflow_scripts.present.series import without_shared
+from workflow_scripts.present.style import marks
+from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+
+
+def prefix_caching(tables: Tables) -> Plot:
+    """Ratio of output tokens per second with prefix caching to those without, one dot per pair of cells."""
+    effects = tables.need("effects")
+    pairs = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
+    if pairs.empty:
+        raise MissingError("no two measured cells differ only in prefix caching")
+    rows = pairs.assign(held=without_shared(pairs["held"]), name=pairs["gpu"], panel=pairs["workload"])
+    rows = labelled(rows, ["engine", "model"], "held")
+    return plot_ratios(
+        rows,
+        marks(tables.devices),
+        title="Speed-up by prefix caching: output tokens per second with it over without",
+        panels_are="workloads",
+        repeats=("repeats", "baseline_repeats"),
+    )
+
+
+def gains_and_hits(report: Report) -> Iterator[Block]:
+    """The effect of the prefix cache on each workload, and its hits."""
+    yield pairs_that_differ_in(report, "enable_prefix_caching", "prefix_cache_hit_rate", _found_in_cache)
+
+
+def _found_in_cache(cell: Mapping[str, Any]) -> str:
+    return (
+        f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache, which saved "
+        f"{cell['prefix_cache_saved_pct']:.3g} % of all tokens from being computed."
+    )
+
+
+def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
+    """First repeats with a prefix cache; engines have one by default, so it must have had hits or have been varied."""
+    knob = cells.get("knob_enable_prefix_caching", pd.Series(dtype=object))
+    if not (cells["prefix_cache_hits"] > 0).any() and knob.nunique() < 2:
+        raise MissingError("no prefix cache found anything, and the study does not turn it on and off")
+    return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)]
+
+
+SUBJECT = Subject(
+    id="prefix-caching",
+    title="Prefix caching",
+    lead="The same requests with and without reusing the keys and values of prompts that begin alike.",
+    parts=[
+        FigurePart(
+            "prefix_caching",
+            prefix_caching,
+            {"effects": ["knob", "comparison", "ratio", "held"]},
+            Caption(
+                shows="Output tokens per second with prefix caching, divided by those without, for pairs of cells that "
+                "differ in nothing else. The line through a dot is the 95 % interval of the ratio over the repeats.",
+                reading="To the right of 1, prefix caching made the engine faster. An interval that contains 1 leaves "
+                "open whether it changed anything. Workloads whose prompts share no beginning are the control: their "
+                "ratio should be 1, and what it falls below 1 is the cost of searching the cache.",
+                not_shown="The gain holds for these prompt and output lengths and this share of common beginnings. It "
+                "is not a constant of the engine: longer shared prefixes and shorter outputs gain more.",
+            ),
+        ),
+        effects_of("enable_prefix_caching"),
+        TablePart(
+            "cells",
+            {
+                **CELL,
+                "num_requests": "Requests",
+                "requests_with_prefix_hits": "Requests with hits",
+                "prefix_cache_hit_rate": "Share of tokens found",
+                "prefix_cache_hit_rate_predicted": "Share of tokens found, predicted",
+                "prefix_cache_saved_pct": "Tokens not computed (%)",
+            },
+            "What the prefix cache found in the first repeat of each cell",
+            first_repeats_with_cache,
+        ),
+    ],
+    findings=[gains_and_hits],
+)

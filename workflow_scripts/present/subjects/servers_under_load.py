@@ -1,0 +1,329 @@
+"""Servers under load: latency and throughput by request rate or users, and which load was too high."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.blocks import Block, Finding, Findings
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.series import repeats_of, series_labels, setting
+from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
+from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+
+# The column that sets the load, in the order of the search -> its name.
+LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
+LATENCIES: Mapping[str, tuple[LineStyle, str]] = {
+    "ttft_s_p50": ("-", "TTFT, median"),
+    "ttft_s_p99": ((0, (5, 1.5)), "TTFT, 99th percentile"),
+    "tpot_s_p50": ((0, (1, 1.2)), "TPOT, median"),
+}
+RATES: Mapping[str, tuple[LineStyle, str]] = {
+    "requests_per_s": ("-", "answered"),
+    "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
+}
+OFFERED: LineStyle = (0, (1, 1.2))
+# Words that differ from the table's: a server that was limited only by the load has kept up with it.
+LIMITED: Mapping[str, str] = {"load": "kept up", "unknown": "too short to say"}
+SATURATED_LABEL = "more load than the server sustains"
+MOST_SERIES = 6
+_NEEDS = {"serving": ["cell_id", "repeat", *LOADS, *LATENCIES, *RATES, "saturated"]}
+_COLUMNS = {
+    "gpu": "Device",
+    "model": "Model",
+    "workload": "Workload",
+    "engine": "Engine",
+    "endpoint": "Server",
+    "knobs": "Settings and load",
+    "load": "Kind of load",
+    "request_rate_per_s": "Requests sent per s",
+    "users": "Users",
+    "requests_per_s": "Requests answered per s",
+    "output_tokens_per_s": "Output tokens per s",
+    "ttft_s_p50": "TTFT, median (s)",
+    "ttft_s_p99": "TTFT, 99th percentile (s)",
+    "itl_s_p50": "Inter-token latency, median (s)",
+    "tpot_s_p50": "TPOT, median (s)",
+    "e2e_s_p99": "End-to-end latency, 99th percentile (s)",
+    "goodput_requests_per_s": "Goodput (requests per s)",
+    "running_peak": "Maximum of sequences at once (server)",
+    "in_flight_peak": "Maximum of requests at once (client)",
+    "memory_utilization": "Device memory in use (share)",
+    "kv_cache_usage_peak": "KV cache in use, peak (share)",
+    "preemptions": "Preemptions",
+    "saturated": "Load too high",
+    "limited_by": "Limited by",
+}
+
+
+def serving_latency(tables: Tables) -> Plot:
+    """Time to the first token and per further token by load, one panel per device, workload and kind of load."""
+    return _plot(tables, LATENCIES, "Latency of served requests against load", "Seconds")
+
+
+def serving_throughput(tables: Tables) -> Plot:
+    """Requests answered, and requests within the SLO, by load."""
+    return _plot(tables, RATES, "Throughput and goodput against load", "Requests per s", offered=True)
+
+
+def _plot(
+    tables: Tables, columns: Mapping[str, tuple[LineStyle, str]], title: str, y_label: str, offered: bool = False
+) -> Plot:
+    rows = _rows(tables)
+    known = {name: style for name, style in columns.items() if rows[name].gt(0).any()}
+    groups = _groups(rows)
+    low = min(float(rows.loc[rows[name] > 0, name].min()) for name in known)
+    high = max(float(rows[name].max()) for name in known)
+    if offered:
+        high = max(high, float(rows.loc[rows["axis"] == "request_rate_per_s", "x"].max(skipna=True) or 0))
+    colours = marks(dict.fromkeys(label for _, part in groups for label in part["series"]))
+    drawn = [
+        Panel(head, partial(_draw, rows=part, columns=known, colours=colours, limits=(low, high), offered=offered))
+        for head, part in groups
+    ]
+    panels, notes = some_panels(drawn, "combinations of device, workload and kind of load")
+    if any(part["series"].nunique() > MOST_SERIES for _, part in rows.groupby(list(_PANEL))):
+        notes = [*notes, f"at most {MOST_SERIES} settings per panel have a line; the table holds all"]
+    return Plot(
+        title=title,
+        alt=_in_words(groups, known, title),
+        sources=sorted(rows["source"].unique()),
+        panels=panels,
+        x_label="Load (logarithmic)",
+        y_label=y_label,
+        handles=_handles(colours, known, rows, offered),
+        repeats=repeats_of(rows),
+        notes=notes,
+    )
+
+
+def _rows(tables: Tables) -> pd.DataFrame:
+    """Repeats that count, with their load as `x`, its kind as `axis`, and what distinguishes series."""
+    serving = tables.need("serving")
+    load = [f"knob_{name}" for name in LOADS]
+    knobs = [name for name in tables.knobs if name not in load]
+    counted = tables.measured.drop_duplicates("cell_id")[["cell_id", *knobs]]
+    rows = serving.merge(counted, on="cell_id")
+    rows = rows[rows["ramp_to_per_s"].isna()]
+    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    rows = rows[rows["x"].notna()]
+    rows = rows[rows.groupby(list(_PANEL))["x"].transform("nunique") >= 2]
+    if rows.empty:
+        raise MissingError("no server was measured at two request rates or numbers of users")
+    rows["series"] = _series(rows, knobs)
+    return rows
+
+
+_PANEL = ("gpu", "model", "workload", "axis")
+
+
+def _series(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
+    server = rows["engine"].where(rows["endpoint"].isna(), rows["endpoint"])
+    others = [name for name in knobs if name != "knob_endpoint"]
+    # Each server has its own knobs, so settings are compared only within one server.
+    settings = pd.concat([series_labels(of_server, others) for _, of_server in rows.groupby(server)])[rows.index]
+    # If the load is a rate, the number of users is a cap, and therefore a setting.
+    capped = (rows["axis"] != "users") & rows["users"].notna()
+    cap = rows["users"].map(lambda users: setting("knob_users", users)).where(capped, "")
+    return pd.Series(
+        [", ".join(filter(None, texts)) for texts in zip(server, settings, cap, strict=True)], index=rows.index
+    )
+
+
+def _groups(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    told_apart = [name for name in _PANEL[:3] if rows[name].nunique() > 1] or ["model", "workload"]
+    groups = []
+    for _, part in rows.groupby(list(_PANEL), sort=False):
+        names = list(dict.fromkeys(part["series"]))
+        kept = part[part["series"].isin(names[:MOST_SERIES])]
+        axis = LOADS[str(part["axis"].iloc[0])]
+        groups.append((" · ".join([*part[told_apart].iloc[0], f"against {axis}"]), kept))
+    return sorted(groups, key=lambda group: -group[1]["cell_id"].nunique())
+
+
+def _draw(
+    ax: Axes,
+    rows: pd.DataFrame,
+    columns: Mapping[str, tuple[LineStyle, str]],
+    colours: Mapping[str, Mark],
+    limits: tuple[float, float],
+    offered: bool,
+) -> None:
+    for label, part in rows.groupby("series", sort=False):
+        mark = colours[str(label)]
+        for name, (style, _) in columns.items():
+            known = part[part[name] > 0]
+            at = known.groupby("x")[name].agg(["median", "min", "max"])
+            ax.vlines(at.index, at["min"], at["max"], color=mark.color, linewidth=1.2, alpha=0.6)
+            ax.plot(at.index, at["median"], color=mark.color, marker=mark.marker, linestyle=style)
+            if len(at) == 1:
+                # A single load makes no line; a short stroke in its style shows which quantity the mark is.
+                ax.hlines(at["median"], at.index / 1.2, at.index * 1.2, color=mark.color, linestyle=style)
+            over = at.loc[at.index.isin(known.loc[known["saturated"].eq(True), "x"]), "median"]
+            ax.scatter(over.index, over, s=120, facecolors="none", edgecolors=INK, zorder=3, clip_on=False)
+    loads = sorted(rows["x"].unique())
+    log2_axis(ax, loads)
+    ratio_axis(ax, *limits)
+    if offered and rows["axis"].iloc[0] == "request_rate_per_s":
+        ax.plot(loads, loads, color=MUTED, linestyle=OFFERED, linewidth=1.2)
+
+
+def _handles(
+    colours: Mapping[str, Mark], columns: Mapping[str, tuple[LineStyle, str]], rows: pd.DataFrame, offered: bool
+) -> list[Artist]:
+    handles = mark_handles(colours)
+    handles += [Line2D([], [], color=INK, linestyle=style, label=name) for style, name in columns.values()]
+    if offered and rows["axis"].eq("request_rate_per_s").any():
+        handles.append(Line2D([], [], color=MUTED, linestyle=OFFERED, label="arrived"))
+    if rows["saturated"].eq(True).any():
+        handles.append(
+            Line2D([], [], color=INK, linestyle="none", marker="o", markerfacecolor="none", label=SATURATED_LABEL)
+        )
+    return handles
+
+
+def _in_words(
+    groups: Sequence[tuple[str, pd.DataFrame]], columns: Mapping[str, tuple[LineStyle, str]], title: str
+) -> str:
+    sentences = [f"{title}, measured."]
+    for head, rows in groups[:6]:
+        for label, part in rows.groupby("series", sort=False):
+            for name, (_, called) in columns.items():
+                at = part.groupby("x")[name].median().dropna()
+                if len(at):
+                    sentences.append(
+                        f"{head}, {label}: {called} {at.iloc[0]:,.4g} at {at.index[0]:g}, {at.iloc[-1]:,.4g} at "
+                        f"{at.index[-1]:g}."
+                    )
+    return " ".join(sentences)
+
+
+MOST_FINDINGS = 8
+
+
+def sustained(report: Report) -> Iterator[Block]:
+    """For each server and setting the two loads that enclose its maximum sustained load, and what users see there."""
+    loads = {f"knob_{load}" for load in (*LOADS, "ramp_to_per_s")}
+    knobs = [name for name in report.tables.knobs if name not in loads]
+    cells = report.tables.cells.drop_duplicates("cell_id")[["cell_id", *knobs]]
+    rows = report.tables.need("serving_summary", "saturated", "limited_by", *LOADS).merge(cells, on="cell_id")
+    rows["axis"] = rows["request_rate_per_s"].notna().map({True: "request_rate_per_s", False: "users"})
+    rows["x"] = rows["request_rate_per_s"].fillna(rows["users"]).astype(float)
+    # If the client was the limit, nothing is known about the server.
+    rows = rows[rows["x"].notna() & ~rows["limited_by"].str.contains("client|users")]
+    if rows.empty:
+        raise MissingError("no server was measured at a load that the client could send")
+    rows["series"] = _series(rows, knobs)
+    groups = rows.groupby([*_PANEL, "series", rows["ramp_to_per_s"].notna()], sort=False)
+    findings = [_most_sustained(part.sort_values("x", kind="stable")) for _, part in groups]
+    note = f"{MOST_FINDINGS} of {len(findings)}; the table serving_summary holds all."
+    yield Findings(findings[:MOST_FINDINGS], note if len(findings) > MOST_FINDINGS else "")
+
+
+def _most_sustained(rows: pd.DataFrame) -> Finding:
+    """The finding for one server and setting; rows are ordered from the lowest load to the highest."""
+    first, last = records(rows)[0], records(rows)[-1]
+    place = ", ".join([first["gpu"], first["model"], first["workload"], first["series"]])
+    if pd.notna(first["ramp_to_per_s"]):
+        ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
+        return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}. {first['explanation']}")
+    if first["axis"] == "users":
+        at = [
+            f"with {row['x']:g} user{'s' if row['x'] > 1 else ''} {_users_see(row)}"
+            for row in ([first, last] if len(rows) > 1 else [first])
+        ]
+        return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
+    # A run that is too short to decide counts as neither.
+    over = rows[rows["saturated"].eq(True)].head(1)
+    below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
+    if over.empty and below.empty:
+        return Finding("not known", f"{place}: {first['explanation']}")
+    told = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
+    told += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
+    low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
+    verdict = f"sustains {low}, not {high} requests/s" if low and high else f"not {high} requests/s"
+    verdict = verdict if high else f"sustains {low} requests/s"
+    return Finding(verdict, f"{place}: {'; '.join(told)}.")
+
+
+def _users_see(row: Mapping[str, Any]) -> str:
+    """
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
+    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
+    """
+    return (
+        f"it answered {row['requests_per_s']:.3g} requests/s, with a TTFT of {row['ttft_s_p50']:.3g} s in the "
+        f"median and {row['ttft_s_p99']:.3g} s at the 99th percentile"
+    )
+
+
+def load_findings(report: Report) -> Iterator[Block]:
+    """What limited each load, in the words of the table; warnings come first."""
+    rows = report.tables.need("serving_summary")
+    warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
+    rows = pd.concat([rows[warned], rows[~warned]])
+    findings = [_finding(row) for row in records(rows.head(MOST_FINDINGS))]
+    yield Findings(findings, f"{len(findings)} of {len(rows)} loads; the table below holds all.")
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    server = row["engine"] if pd.isna(row["endpoint"]) else row["endpoint"]
+    place = ", ".join([row["gpu"], row["model"], row["workload"], f"{server} ({row['knobs']})"])
+    if row["saturated"] is True:
+        verdict, tone = "saturated", "bad"
+    else:
+        verdict, tone = LIMITED.get(row["limited_by"], f"limited by {row['limited_by']}"), "neutral"
+        tone = "bad" if "client" in row["limited_by"] else tone
+    return Finding(verdict, f"{place}: {row['explanation']}", tone)
+
+
+SUBJECT = Subject(
+    id="serving",
+    title="Serving",
+    lead="Servers under load: how many requests they answer, how long these take, and which load is too high.",
+    parts=[
+        load_findings,
+        FigurePart(
+            "serving_latency",
+            serving_latency,
+            _NEEDS,
+            Caption(
+                shows="Latency of requests to a server against the load, one line per server and setting. The load is "
+                "a request rate (requests arrive whatever the server does) or a number of users (each sends the next "
+                "request when the last one is answered). Time to the first token counts from the scheduled arrival of "
+                "a request, even if the client sent it later. A mark is the median of a cell's repeats, and its bar "
+                "spans the lowest to the highest. A setting with only one load has short strokes instead of lines.",
+                reading="Both axes are logarithmic. Where a line turns up steeply, the load is more than the server "
+                "sustains, and requests wait. A ring marks loads at which the queue grew until the last arrival. "
+                "Latency beyond that point depends on the length of the run, not on the server.",
+                not_shown="Latency is different with other lengths of prompts and answers, or with another client. If "
+                "the client was the limit, the findings above the figure say so.",
+            ),
+        ),
+        FigurePart(
+            "serving_throughput",
+            serving_throughput,
+            _NEEDS,
+            Caption(
+                shows="Requests answered per second against the load, one line per server and setting, and those of "
+                "them that met every latency target of the study (goodput). The grey dotted line is the load that "
+                "arrived. A mark is the median of a cell's repeats, and its bar spans the lowest to the highest.",
+                reading="As long as the answered requests follow the arrivals, the server keeps up. Where they fall "
+                "behind, the server has reached its maximum; a ring marks loads at which the queue grew until the last "
+                "arrival. Goodput usually falls earlier.",
+                not_shown="A repeat includes the time after the last arrival, in which the server works off the rest, "
+                "so in a short run the line lies slightly below the arrivals even if the server keeps up. A goodput of "
+                "zero cannot be drawn on a logarithmic axis; the table has it.",
+            ),
+        ),
+        TablePart("serving_summary", _COLUMNS, "Servers side by side, one row per load"),
+    ],
+    findings=[sustained],
+)

@@ -1,0 +1,46 @@
+"""Speculative decoding: what drafting tokens ahead changed, and how many drafts were accepted."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in
+from workflow_scripts.present.subject import CELL, Subject, TablePart
+
+
+def gains_and_drafts(report: Report) -> Iterator[Block]:
+    """The effect of speculative decoding, and how many drafted tokens were accepted."""
+    yield pairs_that_differ_in(report, "num_speculative_tokens", "draft_acceptance_rate", _accepted)
+
+
+def _accepted(cell: Mapping[str, Any]) -> str:
+    return (
+        f"{100 * cell['draft_acceptance_rate']:.3g} % of the {cell['draft_tokens']:g} tokens drafted in a repeat were "
+        f"accepted; a step with drafts gave a sequence {cell['tokens_per_draft_mean']:.3g} tokens on average."
+    )
+
+
+SUBJECT = Subject(
+    id="speculation",
+    title="Speculative decoding",
+    lead="Tokens are drafted ahead, from repeated text or by a small model, and the model checks them in one step.",
+    parts=[
+        effects_of("num_speculative_tokens"),
+        TablePart(
+            "cells",
+            {
+                **CELL,
+                "repeat": "Repeat",
+                "draft_tokens": "Drafted tokens",
+                "accepted_draft_tokens": "Accepted tokens",
+                "draft_acceptance_rate": "Share accepted",
+                "tokens_per_draft_mean": "Tokens per sequence and step with drafts",
+                "output_tokens_per_s": "Output tokens per s",
+            },
+            "How many drafted tokens were accepted in each repeat",
+            lambda cells: cells[cells["draft_tokens"] > 0],
+        ),
+    ],
+    findings=[gains_and_drafts],
+)

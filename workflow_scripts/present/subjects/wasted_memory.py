@@ -1,0 +1,143 @@
+"""How much of the memory reserved for keys and values held no token."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.series import repeats_of
+from workflow_scripts.present.style import COLOURS, LineStyle
+from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+
+
+class Layout(NamedTuple):
+    """How a layout of KV memory is drawn, and its name."""
+
+    label: str
+    color: str
+    style: LineStyle
+
+
+PAGED, WHATIF = "paged", "block_size_whatif"
+# Layouts without blocks: one horizontal line each. Solid lines are measured, broken lines predicted.
+LEVEL: Mapping[str, Layout] = {
+    "contiguous_max_model_len": Layout("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
+    "contiguous_request_length": Layout("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
+    "padded_batch": Layout("padded static batch (predicted)", COLOURS[4], (0, (5, 1.5))),
+    "hf_dynamic_cache": Layout("HF dynamic cache (measured)", COLOURS[2], "-"),
+    "hf_static_cache": Layout("HF static cache (measured)", COLOURS[7], "-"),
+}
+
+
+def waste_by_block_size(tables: Tables) -> Plot:
+    """Share of the reserved KV memory that held no token, by block size, beside other layouts."""
+    waste = tables.need("waste")
+    cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
+    rows = waste.merge(cells, on="cell_id")
+    if rows.empty:
+        raise MissingError("the table waste holds none of the study's cells")
+    keys = [key for key in ("model", "workload") if rows[key].nunique() > 1] or ["workload"]
+    groups = sorted(rows.groupby(keys, sort=False), key=lambda item: -item[1]["cell_id"].nunique())
+    panels, notes = some_panels(
+        [Panel(" · ".join(map(str, names)), partial(_draw_waste, rows=part)) for names, part in groups],
+        "models and workloads",
+    )
+    layouts = set(rows["layout"])
+    handles: list[Artist] = []
+    if PAGED in layouts:
+        handles.append(Line2D([], [], color=COLOURS[0], marker="o", linestyle="none", label="paged (measured)"))
+    if WHATIF in layouts:
+        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", label="paged, other sizes (predicted)"))
+    handles += [
+        Line2D([], [], color=layout.color, linestyle=layout.style, label=layout.label)
+        for name, layout in LEVEL.items()
+        if name in layouts
+    ]
+    medians = rows[rows["layout"] == PAGED].groupby([*keys, "block_size"])["waste_pct"].median().reset_index()
+    return Plot(
+        title="KV memory that holds no token, against the block size",
+        alt="Share of KV memory that held no token, measured: "
+        + "; ".join(
+            f"{', '.join(row[key] for key in keys)}, blocks of {row['block_size']:g} tokens: {row['waste_pct']:.3g} %"
+            for row in records(medians)
+        )
+        + ".",
+        sources=sorted(rows["source"].unique()),
+        panels=panels,
+        x_label="Block size (tokens)",
+        y_label="KV memory without tokens (%)",
+        handles=handles,
+        repeats=repeats_of(rows),
+        notes=[
+            *notes,
+            "marks and lines are medians over all cells and repeats of a panel, bars and bands the range",
+        ],
+        panel_height_in=3.0,
+    )
+
+
+def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
+    for layout, part in rows.groupby("layout", sort=False):
+        if layout in LEVEL:
+            drawn = LEVEL[str(layout)]
+            ax.axhline(part["waste_pct"].median(), color=drawn.color, linestyle=drawn.style, linewidth=1.3)
+            continue
+        at = part.groupby("block_size")["waste_pct"].agg(["median", "min", "max"])
+        if layout == WHATIF:
+            ax.fill_between(at.index, at["min"], at["max"], color=COLOURS[0], alpha=0.12, linewidth=0)
+            ax.plot(at.index, at["median"], color=COLOURS[0], linestyle=":")
+        else:
+            ax.vlines(at.index, at["min"], at["max"], color=COLOURS[0], linewidth=1.5)
+            ax.plot(at.index, at["median"], color=COLOURS[0], marker="o", linestyle="none")
+    sizes = rows.loc[rows["layout"].isin([PAGED, WHATIF]), "block_size"].dropna().unique()
+    if len(sizes):
+        log2_axis(ax, sizes)
+    ax.set_ylim(0, 100)
+
+
+SUBJECT = Subject(
+    id="waste",
+    title="Memory waste by block size",
+    lead="How much of the memory reserved for keys and values held no token.",
+    parts=[
+        FigurePart(
+            "waste_by_block_size",
+            waste_by_block_size,
+            {"waste": ["cell_id", "repeat", "layout", "block_size", "waste_pct", "source"]},
+            Caption(
+                shows="The share of the memory reserved for keys and values that held no token, over the time of a "
+                "repeat, against the block size. Dots are the layout that the engine had. All other layouts are "
+                "computed for the same requests at the same times: other block sizes, one contiguous stretch per "
+                "request, and padded static batches. For HuggingFace, its own caches were measured. Marks and lines "
+                "are medians over all cells and repeats of a panel; bars and bands are the range.",
+                reading="With blocks, only the end of each sequence's last block is empty. So the share grows with the "
+                "block size, and it is large if sequences are short. A contiguous stretch of max-model-len wastes "
+                "whatever a request does not use.",
+                not_shown="Wasted memory costs speed only if it keeps requests waiting. A small share with tiny blocks "
+                "is no reason to choose them: kernels read larger blocks with less effort, and engines refuse some "
+                "sizes.",
+            ),
+        ),
+        TablePart(
+            "waste",
+            {
+                "cell_id": "Cell",
+                "repeat": "Repeat",
+                "layout": "Layout",
+                "block_size": "Block size",
+                "waste_pct": "Memory without tokens (%)",
+                "wasted_slots_per_sequence": "Empty slots per sequence",
+                "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
+                "source": "Source",
+            },
+            "Waste in the layouts that engines had",
+            lambda waste: waste[waste["source"] == "measured"],
+        ),
+    ],
+)

@@ -1,0 +1,184 @@
+"""What was run on what: counts of cells, devices and engines."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
+from workflow_scripts.present.blocks import (
+    Block,
+    Definitions,
+    Finding,
+    Findings,
+    Fold,
+    Table,
+    Text,
+    outcome_words,
+    shown,
+    table_of,
+)
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.style import OUTCOMES
+from workflow_scripts.present.subject import Subject
+from workflow_scripts.study.definition import resolved_models
+
+
+def counts(report: Report) -> Iterator[Block]:
+    """How many cells were asked for, and how many had each outcome."""
+    grid, study = report.grid, report.study
+    outcomes = grid["outcome"].value_counts()
+    became = ", ".join(f"{outcomes[o]} {outcome_words(o)}" for o in OUTCOMES if o in outcomes)
+    yield Text(
+        f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
+        f"settings. The study asks for {study.repeats} timed repeat{'s' if study.repeats > 1 else ''} of each, after a "
+        "warm-up."
+    )
+    names = {
+        "Devices": "gpu",
+        "Engines": "engine",
+        "Models": "model",
+        "Workloads": "workload",
+    }
+    rows = [[heading, ", ".join(dict.fromkeys(grid[column]))] for heading, column in names.items()]
+    rows += [[knob.removeprefix("knob_"), ", ".join(sorted_values(grid[knob]))] for knob in report.tables.knobs]
+    yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
+
+
+def sorted_values(column: pd.Series) -> list[str]:
+    """Each value of a knob once, in order."""
+    return [shown(value).replace(",", "") for value in sorted(column.dropna().unique())]
+
+
+def devices(report: Report) -> Iterator[Block]:
+    """The devices with the values from their data sheets."""
+    catalogue = load_gpus()
+    named = [(str(gpu), cells) for gpu, cells in report.grid.groupby("gpu", sort=False) if gpu in catalogue]
+    measured = _measured_rates(report)
+    rows = []
+    for gpu, cells in named:
+        entry = catalogue[gpu]
+        flop = max((entry.dense_flop_per_s or {}).items(), key=lambda item: item[0] == "bf16", default=(None, None))
+        rows.append(
+            {
+                "gpu": gpu,
+                "title": entry.title,
+                "cells": len(cells),
+                "found": _all_of(report.tables.cells, gpu, "device_name"),
+                "memory_gb": entry.memory_bytes and entry.memory_bytes / 1e9,
+                "bandwidth_gb_per_s": entry.memory_bandwidth_bytes_per_s and entry.memory_bandwidth_bytes_per_s / 1e9,
+                "tflop_per_s": flop[1] and flop[1] / 1e12,
+                "flop_dtype": flop[0],
+                "tdp_w": entry.tdp_w,
+                "measured_gb_per_s": measured["memory_bandwidth_bytes_per_s"].get(gpu, np.nan) / 1e9,
+                "measured_tflop_per_s": measured["flop_per_s"].get(gpu, np.nan) / 1e12,
+            }
+        )
+    columns = {
+        "gpu": "Device",
+        "title": "Description",
+        "cells": "Cells",
+        "found": "Name that it reports",
+        "memory_gb": "Memory (GB)",
+        "bandwidth_gb_per_s": "Memory bandwidth (GB/s)",
+        "tflop_per_s": "Dense matrix rate (TFLOP/s)",
+        "flop_dtype": "Type of the matrix rate",
+        "tdp_w": "Power limit (W)",
+        "measured_gb_per_s": "Memory bandwidth, measured (GB/s)",
+        "measured_tflop_per_s": "Matrix rate, measured (TFLOP/s)",
+    }
+    yield table_of(
+        pd.DataFrame(rows),
+        columns,
+        "Devices, with data-sheet numbers unless a column says measured",
+    )
+    sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values()))) for gpu, _ in named]
+    yield Fold("Sources of the data-sheet numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
+
+
+def _measured_rates(report: Report) -> pd.DataFrame:
+    """Rates of each device as this study measured them, by device."""
+    columns = ["memory_bandwidth_bytes_per_s", "flop_per_s"]
+    limits = report.tables.get("limits")
+    if limits is None:
+        return pd.DataFrame(columns=columns)
+    of_cells = limits[limits["rates"] == "measured"].merge(report.grid[["cell_id", "gpu"]], on="cell_id")
+    return of_cells.groupby("gpu")[columns].first()
+
+
+def _all_of(cells: pd.DataFrame, gpu: Any, column: str) -> str:
+    return ", ".join(cells.loc[cells["gpu"] == gpu, column].dropna().unique())
+
+
+def engines(report: Report) -> Iterator[Block]:
+    """Engines with their versions."""
+    cells = report.tables.cells
+    found = cells.groupby("engine", sort=False).agg(
+        versions=("engine_version", _each_once),
+        backends=("attention_backend", _each_once),
+        cells=("cell_id", "nunique"),
+    )
+    yield table_of(
+        found.reset_index(),
+        {"engine": "Engine", "versions": "Version", "backends": "Attention backend", "cells": "Cells"},
+        "Engines that ran",
+    )
+
+
+def _each_once(values: pd.Series) -> str | None:
+    return ", ".join(sorted(map(str, values.dropna().unique()))) or None
+
+
+def remote_code(report: Report) -> Iterator[Block]:
+    """Which models ran Python code from their repositories, if the study allows it."""
+    models = resolved_models(report.study)
+    trusted = {name: model for name, model in models.items() if model.trust_remote_code}
+    if trusted:
+        named = ", ".join(f"{name} ({m.hub_repo} at {m.revision})" for name, m in trusted.items())
+        sentence = (
+            f"The study sets trust_remote_code, so engines ran Python code from the repositories of {named}. This "
+            "pipeline does not check that code, and it could do anything that the measuring account may do."
+        )
+        yield Findings([Finding("remote code", sentence, "bad")])
+
+
+def simulated(report: Report) -> Iterator[Block]:
+    """Which devices were simulated, so that nobody mistakes their numbers for those of a GPU."""
+    cells = report.tables.need("cells", "source")
+    pretended = cells.loc[cells["source"] == "simulated", "gpu"].unique()
+    if len(pretended):
+        sentence = (
+            f"No number of {', '.join(pretended)} is a measurement of a GPU. The engine ran on a CPU, and power, "
+            "energy, clocks, temperature and memory are made up to test this pipeline."
+        )
+        yield Findings([Finding("simulated", sentence, "bad")])
+
+
+def native_types(report: Report) -> Iterator[Block]:
+    """The type in which models were computed if the device decides it."""
+    cells = report.tables.cells
+    if not {"dtype", "device_name"} <= set(cells):
+        return
+    native = [name for name, model in readable_models().items() if model.dtype == "native"]
+    known = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
+    findings = []
+    for (device, dtype), rows in known.groupby(["device_name", "dtype"], sort=False):
+        models = " and ".join(rows["model"].unique())
+        why = (
+            "this processor would have to emulate smaller types"
+            if dtype == "float32"
+            else "this processor supports that type natively"
+        )
+        findings.append(Finding(str(dtype), f"On {device}, {models} was computed in {dtype}: {why}."))
+    if findings:
+        yield Findings(findings)
+
+
+SUBJECT = Subject(
+    id="runs",
+    title="What was run on what",
+    lead="The cells of the study, the devices and the engines.",
+    parts=[counts, devices, engines],
+    warnings=[simulated, remote_code, native_types],
+)

@@ -1,0 +1,159 @@
+"""Where and with what the cells were measured, and what disturbed them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.device.device_check import FAULTS
+from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown, table_of
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError
+from workflow_scripts.present.subject import MOST_ROWS, Subject
+from workflow_scripts.workloads.warmup import TOLERANCE
+
+NOISY_PCT = 5.0
+# Maximum number of cells in a sentence; a table has all of them.
+MOST_NAMED = 3
+
+
+def slowed_gpus(report: Report) -> Iterator[Block]:
+    """Whether heat or power limits slowed GPUs down while cells were timed."""
+    cells = report.tables.need("cells", "cell_id", "throttle_reasons")
+    known, slowed = cells[cells["throttle_reasons"].notna()], slowed_repeats(cells)
+    if len(slowed):
+        sentence = (
+            f"In {slowed['cell_id'].nunique()} of {known['cell_id'].nunique()} cells whose GPU reports it, heat or the "
+            "power supply slowed a GPU down during timing; their rates are too low. The section Provenance names them."
+        )
+        yield Findings([Finding("slowed GPU", sentence, "bad")])
+
+
+def slowed_cells(report: Report) -> Iterator[Block]:
+    """Repeats in which a GPU was slowed down, with the reasons."""
+    slowed = slowed_repeats(report.tables.need("cells", "cell_id", "repeat", "throttle_reasons"))
+    columns = {"cell_id": "Cell", "repeat": "Repeat", "throttle_reasons": "Reasons (NVML)"}
+    if len(slowed):
+        repeats = table_of(slowed.head(MOST_ROWS), columns, "Why the clocks of a GPU were reduced")
+        yield Fold(f"Repeats in which a GPU was slowed down: {len(slowed)}", [repeats])
+
+
+def slowed_repeats(cells: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `cells` in which heat or the power supply slowed a GPU down."""
+    reasons = cells["throttle_reasons"].fillna("").str.split(",")
+    return cells[[not set(FAULTS).isdisjoint(named) for named in reasons]]
+
+
+def load_warning(report: Report) -> Iterator[Block]:
+    """Whether other processes used the host while cells were timed."""
+    load, noisy = host_load(report)
+    if noisy.empty:
+        finding = Finding("quiet host", f"In no cell did others use more than {NOISY_PCT:g} % of the CPU.", "good")
+    else:
+        sentence = (
+            f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes used more than "
+            f"{NOISY_PCT:g} % of the CPU; their rates may be too low, and their intervals are wide. The section "
+            "Provenance names them."
+        )
+        finding = Finding("loaded host", sentence, "bad")
+    yield Findings([finding])
+
+
+def unsteady_cells(report: Report) -> Iterator[Block]:
+    """Cells that were timed although no two consecutive warm-up passes had taken equally long."""
+    report.tables.need("cells", "warmup_steady")
+    cells = report.tables.cells.drop_duplicates("cell_id")
+    cells = cells[cells["warmup_steady"].notna()]
+    unsteady = cells[~cells["warmup_steady"].astype(bool)]
+    if len(unsteady):
+        some = ", ".join(unsteady["cell_id"].head(MOST_NAMED)) + (", ..." if len(unsteady) > MOST_NAMED else "")
+        sentence = (
+            f"In {len(unsteady)} of {len(cells)} measured cells the last two passes of the warm-up differed by more "
+            f"than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their intervals are "
+            f"wide: {some}. The column warmup_steady of the table cells names all of them."
+        )
+        yield Findings([Finding("not steady", sentence, "bad")])
+
+
+def loaded_cells(report: Report) -> Iterator[Block]:
+    """Cells during which other processes used the host."""
+    _, noisy = host_load(report)
+    columns = {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"}
+    if len(noisy):
+        cells = table_of(noisy.head(MOST_ROWS), columns, "CPU used by others while the cell was timed")
+        yield Fold(f"Cells on a loaded host: {len(noisy)}", [cells])
+
+
+def host_load(report: Report) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The highest load by other processes in each measured cell, and the cells where it was above `NOISY_PCT`."""
+    load = report.tables.cells.groupby("cell_id", sort=False)[["cpu_steal_pct", "cpu_others_pct"]].max()
+    load = load.dropna(how="all").reset_index()
+    if load.empty:
+        raise MissingError("no cell recorded how busy its host was")
+    noisy = (load[["cpu_steal_pct", "cpu_others_pct"]] > NOISY_PCT).any(axis=1)
+    return load, load[noisy]
+
+
+def provenance(report: Report) -> Iterator[Block]:
+    """Hosts, devices, commits, locks, protocol and times of the measurements; versions as the cells recorded them."""
+    cells = report.tables.cells
+    started = cells["started_at"].dropna() if "started_at" in cells else pd.Series(dtype=object)
+    rows = [
+        [heading, ", ".join(map(str, cells[column].dropna().unique()))]
+        for column, heading in {
+            "host": "Hosts",
+            "device_uuid": "Devices (UUID)",
+            "git_commit": "Commits of the pipeline",
+            "protocol": "Protocol versions",
+            "source": "Source of the numbers",
+        }.items()
+        if column in cells and cells[column].notna().any()
+    ]
+    if len(started):
+        rows.append(["First and last repeat started", f"{started.min()} and {started.max()}"])
+    yield Table("Where the numbers come from", ["What", "Values"], rows, [False, False])
+    yield _measured_where(cells)
+    records = report.outcome_records
+    if not records:
+        yield Absent("versions", "no outcome.json of a cell was found")
+    for record in records:
+        yield Fold(f"Recorded with {record['cell_id']}", [_flat_table(record["provenance"])])
+
+
+def _measured_where(cells: pd.DataFrame) -> Table:
+    """Cells by device, host, engine, protocol and lock: shows what was merged from clusters or measured again."""
+    places = {
+        "gpu": "Device",
+        "host": "Host",
+        "processor": "Processor",
+        "engine_version": "Engine",
+        "protocol": "Protocol version",
+        "lock_sha256": "Lock (SHA-256)",
+    }
+    measured = cells[cells["outcome"] != "missing"].reindex(columns=[*places, "cell_id"])
+    counts = measured.groupby(list(places), dropna=False, sort=False)["cell_id"].nunique()
+    rows = [
+        [*map(shown, place), shown(lock)[:12], str(count)]
+        for *place, lock, count in counts.reset_index().itertuples(index=False, name=None)
+    ]
+    note = "Cells with different locks, processors or protocol versions are not compared with each other."
+    return Table("Cells by where they were measured", [*places.values(), "Cells"], rows, [False] * 6 + [True], note)
+
+
+def _flat_table(record: dict[str, Any]) -> Table:
+    rows: list[list[str]] = []
+    for name, value in record.items():
+        if isinstance(value, dict):
+            rows += [[f"{name}: {part}", str(item)] for part, item in value.items()]
+        else:
+            rows.append([name, shown(value)])
+    return Table("Provenance", ["What", "Value"], rows, [False, False])
+
+
+SUBJECT = Subject(
+    id="provenance",
+    title="Provenance",
+    lead="Where, when and with what the numbers were measured.",
+    parts=[load_warning, loaded_cells, slowed_cells, provenance],
+    warnings=[load_warning, slowed_gpus, unsteady_cells],
+)

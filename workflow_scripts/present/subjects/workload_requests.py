@@ -1,0 +1,217 @@
+"""What the engines were asked: the workloads, and the lengths and arrivals of the requests that really ran."""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from workflow_scripts.common.files import read_json
+from workflow_scripts.present.blocks import Absent, Block, shown, table_of
+from workflow_scripts.present.plot import Panel, Plot, plain_log_ticks, some_panels
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.series import cell_titles, evenly
+from workflow_scripts.present.style import COLOURS, LineStyle
+from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.workloads.workload_kinds import LengthDistribution
+
+# Column of the requests -> name, colour and line.
+LENGTHS: dict[str, tuple[str, str, LineStyle]] = {
+    "prompt_tokens": ("prompt tokens", COLOURS[0], "-"),
+    "output_tokens": ("output tokens", COLOURS[1], (0, (4, 1.5))),
+}
+MOST_CELLS = 6
+# If all requests are submitted at once, this takes less than this share of the repeat.
+AT_ONCE = 0.05
+
+
+def workload_lengths(tables: Tables) -> Plot:
+    """Prompt and output lengths of each workload, as cumulative share of its requests by number of tokens."""
+    groups = list(_workloads(tables))
+    tokens = pd.concat([rows[list(LENGTHS)] for _, rows in groups]).to_numpy(dtype=float)
+    limits = max(tokens.min(), 1) / 1.3, tokens.max() * 1.3
+    panels, notes = some_panels(
+        [Panel(title, partial(_draw_lengths, rows=rows, limits=limits)) for title, rows in groups], "workloads"
+    )
+    return Plot(
+        title="Lengths of the requests of each workload",
+        alt="Median tokens, measured: "
+        + "; ".join(
+            f"{title}: {rows['prompt_tokens'].median():g} prompt and {rows['output_tokens'].median():g} output tokens"
+            f" in {len(rows)} requests"
+            for title, rows in groups
+        )
+        + ".",
+        sources=["measured"],
+        panels=panels,
+        x_label="Tokens in the request",
+        y_label="Share of requests with at most so many",
+        handles=[Line2D([], [], color=color, linestyle=style, label=label) for label, color, style in LENGTHS.values()],
+        notes=[
+            *notes,
+            "requests are those of the cell that served the most of a workload; other cells served the first of them",
+        ],
+        panel_height_in=2.3,
+    )
+
+
+def workload_arrivals(tables: Tables) -> Plot:
+    """Number of arrived requests over the time of a repeat, in cells where they did not all arrive at once."""
+    cells = tables.measured.drop_duplicates("cell_id").set_index("cell_id")
+    requests = _requests(tables, cells.index)
+    ends_s = requests.groupby("cell_id")[["queued_s", "last_token_s"]].max()
+    ends_s = ends_s[ends_s["queued_s"] > AT_ONCE * ends_s["last_token_s"]]
+    if ends_s.empty:
+        raise MissingError("in every cell all requests were submitted at once")
+    arriving = cells.loc[ends_s.index]
+    arriving["per_s"] = requests.groupby("cell_id").size() / ends_s["queued_s"]
+    of_each = max(2, MOST_CELLS // arriving["workload"].nunique())
+    shown = evenly(arriving, ["workload"], "per_s", of_each).head(MOST_CELLS).sort_values("per_s")
+    titles = cell_titles(shown, tables.knobs)
+    times_s = {cell: rows["queued_s"].sort_values() for cell, rows in requests.groupby("cell_id")}
+    notes = ["the first repeat of each cell"]
+    if len(shown) < len(arriving):
+        notes.append(f"{len(shown)} of {len(arriving)} cells are drawn, from the slowest to the fastest arrivals")
+    return Plot(
+        title="Arrivals of requests over the time of a repeat",
+        alt="Requests per second, measured: "
+        + "; ".join(f"{cell}: {per_s:.3g}" for cell, per_s in shown["per_s"].items())
+        + ".",
+        sources=["measured"],
+        panels=[Panel(titles[cell], partial(_draw_arrivals, times_s=times_s[cell])) for cell in shown.index],
+        x_label="Time since the repeat began (s)",
+        y_label="Requests arrived",
+        notes=notes,
+        panel_height_in=2.3,
+    )
+
+
+def _workloads(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Each workload with its requests; several times if models' tokenizers give its texts different lengths."""
+    cells = tables.measured.drop_duplicates("cell_id").sort_values("num_requests", ascending=False, kind="stable")
+    largest = cells.drop_duplicates(["model", "workload"])
+    requests = _requests(tables, largest["cell_id"]).merge(largest[["cell_id", "model", "workload"]], on="cell_id")
+    for workload, rows in requests.groupby("workload", sort=False):
+        versions = {_lengths(of_model): (model, of_model) for model, of_model in rows.groupby("model", sort=False)}
+        for model, of_model in versions.values():
+            yield str(workload) if len(versions) == 1 else f"{workload} · {model}", of_model
+
+
+def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
+    return tuple(rows[list(LENGTHS)].to_numpy(dtype=int).ravel())
+
+
+def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
+    """Requests of the first repeat of each cell."""
+    rows = tables.facts("requests", cell_ids)
+    return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
+
+
+def _draw_lengths(ax: Axes, rows: pd.DataFrame, limits: tuple[float, float]) -> None:
+    for column, (_, color, style) in LENGTHS.items():
+        ax.ecdf(rows[column], color=color, linestyle=style)
+    ax.set_xscale("log")
+    ax.set_xlim(*limits)
+    plain_log_ticks(ax.xaxis, *limits, most=6)
+    ax.set_ylim(0, 1.03)
+    ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
+
+
+def _draw_arrivals(ax: Axes, times_s: pd.Series) -> None:
+    count = np.arange(1, len(times_s) + 1)
+    ax.plot(times_s, count, color=COLOURS[0], drawstyle="steps-post", linewidth=1.2)
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, len(times_s) * 1.05)
+
+
+def workloads(report: Report) -> Iterator[Block]:
+    """Workloads: what the study asks for, and the real requests."""
+    rows = []
+    made = list(_manifests(report))
+    for name, workload in report.study.workloads.items():
+        manifest = next((m for m in made if m["workload"] == name), None)
+        rows.append(
+            {
+                "workload": name,
+                "asked": workload.kind,
+                "kind": manifest and manifest["kind"],
+                "source": manifest and manifest.get("source"),
+                "requests": workload.num_prompts if manifest is None else manifest["num_requests"],
+                "alike": manifest and manifest["requests_with_prefix"],
+                "prompt": _length(manifest, "prompt_tokens", getattr(workload, "prompt_tokens", None)),
+                "output": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
+            }
+        )
+    columns = {
+        "workload": "Workload",
+        "asked": "Kind in the study",
+        "kind": "Kind that was made",
+        "source": "Made from",
+        "requests": "Requests (maximum of a cell)",
+        "alike": "Requests that share text",
+        "prompt": "Prompt tokens",
+        "output": "Output tokens",
+    }
+    yield table_of(pd.DataFrame(rows), columns, "Workloads with the lengths of their requests")
+    if not made:
+        yield Absent(
+            "requests as made",
+            "there is no workload.json below prepared/workloads, so lengths are those of the study file",
+        )
+
+
+def _manifests(report: Report) -> Iterator[dict[str, Any]]:
+    for path in sorted(report.prepared.glob("workloads/**/workload.json")):
+        yield read_json(path)
+
+
+def _length(manifest: dict[str, Any] | None, field: str, asked: Any) -> str | None:
+    if manifest is not None:
+        found = manifest[field]
+        return f"{shown(found['min'])} to {shown(found['max'])}, median {shown(found['median'])}"
+    if isinstance(asked, LengthDistribution):
+        return f"{asked.minimum} to {asked.maximum}, median about {asked.median:g}"
+    return None if asked is None else str(asked)
+
+
+SUBJECT = Subject(
+    id="workloads",
+    title="Workloads",
+    lead="The requests that the engines had to answer: how long they are, and when they arrive.",
+    parts=[
+        workloads,
+        FigurePart(
+            "workload_lengths",
+            workload_lengths,
+            {"cells": ["cell_id", "num_requests"]},
+            Caption(
+                shows="Prompt and output lengths of the requests of each workload, as the engine counted them: the "
+                "share of requests with at most so many tokens. The axis of tokens is logarithmic.",
+                reading="A line that rises at one place is a fixed length; the wider its rise, the more the lengths "
+                "vary. If the line of output tokens lies to the right of that of prompt tokens, most of the time goes "
+                "into decoding.",
+                not_shown="The figure does not show whether long prompts have long answers, nor what prompts have in "
+                "common.",
+            ),
+        ),
+        FigurePart(
+            "workload_arrivals",
+            workload_arrivals,
+            {"cells": ["cell_id", "workload"]},
+            Caption(
+                shows="The number of requests that had arrived at the engine over the time of a repeat, for a few "
+                "cells whose requests do not all arrive at once: for each workload, those with the slowest and the "
+                "fastest arrivals.",
+                reading="A straight line is a steady rate, and its slope is the number of requests per second. Steps "
+                "are bursts. A line that bends is that of users who wait for an answer before they ask again.",
+                not_shown="The figure does not show whether the engine kept up. The latencies and the figure of "
+                "waiting sequences do.",
+            ),
+        ),
+    ],
+)
