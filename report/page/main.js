@@ -1,5 +1,7 @@
 // The page with a script: views beside the report, each drawn when it is first opened. Without this the page is complete.
-import { changeAddress, parseAddress, showAddress } from "./address.js";
+import { parseAddress } from "./address.js";
+import { showAudit } from "./audit.js";
+import { showCalculator } from "./calculator.js";
 import { store } from "./data.js";
 import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
@@ -9,6 +11,8 @@ import { makeSortable, openFoldsForPrint } from "./static.js";
 const VIEWS = [
   { id: "report", name: "Report" },
   { id: "explore", name: "Explore", show: showExplore },
+  { id: "calculator", name: "Calculator", show: showCalculator },
+  { id: "audit", name: "Audit", show: showAudit },
 ];
 const tabs = new Map();
 const panels = new Map();

@@ -1,14 +1,20 @@
 """Modules of the page's script, run in a real browser beside the Python code that they must agree with."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.browser import Tab
+from workflow_scripts.analyse.audit import AuditError, Workload, audit_table, ceiling, find_columns
+from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.page_script import joined
 from workflow_scripts.present.report import REPORT
 
@@ -104,3 +110,199 @@ def test_shared_blocks_count_once(run: Run) -> None:
 def test_phases_of_a_request_that_lack_a_time_are_left_out(run: Run) -> None:
     request = {"queued_s": 0, "scheduled_s": 0.5, "first_token_s": 1, "last_token_s": None}
     assert run("timeline.js", f"m.phasesOf({json.dumps(request)})") == [["waiting", 0, 0.5], ["prefill", 0.5, 1]]
+
+
+# Each formula with ranges of its arguments, in the order of both languages; integers where Python needs them.
+FORMULAS: dict[str, list[tuple[float, float]]] = {
+    "bytes_per_block": [(1, 256), (1, 1e6)],
+    "kv_cache_bytes": [(1e9, 2e11), (0.1, 1), (1e8, 1e11), (0, 1e10), (0, 1e9), (0, 1e9)],
+    "num_blocks": [(-1e9, 1e11), (1e3, 1e7)],
+    "max_concurrency": [(0, 1e6), (1, 256), (1, 131072)],
+    "expected_slots_wasted_per_sequence": [(1, 256)],
+    "step_time_min_s": [(1, 1e11), (1, 1e15), (1e9, 1e13), (1e12, 1e16)],
+    "prefill_flops": [(1e6, 1e11), (1e6, 1e9), (1, 1e5), (1, 1e6)],
+    "decode_step_flops": [(1e6, 1e11), (1, 1024), (0, 1e6), (1, 1e6)],
+    "request_time_min_s": [
+        (1, 512),
+        (1, 1e4),
+        (1, 1e4),
+        (1e8, 1e11),
+        (1e3, 1e6),
+        (1e9, 1e15),
+        (1e11, 1e13),
+        (1e12, 1e16),
+    ],
+    "total_tokens_per_s_ceiling": [(1, 1e4), (1, 1e4), (1e-4, 1e3)],
+    "output_tokens_per_s_ceiling": [
+        (1, 512),
+        (1e8, 1e11),
+        (1e11, 1e13),
+        (0, 1e4),
+        (1e3, 1e6),
+        (1e9, 1e12),
+        (1e12, 1e16),
+    ],
+}
+BY_NAME = {
+    "output_tokens_per_s_ceiling": ("kv_tokens_per_sequence", "bytes_per_token", "flops_per_token", "flop_per_s"),
+}
+
+
+def test_formulas_agree_with_those_of_the_pipeline(run: Run) -> None:
+    """5,500 random inputs, evaluated at once; whole numbers for blocks, tokens and sequences."""
+    chance = random.Random(11)
+    calls = [
+        (
+            name,
+            [
+                float(round(chance.uniform(*ends))) if ends[1] > 1 and ends[0] in (0, 1) else chance.uniform(*ends)
+                for ends in ranges
+            ],
+        )
+        for name, ranges in FORMULAS.items()
+        for _ in range(500)
+    ]
+    here = run("formulas.js", f"{json.dumps(calls)}.map(([name, values]) => m[name](...values))")
+    for (name, values), found in zip(calls, here, strict=True):
+        named = BY_NAME.get(name, ())
+        plain = values[: len(values) - len(named)]
+        expected = getattr(formulas, name)(*plain, **dict(zip(named, values[len(plain) :], strict=True)))
+        assert found == pytest.approx(expected, rel=1e-12), (name, values)
+
+
+def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device(run: Run) -> None:
+    """Each model on each device with random settings: 3,000 ceilings at once."""
+    chance, known, gpus = random.Random(5), catalog(), load_gpus()
+    calls = [
+        {
+            "model": chance.choice(known["models"])["name"],
+            "device": chance.choice(known["devices"])["name"],
+            "most": chance.choice([1, 4, 16, 64, 256, 1024]),
+            "workload": {"prompt": chance.randint(1, 4000), "output": chance.randint(1, 2000)},
+            "settings": {
+                "utilization": chance.choice([0.5, 0.9, 1.0]),
+                "kv": chance.choice(["auto", "fp8"]),
+                "quantization": chance.choice(["", "awq", "fp8"]),
+            },
+        }
+        for _ in range(3000)
+    ]
+    script = """(catalog, calls) => calls.map((c) => {
+      const model = catalog.models.find((one) => one.name === c.model);
+      if (!(c.settings.quantization in model.weights)) return "quantized already";
+      return m.ceiling(model, catalog.devices.find((one) => one.name === c.device), c.most, c.workload, c.settings);
+    })"""
+    here = run("verdicts.js", f"({script})({json.dumps(known)}, {json.dumps(calls)})")
+    assert sum(isinstance(one, dict) for one in here) > 1000
+    for call, found in zip(calls, here, strict=True):
+        if found == "quantized already":
+            continue
+        model, settings = get_model(call["model"]), call["settings"]
+        facts = read_model_facts(model.config, model.fixed_dtype, settings["quantization"] or None)
+        workload = Workload(call["workload"]["prompt"], call["workload"]["output"])
+        highest = ceiling(facts, gpus[call["device"]], call["most"], workload, settings["utilization"], settings["kv"])
+        if highest is None:
+            assert found is None, call
+            continue
+        assert found["limit"] == highest.limit, call
+        assert found["total"] == pytest.approx(highest.total_tokens_per_s, rel=1e-9), call
+        assert found["output"] == pytest.approx(highest.output_tokens_per_s, rel=1e-9), call
+
+
+def test_names_of_columns_and_devices_are_found_as_by_the_audit(run: Run) -> None:
+    rates = [
+        "Output tok/s",
+        "throughput",
+        "tokens_per_s",
+        "TPS",
+        "req/s",
+        "tok/s per watt",
+        "latency ms",
+        "tokens per second",
+        "tokenss",
+    ]
+    gpus = ["GPU", "device", "gpu_type", "card"]
+    lists = [[gpu, *(rates[i:j])] for gpu in gpus for i in range(len(rates)) for j in range(i, len(rates) + 1)]
+    script = """(names) => {
+      try {
+        const found = m.findColumns(names);
+        return [found.gpu, found.throughput, found.sequences, found.countsOutputOnly];
+      } catch { return null; }
+    }"""
+    here = run("verdicts.js", f"{json.dumps(lists)}.map({script})")
+
+    def of_audit(names: list[str]) -> list[Any] | None:
+        try:
+            found = find_columns(names)
+        except AuditError:
+            return None
+        return [found.gpu, found.throughput, found.sequences, found.counts_output_only]
+
+    assert here == [of_audit(names) for names in lists]
+    written = ["H200", "NVIDIA H200", "a100 pcie", "A100-SXM4-80GB", "L40S", "RTX 9", "mi300x", " h100  sxm "]
+
+    def resolved(name: str) -> list[str]:
+        try:
+            return [gpu.name for gpu in resolve(name)]
+        except CatalogError:
+            return []
+
+    found = run(
+        "verdicts.js",
+        f"{json.dumps(written)}.map((n) => m.resolve(n, {json.dumps(catalog()['devices'])}).map((d) => d.name))",
+    )
+    assert found == [resolved(name) for name in written]
+
+
+def test_a_pasted_table_gets_the_verdicts_of_the_audit(run: Run) -> None:
+    rows = [
+        *(["H200", "1", "310"], ["H200", "1", "~4,500"], ["RTX 9", "1", "5"], ["L40S", "x", "5"], ["L40S", "8", "n/a"])
+    ]
+    names = ["GPU", "max-num-seqs", "Output tok/s"]
+    pasted = "\n".join(f"| {' | '.join(row)} |" for row in (names, ["---", "--:", "---"], *rows))
+    script = f"""(() => {{
+      const known = {json.dumps(catalog())};
+      const model = known.models.find((one) => one.name === "llama-3.1-8b-instruct");
+      return m.audit(m.parseTable({json.dumps(pasted)}), model, known.devices, {{prompt: 200, output: 200}});
+    }})()"""
+    here = run("verdicts.js", script)
+    model = get_model("llama-3.1-8b-instruct")
+    table = pd.DataFrame(rows, columns=names)
+    there = audit_table(table, read_model_facts(model.config, model.fixed_dtype), Workload(200, 200))
+    assert [row["verdict"] for row in here] == list(there["verdict"]) == [*("possible", "impossible"), *["unknown"] * 3]
+    for row, expected in zip(here, there["predicted_ceiling_tokens_per_s"], strict=True):
+        assert (row["ceiling"] is None) == math.isnan(expected)
+        assert row["ceiling"] is None or row["ceiling"] == pytest.approx(expected)
+    quoted = 'GPU,"tok/s, output"\nH200,"1,200"'
+    assert run("verdicts.js", f"m.parseTable({json.dumps(quoted)})") == [{"GPU": "H200", "tok/s, output": "1,200"}]
+
+
+def test_the_calculator_counts_blocks_as_the_formulas_do(run: Run) -> None:
+    """Qwen2-7B on 80 GB with 4 GB for the rest, in blocks of 16 tokens."""
+    model = next(one for one in catalog()["models"] if one["name"] == "qwen2-7b")
+    device = {
+        "memory_bytes": 80e9,
+        "memory_bandwidth_bytes_per_s": 2e12,
+        "highest_flop_per_s": 3e14,
+        "flop_per_s": {"bfloat16": 3e14},
+    }
+    given = {
+        "model": model,
+        "device": device,
+        "quantization": "",
+        "kv": "auto",
+        "utilization": 0.9,
+        "blockSize": 16,
+        "length": 4096,
+    }
+    found = run("calculator.js", f"m.capacity({json.dumps({**given, 'overhead': 4e9, 'sequences': 64})})")
+    free = formulas.kv_cache_bytes(80e9, 0.9, model["weights"][""]["weight_bytes"], 4e9)
+    blocks = formulas.num_blocks(free, formulas.bytes_per_block(16, 57344))
+    assert (found["perToken"], found["blocks"], found["tokens"]) == (57344, blocks, 16 * blocks)
+    assert found["requests"] == pytest.approx(formulas.max_concurrency(blocks, 16, 4096))
+    assert found["sequences"] == 64
+    assert found["rate"] == pytest.approx(
+        formulas.output_tokens_per_s_ceiling(
+            64, model["weights"][""]["decode_weight_bytes"], 2e12, kv_tokens_per_sequence=4096, bytes_per_token=57344
+        )
+    )

@@ -146,6 +146,31 @@ def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab: Tab, rep
     assert any(event["ph"] == "C" and event["name"] == "running" for event in events)
 
 
+def test_the_calculator_and_the_audit_compute_in_the_page(tab: Tab, report: Path) -> None:
+    tab.open(report, "#view=calculator&model=llama-3.1-8b-instruct&device=h200&block=32")
+    tab.wait("document.querySelector('#view-calculator dl')")
+    told = tab.evaluate("document.querySelector('#view-calculator dl').innerText")
+    assert "One block of 32 tokens holds\n\n4 MiB" in told or "One block of 32 tokens holds\n4 MiB" in told
+    zero = "(box) => { box.value = 0; box.dispatchEvent(new Event('input')); }"
+    tab.evaluate(f"({zero})(document.querySelector('#view-calculator input'))")
+    assert "needs a number in its range" in tab.evaluate(
+        "document.querySelector('#view-calculator [role=status]').textContent"
+    )
+    tab.evaluate("document.querySelector('#tab-audit').click()")
+    tab.wait("document.querySelector('#view-audit table')")
+    verdicts = "document.querySelector('#view-audit [role=status]').textContent"
+    assert tab.evaluate(verdicts) == "1 impossible, 2 possible, 0 unknown."
+    paste = """(text) => {
+      document.querySelector('textarea').value = text;
+      document.querySelector('textarea').dispatchEvent(new Event('input'));
+    }"""
+    tab.evaluate(f"({paste})({json.dumps(f'GPU,tok/s{chr(10)}{SCRIPT},1')})")
+    assert tab.evaluate(verdicts) == "0 impossible, 0 possible, 1 unknown."
+    assert SCRIPT in tab.evaluate("document.querySelector('#view-audit table').textContent")
+    tab.evaluate(f"({paste})('nothing')")
+    assert tab.evaluate(verdicts).startswith("Paste a table with a line of column names")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_views_fit_the_window(tab: Tab, report: Path, width: int, dark: bool) -> None:

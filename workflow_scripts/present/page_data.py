@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.series import setting
 from workflow_scripts.present.setting_words import knobs_that_differ, settings_in_words
@@ -75,6 +76,7 @@ class PageData(TypedDict):
     limits: Columns
     predictions: Columns
     intervals: Columns
+    catalog: dict[str, Any]
 
 
 def page_data(report: Report, study_file: Path) -> PageData:
@@ -105,6 +107,7 @@ def page_data(report: Report, study_file: Path) -> PageData:
         "limits": columns_of(_limits(report, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
         "intervals": columns_of(_intervals(report, place), ["cell", "measure", "value", "low", "high", "n"]),
+        "catalog": catalog(),
     }
 
 

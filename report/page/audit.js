@@ -1,0 +1,60 @@
+// The view Audit: paste a published table and see which of its numbers the hardware allows.
+import { el, tableOf } from "./dom.js";
+import { WEIGHTS } from "./calculator.js";
+import { choiceInput, numberInput } from "./inputs.js";
+import { audit, findColumns, parseTable } from "./verdicts.js";
+import { number } from "./words.js";
+
+const EXAMPLE = "GPU, max-num-seqs, Output tok/s\nH200, 1, 310\nH200, 1, 450\nL40S, 64, 2100";
+
+export function showAudit(panel, { catalog }) {
+  const out = el("div");
+  const text = el("textarea", { rows: 8, "aria-label": "Published table", spellcheck: "false", oninput: () => update() });
+  text.value = EXAMPLE;
+  const update = () => {
+    try {
+      const [prompt, output, share, seqs] = [inputs.prompt, inputs.output, inputs.share, inputs.seqs].map((input) => input.value());
+      if ([prompt, output, share, seqs].includes(null)) throw new Error("Each field needs a number in its range.");
+      const model = catalog.models.find(({ name }) => name === inputs.model.value());
+      const quantization = inputs.weights.value() in model.weights ? inputs.weights.value() : "";
+      const rows = parseTable(text.value);
+      const columns = findColumns(Object.keys(rows[0]));
+      const verdicts = audit(rows, model, catalog.devices, { prompt, output }, { utilization: share / 100, sequences: seqs, quantization });
+      const count = (verdict) => verdicts.filter((row) => row.verdict === verdict).length;
+      const tone = { possible: "good", impossible: "bad", unknown: "" };
+      out.replaceChildren(
+        el("p", { role: "status" }, `${count("impossible")} impossible, ${count("possible")} possible, ${count("unknown")} unknown.`),
+        tableOf(
+          "Verdicts",
+          ["Verdict", columns.gpu, ...(columns.sequences ? [columns.sequences] : []), columns.throughput, "Ceiling (tokens/s)", "Why"],
+          verdicts.map((row, i) => [
+            el("span", { class: `verdict ${tone[row.verdict]}` }, row.verdict),
+            rows[i][columns.gpu],
+            ...(columns.sequences ? [rows[i][columns.sequences]] : []),
+            rows[i][columns.throughput],
+            number(row.ceiling),
+            row.reason,
+          ]),
+        ),
+      );
+    } catch (error) {
+      out.replaceChildren(el("p", { class: "absent", role: "status" }, error.message));
+    }
+  };
+  const inputs = {
+    model: choiceInput("Model", "model", catalog.models.map(({ name }) => [name, name]), "llama-3.1-8b-instruct", () => update()),
+    weights: choiceInput("Weights", "weights", Object.entries(WEIGHTS), "", () => update()),
+    prompt: numberInput("Prompt tokens per request", "prompt", 200, { min: 1, changed: () => update() }),
+    output: numberInput("Output tokens per request", "output", 200, { min: 1, changed: () => update() }),
+    share: numberInput("Memory that the engine may use (%)", "share", 100, { min: 1, max: 100, changed: () => update() }),
+    seqs: numberInput("Sequences at once, if the table does not say", "seqs", 256, { min: 1, changed: () => update() }),
+  };
+  panel.replaceChildren(
+    el("h2", {}, "Can this be true?"),
+    el("p", { class: "lead" }, "Paste a table of published throughputs (CSV, tab-separated or Markdown) with a column for the GPU, one for the throughput and, if known, one for the sequences at once. A number above the ceiling of its device is impossible, or means something else than its table says. Every doubt is settled for the table. Nothing leaves this page."),
+    el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node)),
+    text,
+    out,
+  );
+  update();
+}

@@ -1,0 +1,118 @@
+// Can a published throughput be true? As workflow_scripts/analyse/audit.py decides it; a test compares the two.
+import { kv_cache_bytes, request_flops, request_time_min_s, total_tokens_per_s_ceiling } from "./formulas.js";
+import { number } from "./words.js";
+
+const GPU = /^(?:gpu|gpu[ _-]?(name|type)|device|accelerator)$/i;
+const SEQUENCES = /^(?:(knob[ _-])?max[ _-]?num[ _-]?seqs|max[ _-]?batch[ _-]?size|batch[ _-]?size|(max[ _-]?)?concurrency)$/i;
+const THROUGHPUT = /^.*(throughput|tok\w*(\s*\/\s*|[ _-]per[ _-]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*$/i;
+const NOT_TOKENS = /^.*(req|per[ _-]?watt|per[ _-]?joule|ratio|time|latency|ms\b).*$/i;
+const OUTPUT = /^.*(output|generat|decod).*$/i;
+
+export function findColumns(names, throughput = null) {
+  const like = (pattern) => names.filter((name) => pattern.test(name.trim()));
+  const gpus = like(GPU);
+  if (!gpus.length) throw new Error(`No column names the GPU (gpu, device). Columns: ${names.join(", ") || "none"}.`);
+  const others = new Set(like(NOT_TOKENS));
+  const rates = like(THROUGHPUT).filter((name) => !others.has(name));
+  if (throughput === null && rates.length !== 1) {
+    throw new Error(rates.length
+      ? `${rates.length} columns look like a throughput (${rates.join(", ")}): keep one of them.`
+      : `No column looks like a throughput (tokens_per_s, throughput, tok/s). Columns: ${names.join(", ")}.`);
+  }
+  const rate = throughput ?? rates[0];
+  return { gpu: gpus[0], throughput: rate, sequences: like(SEQUENCES)[0] ?? null, countsOutputOnly: OUTPUT.test(rate) };
+}
+
+function normalised(name) {
+  return name.trim().toLowerCase().replace(/[\s_-]+/g, "-").replace(/^nvidia-/, "").replace(/^amd-/, "");
+}
+
+// Every device that a name may mean: "A100 PCIe" is a 40 GB or an 80 GB card.
+export function resolve(name, devices) {
+  const wanted = normalised(name);
+  return devices.filter((device) => device.names.some((other) => normalised(other) === wanted));
+}
+
+export function readNumber(text) {
+  const cleaned = String(text).replace(/^\s*[~≈]/, "").replaceAll(",", "").trim();
+  return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(cleaned) ? Number(cleaned) : NaN;
+}
+
+// Highest rates of a device with at most `most` live sequences; null without data-sheet rates.
+export function ceiling(model, device, most, workload, { utilization = 1, kv = "auto", quantization = "" } = {}) {
+  const bandwidth = device.memory_bandwidth_bytes_per_s;
+  if (bandwidth === null || device.memory_bytes === null || device.highest_flop_per_s === null) return null;
+  const { weight_bytes: weights, decode_weight_bytes: read } = model.weights[quantization];
+  const memory = device.memory_bytes * utilization;
+  const perToken = model.kv_bytes_per_token[kv];
+  const { prompt, output } = workload;
+  const fitting = kv_cache_bytes(memory, 1, weights) / (perToken * (prompt + (output - 1) / 2));
+  if (fitting < 1) {
+    return { device: device.name, total: 0, output: 0, limit: "memory size", because: `${number(weights / 1e9)} GB of weights and a request do not fit in ${number(memory / 1e9)} GB` };
+  }
+  const sequences = Math.min(most, fitting);
+  const flop_per_s = (quantization || model.quantization ? device.highest_flop_per_s : device.flop_per_s[model.dtype]) || Infinity;
+  const flops = request_flops(model, prompt, output);
+  const time = request_time_min_s(sequences, prompt, output, read, perToken, flops, bandwidth, flop_per_s);
+  const arithmetic = flops / flop_per_s >= time;
+  return {
+    device: device.name,
+    total: total_tokens_per_s_ceiling(prompt, output, time),
+    output: output / time,
+    limit: arithmetic ? "arithmetic" : "memory bandwidth",
+    because: arithmetic
+      ? `${number(flops / 1e12)} TFLOP per request at ${number(flop_per_s / 1e12)} TFLOP/s`
+      : `${number(sequences)} live sequences${sequences === fitting ? ", as many as the KV cache holds" : ""}: a step reads ${number(read / 1e9)} GB of weights at ${number(bandwidth / 1e12)} TB/s`,
+  };
+}
+
+// The rows, each with {verdict, ceiling, times, device, limit, reason}; `workload` is {prompt, output} tokens.
+export function audit(rows, model, devices, workload, settings = {}) {
+  const columns = findColumns(Object.keys(rows[0] ?? {}), settings.throughput ?? null);
+  const unknown = (reason) => ({ verdict: "unknown", ceiling: null, times: null, device: null, limit: null, reason });
+  return rows.map((row) => {
+    const stated = columns.sequences === null ? "" : String(row[columns.sequences]).trim();
+    const sequences = stated === "" ? (settings.sequences ?? 256) : readNumber(stated);
+    if (!(sequences >= 1)) return unknown(`${columns.sequences} is "${stated}", not a number of sequences`);
+    const candidates = resolve(String(row[columns.gpu]), devices);
+    if (!candidates.length) return unknown(`unknown GPU "${row[columns.gpu]}"`);
+    const ceilings = candidates.map((device) => ceiling(model, device, sequences, workload, settings)).filter(Boolean);
+    if (!ceilings.length) return unknown(`no data sheet gives the rates of ${row[columns.gpu]}`);
+    const highest = ceilings.reduce((a, b) => (b.total > a.total ? b : a));
+    const limit = columns.countsOutputOnly ? highest.output : highest.total;
+    const known = { ceiling: limit, device: highest.device, limit: highest.limit };
+    const rate = readNumber(row[columns.throughput]);
+    if (!(rate > 0)) return { ...unknown(`no number in ${columns.throughput}`), ...known };
+    const times = limit ? rate / limit : Infinity;
+    const counted = columns.countsOutputOnly ? "output tokens" : "prompt and output tokens";
+    const assumed = stated === "" ? `; the number of sequences is not stated: ${sequences} assumed` : "";
+    return { ...known, verdict: times > 1 ? "impossible" : "possible", times, reason: `${number(times)} times the ceiling for ${counted}; ${highest.because}${assumed}` };
+  });
+}
+
+// A pasted table as rows: CSV, TSV, or a Markdown table.
+export function parseTable(text) {
+  const lines = text.trim().split(/\r?\n/).filter((line) => line.trim() && !/^\s*\|?[\s:|-]+\|[\s:|-]*$/.test(line));
+  if (lines.length < 2) throw new Error("Paste a table with a line of column names and at least one row.");
+  const isMarkdown = lines[0].trim().startsWith("|");
+  const separator = isMarkdown ? "|" : lines[0].includes("\t") ? "\t" : ",";
+  const cut = (line) => {
+    if (isMarkdown) return line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((part) => part.trim());
+    const parts = [];
+    let part = "";
+    let quoted = false;
+    for (const sign of line) {
+      if (sign === '"') quoted = !quoted;
+      else if (sign === separator && !quoted) {
+        parts.push(part.trim());
+        part = "";
+      } else part += sign;
+    }
+    return [...parts, part.trim()];
+  };
+  const names = cut(lines[0]);
+  return lines.slice(1).map((line) => {
+    const parts = cut(line);
+    return Object.fromEntries(names.map((name, i) => [name, parts[i] ?? ""]));
+  });
+}

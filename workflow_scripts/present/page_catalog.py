@@ -1,0 +1,95 @@
+"""Devices and models of the catalogue, as the page's calculator and audit need them."""
+
+import math
+from typing import Any, TypedDict, get_args
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Dtype, Gpu, Model, load_gpus, load_models
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFactsError, read_model_facts
+
+# Types of weights that the page offers; None is the model's own.
+QUANTIZATIONS: tuple[str | None, ...] = (None, "fp8", "awq", "gptq")
+
+
+class Device(TypedDict):
+    """One device; null is not known. `flop_per_s` has the dense rate by dtype, and `highest` the highest of any."""
+
+    name: str
+    names: list[str]
+    memory_bytes: float | None
+    memory_bandwidth_bytes_per_s: float | None
+    flop_per_s: dict[str, float | None]
+    highest_flop_per_s: float | None
+
+
+class Weights(TypedDict):
+    """Bytes of all weights, and of those that a decode step reads."""
+
+    weight_bytes: float
+    decode_weight_bytes: float
+
+
+class Shape(TypedDict):
+    """One model: what its memory and its operations follow from. `weights` are by type, "" for the model's own."""
+
+    name: str
+    dtype: str
+    quantization: str | None
+    max_positions: int
+    weights: dict[str, Weights]
+    kv_bytes_per_token: dict[str, float]
+    layer_parameters: float
+    lm_head_parameters: float
+    attention_width: float
+
+
+def catalog() -> dict[str, Any]:
+    """All devices with data-sheet rates, and all models whose facts can be read."""
+    models, shapes = load_models(), []
+    for name in models:
+        try:
+            shapes.append(_shape(models[name]))
+        except (CatalogError, ModelFactsError):
+            continue  # not a model for these formulas; a study that names it says why
+    return {"devices": [_device(gpu) for gpu in load_gpus().values() if not gpu.simulated], "models": shapes}
+
+
+def _device(gpu: Gpu) -> Device:
+    rates = gpu.dense_flop_per_s or {}
+    memory = None if gpu.memory_bytes is None else max(gpu.memory_bytes, gpu.usable_memory_bytes or 0)
+    return {
+        "name": gpu.name,
+        "names": [gpu.name, gpu.title, *gpu.aliases],
+        "memory_bytes": memory,
+        "memory_bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s,
+        "flop_per_s": {dtype: gpu.peak_flop_per_s(dtype) for dtype in get_args(Dtype)},
+        "highest_flop_per_s": max(rates.values(), default=None),
+    }
+
+
+def _shape(model: Model) -> Shape:
+    facts = read_model_facts(model.config, model.fixed_dtype).uniform()
+    weights: dict[str, Weights] = {}
+    for quantization in QUANTIZATIONS:
+        if quantization and facts.quantization:
+            continue  # the checkpoint has its own
+        of = read_model_facts(model.config, model.fixed_dtype, quantization) if quantization else facts
+        weights[quantization or ""] = {
+            "weight_bytes": of.weight_bytes,
+            "decode_weight_bytes": of.decode_weight_bytes,
+        }
+    layer, head, width = facts.layer_matmul_parameters, facts.vocab * facts.hidden, facts.attention_width
+    # The page computes a request's operations from these three; a model for which that is not so must not get there.
+    flops = 2 * layer * 10 + 2 * head + 2 * width * 10 * 11 + 2 * (layer + head) * 4 + 4 * width * 4 * (10 + 5 / 2)
+    if not math.isclose(flops, facts.request_flops(10, 5)):
+        raise ModelFactsError(f"{model.name}: its operations do not follow from its matrices and attention alone")
+    return {
+        "name": model.name,
+        "dtype": facts.dtype,
+        "quantization": facts.quantization,
+        "max_positions": facts.max_positions,
+        "weights": weights,
+        "kv_bytes_per_token": {kind: facts.bytes_per_token(kind) for kind in ("auto", *DTYPE_BYTES)},
+        "layer_parameters": layer,
+        "lm_head_parameters": head,
+        "attention_width": width,
+    }
