@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, decoder, gemma3_text
 from workflow_scripts.physics.expert_families import experts_of
-from workflow_scripts.physics.layers import FeedForward, Layer, Mixer, Mlp, State
+from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
 LINEAR = "linear_attention"
 
@@ -30,7 +30,8 @@ def _mamba2(
     c.divided("heads of the state", "groups", (heads, groups))
     vectors = width * (kernel + conv_bias) + 3 * heads + norm * inner
     return State(
-        "Mamba-2 state",
+        MAMBA_2,
+        heads,
         width=width,
         kernel=kernel,
         rows=inner,
@@ -125,6 +126,7 @@ def _jamba(c: ConfigValues) -> Fields:
     vectors = inner * (kernel + c.flag("mamba_conv_bias", True)) + inner * (state + 2) + rank + 2 * state
     mamba = State(
         "Mamba state",
+        inner,
         width=inner,
         kernel=kernel,
         rows=inner,
@@ -202,6 +204,7 @@ def _delta_net(c: ConfigValues, recurrent_dtype: str | None) -> State:
     width = 2 * keys + values
     return State(
         "gated delta net",
+        key_heads,
         width=width,
         kernel=kernel,
         rows=values,

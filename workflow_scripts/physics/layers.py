@@ -7,6 +7,8 @@ the model's own. Its other parameters (norms, biases, convolutions) are its vect
 from dataclasses import dataclass
 from typing import Literal
 
+MAMBA_2 = "Mamba-2 state"
+
 Role = Literal["attention", "state", "mlp", "experts", "router"]
 
 
@@ -147,10 +149,12 @@ class State:
     `rows`, `columns`: of the recurrent state, with `rows` split over ranks; 0 if there is only the convolution.
     `shared_width`: of `width`, channels of groups (B and C of a state space). `groups`: how many groups.
     `matrix_widths`: outputs of the matrices on the hidden state, and `inner`: inputs of the one that leads back.
-    `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the recurrent state; None is the model's.
+    `heads`: what the ranks share. `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the recurrent
+    state; None is the model's.
     """
 
     kind: str
+    heads: int
     width: int
     kernel: int
     rows: int

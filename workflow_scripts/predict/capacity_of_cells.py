@@ -60,7 +60,9 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
     @cache
     def predicted(gpu: str, model: str, knobs: VllmKnobs | HfContinuousKnobs) -> Record:
         try:
-            facts = facts_of(model, gpu, knobs.quantization if isinstance(knobs, VllmKnobs) else None).uniform()
+            facts = facts_of(model, gpu, knobs.quantization if isinstance(knobs, VllmKnobs) else None)
+            if isinstance(knobs, HfContinuousKnobs):
+                facts = facts.uniform()
         except ModelFactsError as e:
             return _record({}, unknown=str(e))
         if isinstance(knobs, HfContinuousKnobs):
@@ -97,6 +99,7 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
         kv_cache_dtype=knobs.kv_cache_dtype or "auto",
         max_num_seqs=knobs.max_num_seqs,
         max_num_batched_tokens=knobs.max_num_batched_tokens,
+        enable_prefix_caching=knobs.enable_prefix_caching is not False,
         enforce_eager=bool(knobs.enforce_eager),
         kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
         usage="offline",
@@ -121,6 +124,8 @@ def predict_vllm(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
         terms = predict_capacity(facts, gpu, settings)
     except CapacityError as e:
         return _of_settings(settings, {}, infeasible=refused or str(e))
+    except ModelFactsError as e:
+        return _of_settings(settings, {}, infeasible=refused, unknown=str(e))
     return _of_settings(settings, terms, infeasible=refused or _too_small(terms))
 
 

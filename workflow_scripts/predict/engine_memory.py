@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Literal
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.physics import formulas
+from workflow_scripts.physics.layers import Attention, LatentAttention, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
 
 GIB = 2**30
@@ -78,6 +78,7 @@ class EngineSettings:
     enforce_eager: bool = False
     kv_cache_memory_bytes: int | None = None
     vllm_version: str = "0.32.0"
+    enable_prefix_caching: bool = True
     usage: Literal["server", "offline"] = "server"
     sampler: Literal["auto", "fused", "sort"] = "auto"
 
@@ -154,14 +155,25 @@ def split_layers(layers: int, pipeline_parallel_size: int) -> list[PipelineRank]
 
 
 def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> Term:
-    """Bytes of a token on one device; if there are more ranks than KV heads, each rank keeps a whole head."""
-    attention = facts.attention
-    kv_heads = max(1, attention.kv_heads // settings.tensor_parallel_size)
+    """Bytes of a token in all layers of one device that keep it, at least for a while.
+
+    If there are more ranks than KV heads, each rank keeps a whole head; it keeps all of a latent vector.
+    """
     element = facts.kv_dtype_bytes(settings.kv_cache_dtype)
-    value = formulas.bytes_per_token(rank.layers, kv_heads, attention.head_dim, element)
-    per_layer = f"{kv_heads} KV heads x {attention.head_dim} elements x {element} bytes"
-    how = f"2 x {rank.layers} layers x {per_layer}, on one device"
-    return Term(value, "bytes", how)
+    stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
+    mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
+    tensor = settings.tensor_parallel_size
+    value = element * sum(count * mixer.cache_elements(tensor) for mixer, count in mixers.items())
+    terms = [f"{_of_one_kind(mixer, count, tensor)} x {element} bytes" for mixer, count in mixers.items()]
+    return Term(value, "bytes", f"{' + '.join(terms)}, on one device")
+
+
+def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int) -> str:
+    if isinstance(mixer, LatentAttention):
+        return f"{layers} layers x ({mixer.kv_rank} + {mixer.rope_dim}) elements"
+    kind = "" if mixer.reach is None else f" with {mixer.kind} tokens"
+    kv_heads = max(1, mixer.kv_heads // tensor)
+    return f"2 x {layers} layers{kind} x {kv_heads} KV heads x {mixer.head_dim} elements"
 
 
 def memory_terms(

@@ -23,9 +23,11 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.layers import Attention, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.predict.engine_memory import (
     GIB,
+    Batch,
     CapacityError,
     EngineSettings,
     PipelineRank,
@@ -35,6 +37,7 @@ from workflow_scripts.predict.engine_memory import (
     memory_terms,
     split_layers,
 )
+from workflow_scripts.predict.kv_groups import KvPool, kv_cache_tokens, kv_pool
 
 # What an engine's log may report of its memory, as `workflow_scripts.parse.engine_log` names it.
 LOG_FACTS = ("available_kv_cache_gib", "model_weights_gib", "peak_activation_gib", "cuda_graph_gib")
@@ -60,47 +63,66 @@ def predict_capacity(
 
     Raises:
         CapacityError: there is no prediction for these settings.
+        ModelFactsError: there is none for a model with such layers.
     """
+    _check_ranks(facts, settings)
+    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
+    batch = batch_of(settings, facts, gpu)
+    pool = kv_pool(facts, settings, batch, gpu.kind)
+    ranks = [
+        _of_rank(facts, gpu, settings, rank, pool, log_gib)
+        for rank in split_layers(facts.layers, settings.pipeline_parallel_size)
+    ]
+    binding = min(ranks, key=lambda terms: terms["num_blocks"].value)
+    return binding | _requests(pool, batch, settings, int(binding["num_blocks"].value))
+
+
+def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
-    attention = facts.attention
-    if attention.heads % tensor:
-        raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {attention.heads} attention heads")
-    if attention.kv_heads % tensor and tensor % attention.kv_heads:
-        raise CapacityError(
-            f"tensor_parallel_size {tensor} must divide the model's {attention.kv_heads} KV heads, or they it"
-        )
+    for mixer in dict.fromkeys(mixer for layer in facts.layer_counts for mixer in layer.mixers):
+        if mixer.heads % tensor:
+            what = "state" if isinstance(mixer, State) else "attention"
+            raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
+        if isinstance(mixer, Attention) and mixer.kv_heads % tensor and tensor % mixer.kv_heads:
+            raise CapacityError(
+                f"tensor_parallel_size {tensor} must divide the model's {mixer.kv_heads} KV heads, or they it"
+            )
     if pipeline > facts.layers:
         raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")
-    log_gib = {name: value for name in LOG_FACTS if (value := (log_facts or {}).get(name)) is not None}
-    ranks = [_of_rank(facts, gpu, settings, rank, log_gib) for rank in split_layers(facts.layers, pipeline)]
-    binding = min(ranks, key=lambda terms: terms["num_blocks"].value)
-    return binding | _requests(settings.block_size, batch_of(settings, facts, gpu).max_model_len, binding)
 
 
 def _of_rank(
-    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: Mapping[str, float]
+    facts: ModelFacts,
+    gpu: Gpu,
+    settings: EngineSettings,
+    rank: PipelineRank,
+    pool: KvPool,
+    log_gib: Mapping[str, float],
 ) -> dict[str, Term]:
-    per_token = bytes_per_token(facts, settings, rank)
-    per_block = formulas.bytes_per_block(settings.block_size, int(per_token.value))
+    per_block = pool.bytes_per_block(rank)
+    if len(pool.groups) == 1:
+        how = f"bytes_per_token x {pool.block_size} tokens"
+    else:
+        pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
+        how = f"{pages}, {pool.block_size} tokens in a page of attention; {len(pool.groups)} groups"
     memory = memory_terms(facts, gpu, settings, rank, log_gib)
     blocks = formulas.num_blocks(memory["available_kv_cache"].value, per_block)
     return {
         "pipeline_rank": Term(rank.index, "rank", f"fewest blocks of {settings.pipeline_parallel_size}"),
         **memory,
-        "bytes_per_token": per_token,
-        "bytes_per_block": Term(per_block, "bytes", f"bytes_per_token x {settings.block_size} tokens"),
+        "bytes_per_token": bytes_per_token(facts, settings, rank),
+        "bytes_per_block": Term(per_block, "bytes", how),
         "num_blocks": Term(blocks, "blocks", "available_kv_cache / bytes_per_block, rounded down"),
     }
 
 
-def _requests(block_size: int, max_model_len: int, terms: Mapping[str, Term]) -> dict[str, Term]:
-    blocks = int(terms["num_blocks"].value)
-    needed = math.ceil(max_model_len / block_size)
-    concurrency = formulas.max_concurrency(blocks, block_size, max_model_len)
+def _requests(pool: KvPool, batch: Batch, settings: EngineSettings, blocks: int) -> dict[str, Term]:
+    max_model_len = batch.max_model_len
+    needed = pool.blocks_per_request(max_model_len)
     how = f"num_blocks / {needed} blocks of a request of {max_model_len} tokens"
     return {
-        "kv_cache_tokens": Term(blocks * block_size, "tokens", "num_blocks x block_size"),
-        "max_concurrency": Term(round(concurrency, 4), "requests", how),
+        "kv_cache_tokens": kv_cache_tokens(pool, blocks, batch, settings),
+        "max_concurrency": Term(round(blocks / needed, 4), "requests", how),
         # The engine reserves one block, which stands for "no block" in its tables.
         "feasible": Term(
             blocks > needed, "bool", f"a request of {max_model_len} tokens fits beside the engine's own block"
@@ -259,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quantization", help="of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8; default: the config's")
     add("--max-num-seqs", type=_positive, help="default: vLLM's on this GPU")
     add("--max-num-batched-tokens", type=_positive, help="default: vLLM's on this GPU")
+    add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="matters for states")
     add("--enforce-eager", action="store_true", help="no CUDA graphs")
     add("--kv-cache-memory-bytes", type=_positive, help="size of the KV cache, given instead of profiled; for CPUs")
     add("--vllm-version", help=f"default: the log's, else {EngineSettings.vllm_version}")

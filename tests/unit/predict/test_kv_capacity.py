@@ -575,8 +575,8 @@ def report_of(capsys, *argv):
 
 def test_every_option_reaches_the_settings(capsys):
     given = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
-    report = report_of(capsys, *given, "--enforce-eager", "--quantization", "fp8")
-    assert report["settings"] == OPTIONS | {"enforce_eager": True}
+    report = report_of(capsys, *given, "--enforce-eager", "--no-enable-prefix-caching", "--quantization", "fp8")
+    assert report["settings"] == OPTIONS | {"enforce_eager": True, "enable_prefix_caching": False}
     assert (report["model"], report["gpu"], report["quantization"]) == ("opt-125m", "l4", "fp8")
 
 
@@ -589,6 +589,7 @@ def test_what_is_not_given_is_the_engines_default(capsys):
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "kv_cache_dtype": "auto",
+        "enable_prefix_caching": True,
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
         "enforce_eager": False,

@@ -1,0 +1,211 @@
+"""Pools of layers of several kinds: the numbers that vLLM logged for models that are not dense (source: published)."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.physics.model_facts import ModelFactsError, model_facts
+from workflow_scripts.predict.engine_memory import CapacityError, EngineSettings, batch_of, split_layers
+from workflow_scripts.predict.kv_capacity import predict_capacity
+from workflow_scripts.predict.kv_groups import kv_pool
+
+LOGS = Path(__file__).parents[2] / "fixtures" / "published" / "kv_capacity_of_models.csv"
+GPU = get_gpu("h200")
+COMMON = {"vocab_size": 1000, "max_position_embeddings": 262144, "dtype": "bfloat16", "intermediate_size": 64}
+QWEN3_MOE = COMMON | {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+DEEPSEEK = COMMON | {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+}
+GPT_OSS = COMMON | {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+}
+GEMMA_3 = COMMON | {
+    "model_type": "gemma3_text",
+    "hidden_size": 5376,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "sliding_window": 1024,
+}
+QWEN3_6 = QWEN3_MOE | {
+    "model_type": "qwen3_5_moe_text",
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_experts": 256,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+}
+NEMOTRON = COMMON | {
+    "model_type": "nemotron_h",
+    "hidden_size": 3136,
+    "hybrid_override_pattern": "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-",
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mamba_num_heads": 96,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "mamba_ssm_cache_dtype": "float16",  # the log's blocks of 992 tokens tell it
+}
+# Case of the table -> the model. Case 22 does not say which model it is.
+MODELS = {
+    "02": QWEN3_MOE,
+    "03": QWEN3_MOE,
+    "05": QWEN3_MOE | {"num_hidden_layers": 94, "num_attention_heads": 64},
+    "08": DEEPSEEK | {"model_type": "deepseek_v2", "num_hidden_layers": 27, "num_attention_heads": 16},
+    "09": DEEPSEEK,
+    "14": GPT_OSS,
+    "15": GEMMA_3,
+    "18": QWEN3_6,
+    "19": QWEN3_6,
+    "23": NEMOTRON,
+}
+# Where a log does not give the version: one whose line about tokens means what the log's line means.
+VERSIONS = {"03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10", "18": "0.19"}
+
+
+def predicted(row, **changes):
+    facts = model_facts(MODELS[row["case"]])
+    given = {
+        "max_model_len": int(row["max_model_len"] or 4096),
+        "tensor_parallel_size": int(row["tensor_parallel_size"] or 1),
+        "pipeline_parallel_size": int(row["pipeline_parallel_size"] or 1),
+        "max_num_batched_tokens": int(row["max_num_batched_tokens"] or 8192),
+        "enable_prefix_caching": row["enable_prefix_caching"] != "False",
+        "kv_cache_dtype": "fp8" if row["kv_cache_dtype"].startswith("fp8") else "auto",
+        "vllm_version": row["vllm_version"] or VERSIONS[row["case"]],
+    }
+    log = {"available_kv_cache_gib": float(row["available_kv_cache_gib"])}
+    return predict_capacity(facts, GPU, EngineSettings(**given | changes), log)
+
+
+ROWS = {row["case"]: row for row in csv.DictReader(LOGS.open()) if row["case"] in MODELS}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_capacity_is_what_vllm_logged(case):
+    # A log gives the memory in hundredths of a GiB, so a block more or less may fit.
+    row = ROWS[case]
+    terms = predicted(row)
+    printed = 0.006 / float(row["available_kv_cache_gib"]) + 1 / terms["num_blocks"].value
+    assert terms["kv_cache_tokens"].value == pytest.approx(int(row["kv_cache_tokens"]), rel=printed)
+    if row["max_concurrency"]:
+        logged = float(row["max_concurrency"])
+        assert terms["max_concurrency"].value == pytest.approx(logged, abs=0.005 + printed * logged)
+    if row["num_gpu_blocks"]:
+        assert terms["num_blocks"].value == pytest.approx(int(row["num_gpu_blocks"]), rel=printed)
+    if row["block_size"]:
+        assert f"{row['block_size']} tokens in a page" in terms["bytes_per_block"].how
+
+
+def pool_of(config, **given):
+    asked = EngineSettings(max_model_len=4096, max_num_batched_tokens=8192, **given)
+    facts = model_facts(config)
+    return kv_pool(facts, asked, batch_of(asked, facts, GPU), "cuda")
+
+
+def test_layers_of_a_kind_form_groups_of_equal_size():
+    groups = pool_of(GEMMA_3).groups
+    # 52 layers with a window in groups of 10, and the 10 without.
+    assert [len(group.layers) for group in groups] == [9, 9, 9, 9, 8, 8, 10]
+    assert {group.slots for group in groups} == {10}
+    assert sorted(number for group in groups for number in group.layers) == list(range(62))
+
+
+def test_kinds_of_nearly_equal_numbers_form_one_group_each():
+    kinds = ["sliding_attention"] * 12 + ["full_attention"] * 13
+    groups = pool_of(GPT_OSS | {"num_hidden_layers": 25, "layer_types": kinds}).groups
+    assert [(len(group.layers), group.slots) for group in groups] == [(12, 13), (13, 13)]
+
+
+def test_chunks_are_kept_like_all_tokens():
+    config = GPT_OSS | {"model_type": "llama4_text", "intermediate_size_mlp": 64, "attention_chunk_size": 128}
+    assert len(pool_of(config).groups) == 1
+
+
+def test_a_window_keeps_the_tokens_of_every_batch_in_flight():
+    def blocks(version, kind="cuda"):
+        asked = EngineSettings(max_model_len=40960, max_num_batched_tokens=2048, vllm_version=version)
+        facts = model_facts(GPT_OSS | {"layer_types": ["sliding_attention"] * 36})
+        return kv_pool(facts, asked, batch_of(asked, facts, GPU), kind).blocks_per_request(40960)
+
+    assert blocks("0.25") == blocks("0.32", "cpu") == -(-(127 + 2048) // 16) + 1
+    assert blocks("0.32") == -(-(127 + 2 * 2048) // 16) + 1
+
+
+def test_a_state_takes_a_second_block_if_prefixes_are_cached():
+    with_caching, without = pool_of(QWEN3_6), pool_of(QWEN3_6, enable_prefix_caching=False)
+    assert with_caching.blocks_per_request(4096) - without.blocks_per_request(4096) == 3
+    assert pool_of(NEMOTRON, vllm_version="0.30").state_blocks == 2
+    assert pool_of(NEMOTRON).state_blocks == 3  # and one made within a prefill
+
+
+def test_pages_hold_a_state_in_whole_kernel_blocks():
+    assert pool_of(QWEN3_6).block_size == 1056  # 2,146,304 bytes of a state / 2,048 bytes of a token = 1,048
+    assert pool_of(QWEN3_6, block_size=512).block_size == 1536
+    # Half of the state and of the KV heads on each of two ranks.
+    assert pool_of(QWEN3_6, tensor_parallel_size=2).block_size == 1056
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=1, max_size=40), st.integers(1, 4))
+def test_every_layer_has_one_slot_and_every_rank_its_pages(kinds, ranks):
+    pool = pool_of(GPT_OSS | {"num_hidden_layers": len(kinds), "layer_types": kinds})
+    assert sorted(number for group in pool.groups for number in group.layers) == list(range(len(kinds)))
+    assert all(len(group.layers) <= group.slots for group in pool.groups)
+    for rank in split_layers(len(kinds), min(ranks, len(kinds))):
+        assert 0 < pool.bytes_per_block(rank) <= pool.page_bytes * rank.layers
+
+
+def test_what_is_not_known_is_said():
+    with pytest.raises(ModelFactsError, match="the processor decides the block size of latent attention"):
+        predict_capacity(model_facts(DEEPSEEK), get_gpu("cpu-1core"), EngineSettings(kv_cache_memory_bytes=2**30))
+    with pytest.raises(ModelFactsError, match="the processor decides whether vLLM keeps states in float32"):
+        predict_capacity(model_facts(NEMOTRON), get_gpu("cpu-1core"), EngineSettings(kv_cache_memory_bytes=2**30))
+    with pytest.raises(ModelFactsError, match="nemotron_h: no layer with attention: how vLLM plans its KV cache"):
+        pool_of(NEMOTRON | {"hybrid_override_pattern": "M-M-"})
+    with pytest.raises(CapacityError, match="must divide the model's 96 state heads"):
+        predict_capacity(
+            model_facts(NEMOTRON | {"num_key_value_heads": 40}), GPU, EngineSettings(tensor_parallel_size=5)
+        )

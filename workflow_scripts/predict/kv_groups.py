@@ -1,0 +1,152 @@
+"""Groups of layers and pages of equal bytes: how vLLM's KV-cache manager shares one pool among layers of all kinds.
+
+Layers of one kind form groups of equal size, the last of which may be padded. A block of the pool is one page for each
+layer of a group, so any group can take any block. Pages have equal bytes: attention layers have as many tokens per
+block as one state needs. A request takes blocks of every group: as many as its tokens need where all are kept, a
+bounded number where only a window is, and one or two for a state. (vllm/v1/core/kv_cache_utils.py,
+`get_kv_cache_groups`; vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workflow_scripts.physics.layers import MAMBA_2, Attention, LatentAttention, Layer, Mixer, State
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.predict.engine_memory import Batch, EngineSettings, PipelineRank, Term
+
+# vLLM versions at which the planning of the pool changed.
+_IN_FLIGHT = (0, 26)  # a window also keeps the tokens of the batch that is planned while another one runs
+_PREFILL_CHECKPOINT = (0, 32)  # a Mamba-2 layer keeps a further state, made within a prefill for later prompts
+_TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency times max_model_len
+
+_KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
+_KERNEL_BLOCK_LATENT = 128  # if there are also states
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """Layers of one kind that share a block table, by their numbers; `slots` counts padding too.
+
+    `reach`: tokens that a layer looks back over, None for all; 0 for a state, which has no tokens.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    slots: int
+    reach: int | None
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The groups of a model, and the bytes of a page on a tensor rank. `block_size`: tokens in a page of attention."""
+
+    groups: tuple[KvGroup, ...]
+    page_bytes: int
+    block_size: int
+    state_blocks: int
+    in_flight_tokens: int
+
+    def bytes_per_block(self, rank: PipelineRank) -> int:
+        """Bytes of one block on a pipeline rank: pages of its layers in the group of which it has most."""
+        own = range(rank.first_layer, rank.first_layer + rank.layers)
+        return self.page_bytes * max(sum(layer in own for layer in group.layers) for group in self.groups)
+
+    def blocks_of_group(self, group: KvGroup, max_model_len: int) -> int:
+        """Blocks of a group that a request of `max_model_len` tokens may take.
+
+        A window need not begin at the beginning of a block, so it may lie in one block more.
+        """
+        if group.reach == 0:
+            return self.state_blocks
+        if group.reach is None:
+            return math.ceil(max_model_len / self.block_size)
+        tokens = min(group.reach - 1 + self.in_flight_tokens, max_model_len)
+        return math.ceil(tokens / self.block_size) + 1
+
+    def blocks_per_request(self, max_model_len: int) -> int:
+        """Blocks of all groups that a request of `max_model_len` tokens may take."""
+        return sum(self.blocks_of_group(group, max_model_len) for group in self.groups)
+
+
+def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str) -> KvPool:
+    """How vLLM plans the pool of a model on devices of a kind (`cuda`, `rocm` or `cpu`).
+
+    Raises:
+        ModelFactsError: the planning of such layers is not known here.
+    """
+    tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
+    layers = list(_layers_with_memory(facts.stack))
+    per_token = {mixer.cache_elements(tensor) * element for mixer, _ in layers if not isinstance(mixer, State)}
+    states = {facts.bytes_of_state(mixer, tensor) for mixer, _ in layers if isinstance(mixer, State)}
+    if len(per_token) != 1 or len(states) > 1:
+        what = "no layer with attention" if not per_token else "layers of which tokens or states differ in bytes"
+        raise ModelFactsError(f"{facts.model_type}: {what}: how vLLM plans its KV cache is not known here")
+    if states and kind == "cpu" and facts.dtype != "float32":
+        raise ModelFactsError(f"{facts.model_type}: the processor decides whether vLLM keeps states in float32")
+    latent = any(isinstance(mixer, LatentAttention) for mixer, _ in layers)
+    if latent and kind == "cpu":
+        raise ModelFactsError(f"{facts.model_type}: the processor decides the block size of latent attention")
+    (token_bytes,), block_size = per_token, settings.block_size
+    if states:
+        step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
+        block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
+    return KvPool(
+        groups=tuple(_groups(layers)),
+        page_bytes=block_size * token_bytes,
+        block_size=block_size,
+        state_blocks=_state_blocks(settings, {mixer.kind for mixer, _ in layers}),
+        in_flight_tokens=batch.max_num_batched_tokens * _batches_in_flight(settings, kind),
+    )
+
+
+def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: EngineSettings) -> Term:
+    """Tokens that vLLM says fit, and how it counts them: as blocks, and since 0.21 as requests of full length."""
+    if len(pool.groups) == 1 and pool.groups[0].reach is None:
+        return Term(num_blocks * pool.block_size, "tokens", "num_blocks x block_size")
+    if settings.version < _TOKENS_BY_CONCURRENCY:
+        how = f"num_blocks / {len(pool.groups)} groups, rounded down, x {pool.block_size} tokens"
+        return Term(num_blocks // len(pool.groups) * pool.block_size, "tokens", how)
+    concurrency = num_blocks / pool.blocks_per_request(batch.max_model_len)
+    return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
+
+
+def _state_blocks(settings: EngineSettings, kinds: set[str]) -> int:
+    """States of a sequence in a layer: with prefix caching also the one before the last block boundary."""
+    if not settings.enable_prefix_caching:
+        return 1
+    return 2 + (MAMBA_2 in kinds and settings.version >= _PREFILL_CHECKPOINT)
+
+
+def _batches_in_flight(settings: EngineSettings, kind: str) -> int:
+    """Batches whose tokens a window must keep; on GPUs the next one is planned while one runs."""
+    if settings.version < _IN_FLIGHT:
+        return 1
+    return settings.pipeline_parallel_size + (kind != "cpu")
+
+
+def _layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
+    for number, layer in enumerate(stack):
+        yield from ((mixer, number) for mixer in layer.mixers)
+
+
+def _reach(mixer: Mixer) -> int | None:
+    """Tokens that vLLM keeps for a layer: those of chunks are all kept, unless an environment variable is set."""
+    if isinstance(mixer, State):
+        return 0
+    return mixer.window if isinstance(mixer, Attention) else None
+
+
+def _groups(layers: Sequence[tuple[Mixer, int]]) -> Iterator[KvGroup]:
+    of_kind: dict[int | None, list[tuple[Mixer, int]]] = {}
+    for mixer, number in layers:
+        of_kind.setdefault(_reach(mixer), []).append((mixer, number))
+    sizes = [len(members) for members in of_kind.values()]
+    # The smallest kind gives the size, unless the largest is hardly larger: then padding costs less than more groups.
+    size = max(sizes) if max(sizes) < 1.5 * min(sizes) else min(sizes)
+    for reach, members in of_kind.items():
+        count = math.ceil(len(members) / size)
+        for first in range(count):
+            # Every `count`-th layer, so that each stage of a pipeline has layers of each group.
+            own = members[first::count]
+            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach)
