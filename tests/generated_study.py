@@ -94,6 +94,7 @@ def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.Da
     return pd.DataFrame(
         {
             "cell_id": ids[cell],
+            "start": 1,
             "repeat": repeat,
             "request_id": request.astype(str),
             "prompt_tokens": 64,
@@ -110,7 +111,7 @@ def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.Da
 
 def _facts(study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     models = resolved_models(study)
-    wall_s = requests.groupby(["cell_id", "repeat"], sort=False)["last_token_s"].max() * 1.001
+    wall_s = requests.groupby(["cell_id", "start", "repeat"], sort=False)["last_token_s"].max() * 1.001
     rows = []
     for cell in cells:
         knobs = cell.knobs.set_values()
@@ -137,8 +138,10 @@ def _facts(study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.rand
             "host_load.cpu_steal_pct": 0.0,
             "host_load.cpu_others_pct": rng.uniform(0, 2),
         }
-        rows += [{"cell_id": cell.id, "name": name, "text": text} for name, text in texts.items()]
-        rows += [{"cell_id": cell.id, "name": name, "value": float(value)} for name, value in numbers.items()]
+        rows += [{"cell_id": cell.id, "start": 1, "name": name, "text": text} for name, text in texts.items()]
+        rows += [
+            {"cell_id": cell.id, "start": 1, "name": name, "value": float(value)} for name, value in numbers.items()
+        ]
     of_cells = pd.DataFrame(rows)
     of_repeats = wall_s.rename("value").reset_index().assign(name="wall_s")
     starts = of_repeats.assign(name="start_unix_s", value=1.7e9)
@@ -150,6 +153,7 @@ def _steps(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataF
     return pd.DataFrame(
         {
             "cell_id": ids[cell],
+            "start": 1,
             "repeat": repeat,
             "time_s": (step + 1) * step_s[cell, repeat],
             "running": running[cell],
@@ -170,6 +174,7 @@ def _trace(ids: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "cell_id": ids[cell],
+            "start": 1,
             "repeat": repeat,
             "time_s": sample * 0.1,
             "memory_used_bytes": 60e9,

@@ -1,4 +1,4 @@
-"""The cells table: one row per cell and repeat, with everything that was measured.
+"""The cells table: one row per cell, start and repeat, with everything that was measured.
 
     python -m workflow_scripts.analyse.cells --study config/studies/demo.yaml --parsed results/demo/parsed \
         --out results/demo/tables/cells.parquet
@@ -15,11 +15,10 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.analyse.as_asked import not_as_asked
-from workflow_scripts.analyse.facts import read_parsed, wide
+from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, columns, table_schema, write_table
 from workflow_scripts.analyse.timeline import (
-    REPEAT,
     request_facts,
     running_over_time,
     running_told,
@@ -38,8 +37,8 @@ MEASURED, SIMULATED = "measured", "simulated"
 
 SCHEMA = table_schema(
     "cells",
-    "One row per cell and repeat. A cell that did not end `ok` has one row, with `repeat` null and no measured "
-    "values; a cell that was not run yet has one row with outcome `missing`.",
+    "One row per cell, start and repeat. A start that did not end `ok` has one row, with `repeat` null and no measured "
+    "values; a cell that was not run yet has one row with outcome `missing` and `start` null.",
     columns("cell_id", TEXT, "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
     columns("study", TEXT, "name of the study"),
     columns("sweeps", TEXT, "names of the sweeps that hold the cell, comma-separated"),
@@ -54,7 +53,14 @@ SCHEMA = table_schema(
         "false if the cell was measured with another definition (protocol version, workload, repeats) than the "
         "study's: it is shown but not compared",
     ),
-    columns("repeat", INTEGER, "timed pass, from 0"),
+    columns("start", INTEGER, "start of the cell's engine, from 1; each start has its own repeats and outcome"),
+    columns(
+        "round position",
+        INTEGER,
+        "round of the device in which the start was measured, and its place in the order of the round, both from 1; "
+        "results from before rounds are of round 1 and have no place",
+    ),
+    columns("repeat", INTEGER, "timed pass of the start, from 0"),
     columns("num_requests", INTEGER, "requests served in the repeat"),
     columns("prompt_tokens output_tokens", INTEGER, "tokens of all requests of the repeat, as the engine counted them"),
     columns("wall_s", NUMBER, "from submitting the first request to the end of the last"),
@@ -196,6 +202,8 @@ SCHEMA = table_schema(
     columns("warmup_requests warmup_passes", INTEGER, "requests per pass of the warm-up, and number of passes"),
     columns("warmup_steady", FLAG, "whether the last two passes took equally long, within 5 %"),
     columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
+    columns("idle_before_s", NUMBER, "time since another start on this device of this host ended; null if not known"),
+    columns("boot_id", TEXT, "Linux's name of the time since the host was started"),
     columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
     columns(
         "processor",
@@ -213,7 +221,11 @@ SCHEMA = table_schema(
 )
 
 # Column of the table <- facts that may give its value; the first known one is used.
-_CELL_FACTS = {
+_START_FACTS = {
+    "round": ["round"],
+    "position": ["position"],
+    "idle_before_s": ["idle_before_s"],
+    "boot_id": ["boot_id"],
     "outcome": ["outcome"],
     "reason": ["reason", "damaged"],
     "block_size_effective": ["effective.block_size", "log.block_size"],
@@ -276,7 +288,7 @@ _USED_UP = (
 # If the trace covers less of a repeat, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
 _TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
-_TEXT_TOO = ("processor", "dtype", "lock_sha256", "definition_sha256", "throttle_reasons")
+_TEXT_TOO = ("boot_id", "processor", "dtype", "lock_sha256", "definition_sha256", "throttle_reasons")
 
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
@@ -310,7 +322,7 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
         for gpu in dict.fromkeys(cell.gpu for cell in cells)
         if (parsed / gpu / "facts.parquet").exists()
     ]
-    rows = pd.concat(measured) if measured else pd.DataFrame(columns=[*REPEAT, *_CELL_FACTS])
+    rows = pd.concat(measured) if measured else pd.DataFrame(columns=[*REPEAT, *_START_FACTS])
     table = grid.reset_index().merge(rows, on="cell_id", how="left")
     table["outcome"] = table["outcome"].fillna("missing")
     table["comparable"] = table["definition_sha256"].eq(table["definition_asked"]).fillna(False).astype(bool)
@@ -324,17 +336,18 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
 
 def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     facts = read_parsed(parsed, gpu, "facts")
-    of_cell, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
-    cell = _chosen(of_cell, _CELL_FACTS)
-    told = of_cell.assign(**{"effective.attention_backend": cell["attention_backend"]})
-    cell["effective"] = _as_json(told)
-    cell["not_as_asked"] = not_as_asked(grid.loc[cell.index], told).where(cell["outcome"] == "ok")
-    # A cell that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
-    ok = cell.index[cell["outcome"] == "ok"]
+    of_start, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
+    start = _chosen(of_start, _START_FACTS)
+    told = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
+    start["effective"] = _as_json(told)
+    asked = grid.loc[start.index.get_level_values("cell_id")].set_index(start.index)
+    start["not_as_asked"] = not_as_asked(asked, told).where(start["outcome"] == "ok")
+    # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
+    ok = start.index[start["outcome"] == "ok"]
     repeat = _chosen(of_repeat, _REPEAT_FACTS)
-    repeat = repeat[repeat.index.get_level_values("cell_id").isin(ok)]
-    requests = _of_cells(read_parsed(parsed, gpu, "requests"), ok)
-    steps = _of_cells(read_parsed(parsed, gpu, "steps"), ok)
+    repeat = repeat[repeat.reset_index("repeat").index.isin(ok)]
+    requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
+    steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)
     parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
@@ -342,14 +355,14 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
         # Requests that arrive at a rate may never fill the engine.
         steady_rate(requests[requests["sent_s"].isna()], grid["max_concurrency_allowed"]),
         step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
-        trace_facts(_of_cells(read_parsed(parsed, gpu, "trace"), ok)),
+        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok)),
     ]
     repeat = repeat.join(parts)
     # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
     told = running_told(steps).reindex(repeat.index)
     for name in ("running_peak", "running_mean"):
         repeat[name] = repeat[name].fillna(told[name])
-    return _derived(cell.reset_index().merge(repeat.reset_index(), on="cell_id", how="left"))
+    return _derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
 
 
 def _as_json(told: pd.DataFrame) -> pd.Series:
@@ -383,8 +396,8 @@ def _without_drafts(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(draft_tokens=table["draft_tokens"].mask(none, 0.0))
 
 
-def _of_cells(table: pd.DataFrame, cells: pd.Index) -> pd.DataFrame:
-    return table[table["cell_id"].isin(cells)]
+def _of_starts(table: pd.DataFrame, starts: pd.Index) -> pd.DataFrame:
+    return table[pd.MultiIndex.from_frame(table[START]).isin(starts)]
 
 
 def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
@@ -425,7 +438,7 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the cells table of a study."""
-    parser = argparse.ArgumentParser(description="One row per cell and repeat, with everything measured of it.")
+    parser = argparse.ArgumentParser(description="One row per cell, start and repeat, with everything measured of it.")
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
     parser.add_argument("--out", type=Path, required=True, help="cells.parquet; cells.csv is written beside it")

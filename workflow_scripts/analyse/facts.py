@@ -11,16 +11,21 @@ def read_parsed(parsed: Path, gpu: str, table: str, columns: Sequence[str] | Non
     return pd.read_parquet(parsed / gpu / f"{table}.parquet", columns=list(columns) if columns else None)
 
 
+# A row of facts belongs to one start of a cell's engine, or to one repeat in it.
+START = ["cell_id", "start"]
+REPEAT = [*START, "repeat"]
+
+
 def wide(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Facts with one column per name: those of a cell (by `cell_id`), and those of a repeat (by `cell_id`, `repeat`).
+    """Facts with one column per name: those of a start (by `START`), and those of a repeat (by `REPEAT`).
 
     Numbers stay numbers, and texts stay texts.
     """
     value = facts["value"].astype(object).where(facts["value"].notna(), facts["text"])
     long = facts.assign(value=value)
-    of_cell = long[long["repeat"].isna()]
+    of_start = long[long["repeat"].isna()]
     of_repeat = long[long["repeat"].notna()]
     return (
-        of_cell.pivot(index="cell_id", columns="name", values="value"),
-        of_repeat.pivot(index=["cell_id", "repeat"], columns="name", values="value"),
+        of_start.pivot(index=START, columns="name", values="value"),
+        of_repeat.pivot(index=REPEAT, columns="name", values="value"),
     )

@@ -14,12 +14,11 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells import MEASURED
-from workflow_scripts.analyse.facts import read_parsed
+from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.physics import formulas
 from workflow_scripts.study.study_file import Study
@@ -33,7 +32,7 @@ SCHEMA = table_schema(
     "Share of the memory reserved for keys and values that held no token. One row per repeat and layout; each what-if "
     "block size has its own row. [fragmentation.md](fragmentation.md) says how the numbers are made.",
     columns("cell_id", TEXT, "the repeat, as in `cells`"),
-    columns("repeat", INTEGER, "the repeat, as in `cells`"),
+    columns("start repeat", INTEGER, "the start and the repeat, as in `cells`"),
     columns(
         "layout",
         TEXT,

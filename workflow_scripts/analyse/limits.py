@@ -30,11 +30,11 @@ from workflow_scripts.analyse.ceilings import (
     rates_of,
 )
 from workflow_scripts.analyse.cells import MEASURED
+from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.command import run_command
@@ -54,7 +54,7 @@ SCHEMA = table_schema(
     "The most that the hardware allows each repeat, and how near the repeat came to it. One row per repeat and source "
     "of rates. [limits.md](limits.md) says how the numbers are made.",
     columns("cell_id", TEXT, "the repeat, as in `cells`"),
-    columns("repeat", INTEGER, "the repeat, as in `cells`"),
+    columns("start repeat", INTEGER, "the start and the repeat, as in `cells`"),
     columns("rates", TEXT, "where the device's rates are from: `datasheet` or `measured`"),
     columns(
         "memory_bandwidth_bytes_per_s flop_per_s",

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import statsmodels.api as sm
 
-from workflow_scripts.analyse.facts import read_parsed, wide
+from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
 from workflow_scripts.analyse.table_command import Output, run, table_parser
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.analyse.timeline import REPEAT, tokens_inside
+from workflow_scripts.analyse.timeline import tokens_inside
 from workflow_scripts.common.command import run_command
 from workflow_scripts.engines.knobs import ENGINES
 from workflow_scripts.study.study_file import Study
@@ -47,6 +47,7 @@ SCHEMA = table_schema(
     columns("study source cell_id gpu engine", TEXT, "as in `cells`"),
     columns("endpoint", TEXT, "the server of config/endpoints.yaml; null for `vllm-serve`"),
     columns("model workload knobs", TEXT, "as in `cells`"),
+    columns("start", INTEGER, "start of the engine, from 1"),
     columns("repeat", INTEGER, "timed pass, from 0"),
     columns("load", TEXT, "`open loop`, `ramp`, `closed loop`, `replay` (arrivals of the workload) or `all at once`"),
     columns(
@@ -179,19 +180,19 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
     requests = read_parsed(parsed, gpu, "requests")
     facts = read_parsed(parsed, gpu, "facts")
-    of_cell, of_repeat = wide(facts[facts["cell_id"].isin(rows["cell_id"])])
+    of_start, of_repeat = wide(facts[facts["cell_id"].isin(rows["cell_id"])])
     of_passes = dict(iter(requests.groupby(REPEAT)))
     found = [
-        {name: row[name] for name in REPEAT} | of_pass(of_passes[row["cell_id"], row["repeat"]], row, slo)
+        {name: row[name] for name in REPEAT} | of_pass(of_passes[tuple(row[name] for name in REPEAT)], row, slo)
         for row in records(rows)
     ]
     of_passes_found = pd.DataFrame(found)
     table = rows.drop(columns=[c for c in of_passes_found if c in rows and c not in REPEAT])
     table = table.merge(of_passes_found, on=REPEAT)
-    keys = pd.MultiIndex.from_frame(table[REPEAT])
+    keys, starts = (pd.MultiIndex.from_frame(table[names]) for names in (REPEAT, START))
     cpu_s = _numbers(of_repeat, "metric.client_cpu_s").reindex(keys).to_numpy()
-    memory_bytes = _numbers(of_cell, "device.memory_total_bytes").reindex(table["cell_id"]).to_numpy()
-    shares = _numbers(of_cell, "effective.client_shares_cores").reindex(table["cell_id"]).to_numpy()
+    memory_bytes = _numbers(of_start, "device.memory_total_bytes").reindex(starts).to_numpy()
+    shares = _numbers(of_start, "effective.client_shares_cores").reindex(starts).to_numpy()
     table = table.assign(
         client_cpu_cores=cpu_s / table["wall_s"].astype(float),
         client_shares_cores=pd.array(shares, dtype="Float64").astype("boolean"),

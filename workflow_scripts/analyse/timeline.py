@@ -1,6 +1,6 @@
 """Results from a repeat's requests, steps and samples: rates, latencies, concurrency, memory, energy.
 
-All functions take a parsed table with the columns `cell_id` and `repeat` and return one row per cell and repeat.
+All functions take a parsed table with the columns `REPEAT` and return one row for each repeat of each start of a cell.
 """
 
 from typing import Any
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.physics.formulas import token_seconds
-
-REPEAT = ["cell_id", "repeat"]
 
 
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
@@ -101,10 +100,12 @@ def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
         return pd.Series(dtype=float, name="steady_output_tokens_per_s")
     first_rank = r.groupby(REPEAT)["first_token_s"].rank(method="first")
     last_rank = r.groupby(REPEAT)["last_token_s"].rank(method="first", ascending=False)
-    start_s = r["first_token_s"].where(first_rank == r["allowed"]).groupby([r["cell_id"], r["repeat"]]).transform("max")
-    end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby([r["cell_id"], r["repeat"]]).transform("max")
+    start_s = (
+        r["first_token_s"].where(first_rank == r["allowed"]).groupby([r[name] for name in REPEAT]).transform("max")
+    )
+    end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby([r[name] for name in REPEAT]).transform("max")
     sums = pd.DataFrame({"tokens": tokens_inside(r, start_s, end_s), "window_s": end_s - start_s}).groupby(
-        [r["cell_id"], r["repeat"]]
+        [r[name] for name in REPEAT]
     )
     window_s = sums["window_s"].max()
     return (sums["tokens"].sum() / window_s.where(window_s > 0)).rename("steady_output_tokens_per_s")
@@ -130,7 +131,7 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     before_s = s.groupby(REPEAT)["time_s"].shift().fillna(s["began_s"])
     lasts_s = (s["time_s"] - before_s).clip(lower=0).fillna(0.0).astype(float)
     groups = s.groupby(REPEAT)
-    keys = [s["cell_id"], s["repeat"]]
+    keys = [s[name] for name in REPEAT]
     span_s = lasts_s.groupby(keys).sum()
 
     def mean_over_time(column: str) -> pd.Series:

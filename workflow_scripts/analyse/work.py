@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from workflow_scripts.analyse.facts import read_parsed
+from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
-from workflow_scripts.analyse.timeline import REPEAT
 from workflow_scripts.physics import formulas
 
 REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
@@ -49,7 +48,7 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
         requests: the columns `REQUEST_COLUMNS`.
         block_size: tokens per KV block by cell_id, null if the engine has no blocks.
     """
-    keys = [requests["cell_id"], requests["repeat"]]
+    keys = [requests[name] for name in REPEAT]
     cached = requests["cached_prompt_tokens"].fillna(0)
     # A request whose prompt created the entries that others found holds the same blocks, without a hit of its own.
     longest_hit = cached.groupby(keys).transform("max")

@@ -58,8 +58,12 @@ def read_batch(path: Path) -> tuple[str, ...]:
 
 
 def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
-    """The cells that have an outcome, with the SHA-256 of its record."""
-    return {cell.id: sha256_of(paths.outcome(cell)) for cell in cells if paths.outcome(cell).exists()}
+    """The starts of cells that have an outcome, by their folders below `cells/`, with the SHA-256 of its record."""
+    return {
+        path.parent.relative_to(paths.root / "cells").as_posix(): sha256_of(path)
+        for cell in cells
+        for path in paths.outcomes(cell).values()
+    }
 
 
 def write_ended(path: Path, ended: dict[str, str]) -> None:

@@ -223,8 +223,10 @@ def _or_none(read: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
+def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
     """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
+
+    The value is the time in seconds since another job let one of them go, None if none is known.
 
     All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
     """
@@ -233,9 +235,24 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[None]:
     with contextlib.suppress(PermissionError):
         place.chmod(0o1777)  # for every user of the host
     with contextlib.ExitStack() as held:
-        for name in _lock_names(gpu, count):
+        names = _lock_names(gpu, count)
+        for name in names:
             held.enter_context(_held(FileLock(place / f"{name}.lock", mode=0o666)))
-        yield
+        left = [place / f"{name}.left" for name in names]
+        idle_s = [time.time() - file.stat().st_mtime for file in left if file.exists()]
+        try:
+            yield max(0.0, min(idle_s)) if idle_s else None
+        finally:
+            for file in left:
+                _touch(file)
+
+
+def _touch(file: Path) -> None:
+    """Set a file's time to now, for whichever user it belongs to."""
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        file.touch(mode=0o666)
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:

@@ -4,7 +4,10 @@
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
-`outcome.json` beside it. If the engine refuses the cell, fails on it or takes too long, that is a result: the command
+`outcome.json` beside it. `--start 2` measures the cell in a second start of its engine, into `start-2/` in that folder,
+and leaves the first as it is.
+
+If the engine refuses the cell, fails on it or takes too long, that is a result: the command
 writes an outcome and exits with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk),
 and for a time limit that was reached while `--attempts` are left. It exits with 3 on the wrong device, without an
 outcome, because the cell never ran.
@@ -39,7 +42,7 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Measured, Outcome, is_outcome_of
+from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
@@ -47,10 +50,14 @@ LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
 PARTIAL = "raw.partial"
 ONLY_ATTEMPT = Attempt()
+FIRST_START = Start()
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT) -> int:
-    """Measure a cell and write its folder; return the exit status.
+def measure_cell(
+    study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt = ONLY_ATTEMPT, start: Start = FIRST_START
+) -> int:
+    """Measure a cell in one start of its engine and write the start's folder; return the exit status.
 
     The status is 3 on the wrong device, and 1 if an attempt other than the last reached the time limit.
 
@@ -58,7 +65,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         StudyError: the cell's model or workload was not prepared.
         ForkServerError: the process that should measure the cell could not be started.
     """
-    folder = paths.cell(cell)
+    folder = paths.start(cell, start.start)
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition.model))
     draft = definition.draft_model
@@ -81,8 +88,8 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         evidence=evidence,
         start_limit_s=min(study.server_start_limit_s, time_limit_s),
     ).write(job)
-    with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks):
-        print(f"measuring {cell.id}", flush=True)
+    with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks) as idle_before_s:
+        print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
         with (evidence / "engine.log").open("wb") as log:
             ended = run_forked(
@@ -110,6 +117,7 @@ def measure_cell(study: Study, cell: Cell, paths: StudyPaths, attempt: Attempt =
         cell_id=cell.id,
         definition=definition.as_json(),
         definition_sha256=definition_sha256(definition),
+        start=start.model_copy(update={"idle_before_s": idle_before_s, "boot_id": _boot_id()}),
         provenance=provenance(cell.engine, definition.endpoint),
         **record.model_dump(exclude={"wrong_device"}),
     )
@@ -167,9 +175,13 @@ def _report_failure(evidence: Path, exit_status: int) -> None:
     shutil.rmtree(evidence)
 
 
-def _is_done(study: Study, cell: Cell, paths: StudyPaths) -> bool:
+def _boot_id() -> str | None:
+    return BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.exists() else None
+
+
+def _is_done(study: Study, cell: Cell, paths: StudyPaths, start: int) -> bool:
     definition = cell_definition(study, cell, resolved_models(study))
-    return is_outcome_of(paths.outcome(cell), definition_sha256(definition))
+    return is_outcome_of(paths.outcome(cell, start), definition_sha256(definition))
 
 
 def find_cell(study: Study, cell_id: str) -> Cell:
@@ -185,6 +197,13 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     return cells[cell_id]
 
 
+def _count(text: str) -> int:
+    """A number from 1, for argparse."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not allowed; the least is 1")
+    return number
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure one cell."""
     parser = argparse.ArgumentParser(
@@ -197,20 +216,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
     parser.add_argument("--attempt", type=int, default=1, help="which try this is (%(default)s)")
     parser.add_argument("--attempts", type=int, default=1, help="how many there may be (%(default)s)")
-    parser.add_argument("--unless-done", action="store_true", help="leave a cell alone that has its outcome already")
+    parser.add_argument(
+        "--start", type=_count, default=1, help="which start of the cell's engine this is (%(default)s)"
+    )
+    parser.add_argument("--round", type=_count, help="the round of the device that it belongs to (that of the start)")
+    parser.add_argument("--position", type=_count, help="its place in the order of the round")
+    parser.add_argument("--unless-done", action="store_true", help="leave a start alone that has its outcome already")
     args = parser.parse_args(argv)
     try:
         study = load_study(args.study)
         cell = find_cell(study, args.cell)
         paths = StudyPaths(args.results, study.name)
         with cell_lock(paths.lock(cell)):
-            if args.unless_done and _is_done(study, cell, paths):
-                print("this cell has its outcome already")
+            if args.unless_done and _is_done(study, cell, paths, args.start):
+                print("this start of the cell has its outcome already")
                 return 0
             try:
-                return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts))
+                start = Start(start=args.start, round=args.round or args.start, position=args.position)
+                return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts), start)
             except OSError:  # such as a full disk
-                shutil.rmtree(paths.cell(cell) / PARTIAL, ignore_errors=True)
+                shutil.rmtree(paths.start(cell, args.start) / PARTIAL, ignore_errors=True)
                 print(file=sys.stderr)  # the log may have had no room for the end of its last line
                 raise
     except StudyError as e:

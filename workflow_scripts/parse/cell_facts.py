@@ -1,4 +1,4 @@
-"""One cell's raw evidence as rows of typed facts, each with the place where it was read."""
+"""The raw evidence of a cell's start as rows of typed facts, each with the place where it was read."""
 
 import json
 from collections.abc import Iterator
@@ -13,9 +13,11 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.paths import start_number
 
 FACT_COLUMNS = {
     "cell_id": "string",
+    "start": "int64",
     "repeat": "Int64",
     "name": "string",
     "value": "Float64",
@@ -24,6 +26,7 @@ FACT_COLUMNS = {
 }
 REQUEST_COLUMNS = {
     "cell_id": "string",
+    "start": "int64",
     "repeat": "Int64",
     "request_id": "string",
     "prompt_tokens": "Int64",
@@ -41,6 +44,7 @@ REQUEST_COLUMNS = {
 }
 STEP_COLUMNS = {
     "cell_id": "string",
+    "start": "int64",
     "repeat": "Int64",
     "time_s": "Float64",
     "running": "Int64",
@@ -57,6 +61,7 @@ STEP_COLUMNS = {
 }
 TRACE_COLUMNS = {
     "cell_id": "string",
+    "start": "int64",
     "repeat": "Int64",
     "time_s": "Float64",
     "memory_used_bytes": "Float64",
@@ -94,9 +99,10 @@ _PEAKS = ("torch_max_memory_allocated_bytes",)
 
 @dataclass
 class CellFacts:
-    """Rows of one cell for each table; times in seconds since the start of the row's repeat."""
+    """Rows of one start of a cell for each table; times in seconds since the start of the row's repeat."""
 
     cell_id: str
+    start: int = 1
     facts: list[dict[str, Any]] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -112,8 +118,8 @@ class CellFacts:
 
 
 def parse_cell(folder: Path, cell_id: str) -> CellFacts:
-    """Read everything in a cell's folder; damaged parts are left out, and a fact `damaged` names them."""
-    rows = CellFacts(cell_id)
+    """Read everything in the folder of a cell's start; damaged parts are left out, and a fact `damaged` names them."""
+    rows = CellFacts(cell_id, start_number(folder))
     try:
         outcome = read_outcome(folder / "outcome.json")
     except (ValidationError, ValueError, OSError) as e:
@@ -137,6 +143,8 @@ def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
     rows.add("outcome", outcome.outcome, source)
     rows.add("reason", outcome.reason, source)
     rows.add("definition_sha256", outcome.definition_sha256, source)
+    for name in ("round", "position", "idle_before_s", "boot_id"):
+        rows.add(name, getattr(outcome.start, name), source)
     rows.add("protocol", outcome.definition.get("protocol"), source)
     groups = {
         "effective": outcome.effective,

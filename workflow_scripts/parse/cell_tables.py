@@ -3,7 +3,8 @@
     python -m workflow_scripts.parse.cell_tables --cells results/demo/cells \\
         --gpu cpu-all --out results/demo/parsed/cpu-all
 
-reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}` and writes `facts.parquet`,
+reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}`, and those of further starts in
+`start-{n}/` beside it, and writes `facts.parquet`,
 `requests.parquet`, `steps.parquet` and `trace.parquet`. A cell is read again only if its evidence or the parser has
 changed since the last time.
 """
@@ -25,20 +26,25 @@ from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_json, write_bytes, write_json
 from workflow_scripts.common.sources import sources
 from workflow_scripts.parse.cell_facts import TABLES, CellFacts, frame, parse_cell
+from workflow_scripts.study.paths import START_FOLDER, start_number
 
 STAMPS = "stamps.json"
+START = ["cell_id", "start"]
 
 
-def find_cells(cells: Path, gpu: str) -> dict[str, Path]:
-    """Folders of the cells that have ended, by cell id."""
-    return {
-        path.parent.relative_to(cells).as_posix(): path.parent
-        for path in sorted((cells / gpu).glob("*/*/*/*/outcome.json"))
-    }
+Start = tuple[str, int]  # a cell's id, and the number of its start
+
+
+def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
+    """Folders of the starts that have ended, in the order of cells and starts."""
+    first = ((path.parent, path.parent) for path in (cells / gpu).glob("*/*/*/*/outcome.json"))
+    further = ((path.parent, path.parents[1]) for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/outcome.json"))
+    found = {(cell.relative_to(cells).as_posix(), start_number(folder)): folder for folder, cell in (*first, *further)}
+    return dict(sorted(found.items()))
 
 
 def stamp(folder: Path) -> str:
-    """A text that changes when a file of the cell's evidence changes."""
+    """A text that changes when a file of the start's evidence changes."""
     files = [folder / "outcome.json", *sorted((folder / "raw").glob("*"))]
     state = [(f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files if f.is_file()]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
@@ -53,30 +59,33 @@ def parser_version() -> str:
 
 
 def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, int]:
-    """Write the tables of a GPU; return how many cells were read and how many were kept from the last call."""
-    folders = find_cells(cells, gpu)
+    """Write the tables of a GPU; return how many starts were read and how many were kept from the last call."""
+    folders = find_starts(cells, gpu)
     version = parser_version()
-    stamps = {cell_id: f"{version[:16]}-{stamp(folder)}" for cell_id, folder in folders.items()}
+    names = {start: folder.relative_to(cells).as_posix() for start, folder in folders.items()}
+    stamps = {names[start]: f"{version[:16]}-{stamp(folder)}" for start, folder in folders.items()}
     known = read_json(out / STAMPS) if (out / STAMPS).exists() else {}
-    changed = [cell_id for cell_id in folders if known.get(cell_id) != stamps[cell_id]]
-    kept = {cell_id for cell_id in folders if cell_id not in set(changed)}
+    changed = [start for start in folders if known.get(names[start]) != stamps[names[start]]]
+    kept = sorted(folders.keys() - set(changed))
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
-        parsed = list(pool.map(parse_cell, [folders[c] for c in changed], changed, chunksize=8))
+        parsed = list(pool.map(parse_cell, [folders[start] for start in changed], [c for c, _ in changed], chunksize=8))
     (out / STAMPS).unlink(missing_ok=True)  # if this call is interrupted, the next one reads everything again
     for name, columns in TABLES.items():
         table = _new_rows(parsed, name, columns)
         if kept:
             old = pd.read_parquet(out / f"{name}.parquet")
-            table = pd.concat([old[old["cell_id"].isin(kept)], table], ignore_index=True).astype(columns)
+            table = pd.concat([old[pd.MultiIndex.from_frame(old[START]).isin(kept)], table], ignore_index=True).astype(
+                columns
+            )
         buffer = BytesIO()
-        table.sort_values("cell_id", kind="stable").to_parquet(buffer, index=False)
+        table.sort_values(START, kind="stable").to_parquet(buffer, index=False)
         write_bytes(out / f"{name}.parquet", buffer.getvalue())
     write_json(out / STAMPS, stamps)
     return len(changed), len(kept)
 
 
 def _new_rows(parsed: list[CellFacts], name: str, columns: dict[str, str]) -> pd.DataFrame:
-    rows = [{"cell_id": cell.cell_id, **row} for cell in parsed for row in getattr(cell, name)]
+    rows = [{"cell_id": cell.cell_id, "start": cell.start, **row} for cell in parsed for row in getattr(cell, name)]
     return frame(rows, columns)
 
 
@@ -92,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{args.cells}: there is no such folder of cells", file=sys.stderr)
         return 2
     read, kept = parse_cells(args.cells, args.gpu, args.out, args.processes)
-    print(f"{args.gpu}: {read} cells read, {kept} unchanged")
+    print(f"{args.gpu}: {read} starts of cells read, {kept} unchanged")
     return 0
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 
 from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import REPEAT
 from workflow_scripts.present.series import setting
 from workflow_scripts.present.setting_words import knobs_that_differ, settings_in_words
 from workflow_scripts.present.style import COLOURS
@@ -170,19 +171,18 @@ def _of_cells(rows: pd.DataFrame | None, place: "pd.Series[int]") -> pd.DataFram
 def _preferred_limits(report: Report) -> pd.DataFrame | None:
     """One row per repeat: if a device's rates have two sources, the data sheet is preferred."""
     limits = report.tables.get("limits")
-    return None if limits is None else limits.sort_values("rates").drop_duplicates(["cell_id", "repeat"])
+    return None if limits is None else limits.sort_values("rates").drop_duplicates(REPEAT)
 
 
 def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     cells = report.tables.cells
     rows = cells[cells["repeat"].notna()]
     limits, served = _preferred_limits(report), report.tables.get("serving")
-    key = ["cell_id", "repeat"]
     if limits is not None:
-        rows = rows.merge(limits[[*key, "mbu", "mfu"]], on=key, how="left")
+        rows = rows.merge(limits[[*REPEAT, "mbu", "mfu"]], on=REPEAT, how="left")
     if served is not None:
-        known = served.reindex(columns=[*key, *SERVED]).drop_duplicates(key)
-        rows = rows.merge(known, on=key, how="left", suffixes=("", "_served"))
+        known = served.reindex(columns=[*REPEAT, *SERVED]).drop_duplicates(REPEAT)
+        rows = rows.merge(known, on=REPEAT, how="left", suffixes=("", "_served"))
         for name in SERVED:
             if (other := f"{name}_served") in rows:
                 rows[name] = rows[other].where(rows[other].notna(), rows[name])

@@ -67,10 +67,12 @@ def _cells_by_interest(tables: Tables) -> list[str]:
 
 
 def _facts(tables: Tables, name: str, ids: list[str]) -> pd.DataFrame:
+    """Rows of the first start of each cell."""
     try:
-        return tables.facts(name, ids)
+        rows = tables.facts(name, ids)
     except MissingError:
         return pd.DataFrame()
+    return rows[rows["start"] == rows.groupby("cell_id")["start"].transform("min")]
 
 
 def _block(name: str, rows: pd.DataFrame) -> dict[str, Any]:

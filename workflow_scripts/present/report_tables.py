@@ -12,6 +12,9 @@ class MissingError(Exception):
     """Something that a figure or a section needs is missing; the message says what, and the page shows it."""
 
 
+# What tables of repeats have in common.
+REPEAT = ["cell_id", "start", "repeat"]
+
 # The meaning of a table without rows.
 EMPTY = {
     "effects": "no two measured cells differ in one setting alone",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.present.report_tables import MissingError
+from workflow_scripts.present.report_tables import REPEAT, MissingError
 
 NAMES = ["gpu", "engine", "model", "workload"]
 
@@ -111,10 +111,10 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
 def repeats_of(rows: pd.DataFrame) -> str:
     """The number of timed passes behind per cell's mark, in words.
 
-    >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "repeat": [0, 1, 0]}))
+    >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "start": [1, 2, 1], "repeat": [0, 0, 0]}))
     '1 to 2 repeats per cell'
     """
-    counts = rows.groupby("cell_id")["repeat"].nunique()
+    counts = rows[REPEAT].drop_duplicates().groupby("cell_id").size()
     low, high = int(counts.min()), int(counts.max())
     return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} per cell"
 

@@ -47,7 +47,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path =
     for needed in (paths.tables, paths.report):
         if not needed.exists():
             raise ArchiveError(f"{needed} is not there; `snakemake partial_report` makes it from the cells there are")
-    ended = [cell.id for cell in expand(study) if paths.outcome(cell).exists()]
+    ended = [cell.id for cell in expand(study) if paths.outcomes(cell)]
     if not ended:
         raise ArchiveError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
     files = {STUDY: study_file}
@@ -91,7 +91,7 @@ def write_archive(study: Study, study_file: Path, paths: StudyPaths, out: Path) 
 
 def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> dict[str, Any]:
     """The RO-Crate metadata: the parts of the archive, and for each device what measured it, where and when."""
-    outcomes = [read_json(paths.outcome(cell)) for cell in expand(study) if paths.outcome(cell).exists()]
+    outcomes = [read_json(path) for cell in expand(study) for path in paths.outcomes(cell).values()]
     results = f"results/{study.name}"
     crate = ROCrate()
     crate.name = f"kvsweep study {study.name}"
@@ -129,7 +129,7 @@ def _describe_device(
     engines = sorted({engine for p in where if (engine := p.get("engine_version"))})
     action = {
         "@type": "CreateAction",
-        "name": f"measuring {len(outcomes)} cells on {gpu}",
+        "name": f"measuring {len({o['cell_id'] for o in outcomes})} cells on {gpu}",
         "description": "hosts: " + ", ".join(sorted({str(p.get("host")) for p in where})),
         "endTime": max(p["ended_at"] for p in where),
     }

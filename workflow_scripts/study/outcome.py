@@ -36,6 +36,22 @@ class WarmUp(_Record):
     steady: bool
 
 
+class Start(_Record):
+    """Which engine start of the cell a record is of, and when it was measured among others.
+
+    `start` counts the cell's starts, `round` the rounds of the device, both from 1; a round measures every cell that
+    needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since another start on this
+    device of this host ended. `boot_id`: Linux's name of the time since the host was started. Records from before
+    starts were counted are the first start, in the first round.
+    """
+
+    start: int = 1
+    round: int = 1
+    position: int | None = None
+    idle_before_s: float | None = None
+    boot_id: str | None = None
+
+
 class Measured(_Record):
     """What the measuring process observed; the fields are those of `Outcome`.
 
@@ -71,6 +87,7 @@ class Outcome(_Record):
     effective: dict[str, Any] = {}
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
+    start: Start = Start()
     repeats: list[Repeat] = []
     device: dict[str, Any] = {}
     host_load: dict[str, Any] = {}

@@ -7,6 +7,22 @@ from pathlib import Path
 from workflow_scripts.study.grid import Cell
 
 CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
+START_FOLDER = "start-"
+
+
+def start_folder(start: int) -> str:
+    """Name of the folder of a further start, in the cell's folder."""
+    return f"{START_FOLDER}{start}"
+
+
+def start_number(folder: Path) -> int:
+    """The number of the start whose folder this is.
+
+    >>> start_number(Path("bs32-seqs4/start-3")), start_number(Path("bs32-seqs4"))
+    (3, 1)
+    """
+    number = folder.name.removeprefix(START_FOLDER)
+    return int(number) if folder.name.startswith(START_FOLDER) and number.isdecimal() else 1
 
 
 @dataclass(frozen=True)
@@ -25,13 +41,23 @@ class StudyPaths:
         """Folder of a cell (given as a cell, as its id, or as the pattern of all cells)."""
         return self.root / "cells" / (cell.id if isinstance(cell, Cell) else cell)
 
-    def log(self, cell: Cell | str) -> Path:
-        """Log of the measuring command."""
-        return self.cell(cell) / "measure.log"
+    def start(self, cell: Cell | str, start: int = 1) -> Path:
+        """Folder with the evidence of one engine start of a cell: the cell's own for the first, or one in it."""
+        return self.cell(cell) if start == 1 else self.cell(cell) / start_folder(start)
 
-    def outcome(self, cell: Cell | str) -> Path:
-        """The outcome record of a cell; it exists only when the cell has ended."""
-        return self.cell(cell) / "outcome.json"
+    def log(self, cell: Cell | str, start: int = 1) -> Path:
+        """Log of the measuring command."""
+        return self.start(cell, start) / "measure.log"
+
+    def outcome(self, cell: Cell | str, start: int = 1) -> Path:
+        """The outcome record of a start of a cell; it exists only when the start has ended."""
+        return self.start(cell, start) / "outcome.json"
+
+    def outcomes(self, cell: Cell | str) -> dict[int, Path]:
+        """The outcome records of all starts of a cell that have ended, by the start's number."""
+        found = [path.parent for path in self.cell(cell).glob(f"{START_FOLDER}*/outcome.json")]
+        numbers = [1, *sorted(start_number(folder) for folder in found)]
+        return {start: path for start in numbers if (path := self.outcome(cell, start)).exists()}
 
     def model(self, model: str, key: str) -> Path:
         """Folder with a model's `config.json` and tokenizer; `key` is the `model_key` of its definition."""

@@ -6,6 +6,7 @@ import pandas as pd
 
 REQUEST_COLUMNS = {
     "cell_id": "string",
+    "start": "int64",
     "repeat": "Int64",
     "request_id": "string",
     "prompt_tokens": "Int64",
@@ -21,6 +22,7 @@ REQUEST_COLUMNS = {
 }
 STEP_COLUMNS = {
     "cell_id": "string",
+    "start": "int64",
     "repeat": "Int64",
     "time_s": "Float64",
     "running": "Int64",
@@ -32,7 +34,7 @@ def requests(cell_id, *rows, repeat=0):
     """Requests of (prompt tokens, output tokens, cached prompt tokens[, scheduled, first token, last token])."""
     names = ("prompt_tokens", "output_tokens", "cached_prompt_tokens", "scheduled_s", "first_token_s", "last_token_s")
     records = [
-        {"cell_id": cell_id, "repeat": repeat, "request_id": str(i), **dict(zip(names, row, strict=False))}
+        {"cell_id": cell_id, "start": 1, "repeat": repeat, "request_id": str(i), **dict(zip(names, row, strict=False))}
         for i, row in enumerate(rows)
     ]
     return pd.DataFrame(records, columns=list(REQUEST_COLUMNS)).astype(REQUEST_COLUMNS)
@@ -40,7 +42,7 @@ def requests(cell_id, *rows, repeat=0):
 
 def steps(cell_id, number, repeat=0):
     """So many steps of one sequence, a second each."""
-    step = {"cell_id": cell_id, "repeat": repeat, "running": 1, "generation_tokens": 1}
+    step = {"cell_id": cell_id, "start": 1, "repeat": repeat, "running": 1, "generation_tokens": 1}
     rows = [{**step, "time_s": i} for i in range(number)]
     return pd.DataFrame(rows, columns=list(STEP_COLUMNS)).astype(STEP_COLUMNS)
 

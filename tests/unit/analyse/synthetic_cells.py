@@ -41,6 +41,8 @@ def cell(
                 "max_concurrency_allowed": settings.max_concurrency,
                 "outcome": "ok",
                 "comparable": True,
+                "start": 1,
+                "round": 1,
                 "repeat": repeat,
                 "num_requests": 64,
                 "prompt_tokens": 3000,

@@ -92,7 +92,13 @@ OF_REPEAT = {"wall_s": 4.0, "start_unix_s": 1_700_000_000.0} | {n: v for n, (_, 
 def facts(cell_id, of_cell, *of_repeats):
     """Facts of a cell and of its repeats from names and values; a value of None is left out."""
     rows = [
-        {"cell_id": cell_id, "repeat": repeat, "name": name, "text" if isinstance(value, str) else "value": value}
+        {
+            "cell_id": cell_id,
+            "start": 1,
+            "repeat": repeat,
+            "name": name,
+            "text" if isinstance(value, str) else "value": value,
+        }
         for repeat, named in [(None, of_cell), *enumerate(of_repeats)]
         for name, value in named.items()
         if value is not None
@@ -141,6 +147,30 @@ def test_every_cell_of_the_study_has_a_row_and_the_columns_of_the_schema(tmp_pat
     assert set(table) == {name for name in TABLE_SCHEMAS["cells"].columns if not name.startswith("^")} | knobs
 
 
+def test_each_start_has_its_own_outcome_and_its_own_repeats(tmp_path):
+    second = OF_CELL | {"round": 2.0, "position": 3.0, "effective.block_size": 64.0}
+    failed = OF_CELL | {"outcome": "timeout", "reason": "too long", "round": 3.0}
+    table = of_study(
+        tmp_path,
+        facts(FOUR, OF_CELL | {"round": 1.0}, OF_REPEAT, OF_REPEAT),
+        facts(FOUR, second, OF_REPEAT | {"wall_s": 8.0}).assign(start=2),
+        facts(FOUR, failed, OF_REPEAT).assign(start=3),
+        served=[
+            *(two_requests(FOUR), two_requests(FOUR, repeat=1)),
+            *(two_requests(FOUR).assign(start=start) for start in (2, 3)),
+        ],
+    )
+    rows = table[table["cell_id"] == FOUR]
+    told = ["start", "round", "position", "repeat", "outcome", "output_tokens_per_s", "block_size_effective"]
+    assert rows[told].astype(object).where(rows[told].notna(), None).to_numpy().tolist() == [
+        [1, 1, None, 0, "ok", 2.0, 32],
+        [1, 1, None, 1, "ok", 2.0, 32],
+        [2, 2, 3, 0, "ok", 1.0, 64],
+        [3, 3, None, None, "timeout", None, 32],
+    ]
+    assert table.loc[table["cell_id"] == EIGHT, "start"].isna().all()
+
+
 def test_what_the_study_asks_for(tmp_path):
     table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)])
     asked = ["study", "sweeps", "gpu", "engine", "model", "workload", "knobs", "max_concurrency_allowed"]
@@ -173,8 +203,8 @@ def test_all_that_took_effect_is_kept_as_one_text(tmp_path):
 
 
 def test_rates_are_over_the_time_from_the_first_request_to_the_end_of_the_last(tmp_path):
-    trace = pd.DataFrame({"cell_id": FOUR, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
-    steps = pd.DataFrame({"cell_id": FOUR, "repeat": 0, "time_s": [0.0, 4.0], "waiting": [3, 0]})
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
+    steps = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "waiting": [3, 0]})
     served = [two_requests(FOUR)]
     table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, steps=[steps], trace=[trace])
     row = row_of(table, FOUR)
@@ -289,7 +319,7 @@ def test_nothing_is_divided_by_zero(fact, column, tmp_path):
     ],
 )
 def test_energy_is_of_the_whole_repeat_or_not_known(samples, energy_j, tmp_path):
-    trace = pd.DataFrame({"cell_id": FOUR, "repeat": 0, **samples})
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, **samples})
     table = of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=[two_requests(FOUR)], trace=[trace])
     row = row_of(table, FOUR)
     if energy_j is None:
@@ -307,7 +337,7 @@ def test_numbers_of_a_pretended_gpu_have_a_source_of_their_own(tmp_path):
 
 
 def test_no_output_has_no_energy_a_token(tmp_path):
-    trace = pd.DataFrame({"cell_id": FOUR, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
+    trace = pd.DataFrame({"cell_id": FOUR, "start": 1, "repeat": 0, "time_s": [0.0, 4.0], "power_w": [100.0, 100.0]})
     served = [requests(FOUR, (10, 0, 0, 0.0, 1.0, 1.0))]
     row = row_of(of_study(tmp_path, facts(FOUR, OF_CELL, OF_REPEAT), served=served, trace=[trace]), FOUR)
     assert row["energy_j"] == 400
@@ -338,10 +368,10 @@ def test_a_study_of_which_nothing_was_run(tmp_path):
 
 def test_a_fact_is_a_number_or_a_text():
     of_cell, of_repeat = wide(facts("c", {"a": 1.5, "b": "text"}, {"a": 2.0}, {"a": 3.0, "d": "more"}))
-    assert of_cell.loc["c"].to_dict() == {"a": 1.5, "b": "text"}
-    assert of_repeat["a"].to_dict() == {("c", 0): 2.0, ("c", 1): 3.0}
-    assert of_repeat.loc[("c", 1), "d"] == "more"
-    assert pd.isna(of_repeat.loc[("c", 0), "d"])
+    assert of_cell.loc[("c", 1)].to_dict() == {"a": 1.5, "b": "text"}
+    assert of_repeat["a"].to_dict() == {("c", 1, 0): 2.0, ("c", 1, 1): 3.0}
+    assert of_repeat.loc[("c", 1, 1), "d"] == "more"
+    assert pd.isna(of_repeat.loc[("c", 1, 0), "d"])
 
 
 def test_only_the_columns_that_are_asked_for_are_read(tmp_path):

@@ -24,7 +24,10 @@ def measured(gpu="h200", **layouts):
     for name, columns in layouts.items():
         columns = columns if isinstance(columns, dict) else {"waste_pct": columns}
         size = 16 if name == "block_size_whatif" else None
-        rows.append({"cell_id": CELL.replace("h200", gpu), "layout": name, "block_size": size, "repeat": 0} | columns)
+        rows.append(
+            {"cell_id": CELL.replace("h200", gpu), "layout": name, "block_size": size, "start": 1, "repeat": 0}
+            | columns
+        )
     return evidence(cells=[cell({"block_size": 16}, (1.0, 1.0), gpu=gpu, max_model_len_effective=4096)], waste=rows)
 
 

@@ -94,7 +94,7 @@ def test_a_table_that_was_not_made_has_columns_and_no_rows(tmp_path):
     assert tables.pop("effects").empty is False
     assert all(table.empty for table in tables.values())
     assert tables["cells"]["prefix_cache_hits"].dtype == float
-    assert list(tables["waste"].columns)[:3] == ["cell_id", "repeat", "layout"]
+    assert list(tables["waste"].columns)[:4] == ["cell_id", "start", "repeat", "layout"]
 
 
 def test_a_table_that_is_none_is_refused(tmp_path):

@@ -36,6 +36,7 @@ def cells(**columns: object) -> pd.DataFrame:
     known = {
         "model": "tiny-llama-57m",
         "dtype": "float32",
+        "start": 1,
         "repeat": 0,
         "num_gpu_blocks": None,
         "block_size_effective": None,
@@ -87,7 +88,7 @@ def test_a_model_or_a_cell_that_is_not_known_has_no_bytes() -> None:
 def test_tokens_held_over_the_lives_of_requests() -> None:
     # The first holds 10 tokens for 2 s, 11 for 0.5 s and 12 for 0.5 s; the second 8 tokens for 1 s.
     table = requests("c", (10, 3, 0, 0.0, 2.0, 3.0), (8, 1, 0, 3.0, 4.0, 4.0))
-    assert tokens_held(table).loc["c", 0] == pytest.approx((31.5 + 8) / 4)
+    assert tokens_held(table).loc["c", 1, 0] == pytest.approx((31.5 + 8) / 4)
     assert tokens_held(requests("c", (8, 1, 0, 3.0, 3.0, 3.0))).isna().all()
 
 
@@ -116,14 +117,14 @@ def parsed(tmp_path: Path) -> Path:
             for time_s, slots in ((0.0, 10), (1.0, 10), (2.0, 12)):
                 reserved = {"kv_tokens_live": slots, "kv_slots_reserved": slots}
                 reserved["kv_bytes_reserved"] = slots * BYTES_PER_TOKEN
-                steps.append({"cell_id": cell.id, "repeat": 0, "time_s": time_s, **reserved})
+                steps.append({"cell_id": cell.id, "start": 1, "repeat": 0, "time_s": time_s, **reserved})
         for repeat, named in ((None, of_cell), (0, of_repeat)):
             facts += [
-                {"cell_id": cell.id, "repeat": repeat, "name": name}
+                {"cell_id": cell.id, "start": 1, "repeat": repeat, "name": name}
                 | ({"text": value} if isinstance(value, str) else {"value": value})
                 for name, value in named.items()
             ]
-        trace.append({"cell_id": cell.id, "repeat": 0, "time_s": 0.5, "process_memory_bytes": 8e8})
+        trace.append({"cell_id": cell.id, "start": 1, "repeat": 0, "time_s": 0.5, "process_memory_bytes": 8e8})
         served.append(requests(cell.id, (10, 3, 0, 0.0, 2.0, 3.0)))
     folder = tmp_path / "cpu-all"
     folder.mkdir()

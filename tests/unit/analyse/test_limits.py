@@ -363,6 +363,7 @@ def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
     found = pd.DataFrame(
         {
             "cell_id": [broken[0]["cell_id"]] * 3 + [fine[0]["cell_id"], late[0]["cell_id"]],
+            "start": 1,
             "repeat": pd.array([0, 1, 2, 0, 0], dtype="Int64"),
             "factor": [0.9, 3.14159, 2.0, 1.1, 9.0],
             "exceeds": pd.array([False, True, True, False, True], dtype="boolean"),

@@ -19,6 +19,7 @@ def served(queued, first, last, sent=None, outputs=11, cell_id="c", repeat=0, ga
     return pd.DataFrame(
         {
             "cell_id": cell_id,
+            "start": 1,
             "repeat": repeat,
             "request_id": [str(i) for i in range(count)],
             "prompt_tokens": 10,
@@ -142,8 +143,15 @@ def tables(tmp_path, knobs, requests, facts=(), slo=None, rates=None, **columns)
         row["requests_per_s"] = rate
     name = cells[0]["cell_id"]
     write_parsed(tmp_path / "cpu-all", "requests", *(r.assign(cell_id=name, repeat=i) for i, r in enumerate(requests)))
-    rows = [{"repeat": None, "name": "device.memory_total_bytes", "value": 20e9}, *facts]
-    columns_of_facts = {"cell_id": "string", "repeat": "Int64", "name": "string", "value": "Float64", "text": "string"}
+    rows = [{"start": 1, "repeat": None, "name": "device.memory_total_bytes", "value": 20e9}, *facts]
+    columns_of_facts = {
+        "cell_id": "string",
+        "start": "int64",
+        "repeat": "Int64",
+        "name": "string",
+        "value": "Float64",
+        "text": "string",
+    }
     frame = pd.DataFrame([{"cell_id": name, **row} for row in rows], columns=list(columns_of_facts))
     write_parsed(tmp_path / "cpu-all", "facts", frame.astype(columns_of_facts))
     found, summary = serving_tables(table(cells), tmp_path, slo or {})
@@ -294,7 +302,7 @@ def test_a_late_or_busy_client_is_the_limit(tmp_path):
     rows, _ = tables(tmp_path / "late", {"request_rate_per_s": 2.0}, [late])
     assert rows.iloc[0]["limited_by"] == "client"
     assert "The client was the limit: 1 % of the requests left it 0.05 s late" in rows.iloc[0]["explanation"]
-    cpu = [{"repeat": 0, "name": "metric.client_cpu_s", "value": 19.0}]
+    cpu = [{"start": 1, "repeat": 0, "name": "metric.client_cpu_s", "value": 19.0}]
     rows, _ = tables(tmp_path / "busy", {"request_rate_per_s": 2.0}, [prompt_server()], facts=cpu)
     assert rows.iloc[0]["client_cpu_cores"] == pytest.approx(0.95)
     assert rows.iloc[0]["limited_by"] == "client"

@@ -18,7 +18,7 @@ REQUEST = ("request_id", "prompt_tokens", "output_tokens", "queued_s", "schedule
 
 
 def requests(*rows: tuple[object, ...], preemptions: int | None = 0, cached: object = None) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=REQUEST).assign(cell_id="c", repeat=0, preemptions=preemptions)
+    frame = pd.DataFrame(rows, columns=REQUEST).assign(cell_id="c", start=1, repeat=0, preemptions=preemptions)
     frame["cached_prompt_tokens"] = cached
     counts = ("prompt_tokens", "output_tokens", "preemptions", "cached_prompt_tokens")
     return frame.astype(dict.fromkeys(counts, "Int64"))
@@ -29,11 +29,11 @@ def began(times_s: dict[tuple[str, int], float | None]) -> pd.Series:
     return pd.Series(times_s, index=pd.MultiIndex.from_tuples(times_s, names=REPEAT), dtype="Float64")
 
 
-NOT_KNOWN = began({("c", 0): None})
+NOT_KNOWN = began({("c", 1, 0): None})
 
 
 def only(frame: pd.DataFrame) -> pd.Series:
-    assert frame.index.tolist() == [("c", 0)]
+    assert frame.index.tolist() == [("c", 1, 0)]
     return frame.iloc[0]
 
 
@@ -77,12 +77,12 @@ def test_cells_and_repeats_are_kept_apart() -> None:
     late = requests(("0", 30, 4, 10.0, 11.0, 13.0, 19.0), preemptions=3)
     table = pd.concat([late.assign(cell_id="d"), one.assign(repeat=1), one])
     facts = request_facts(table)
-    assert facts["num_requests"].to_dict() == {("c", 0): 2, ("c", 1): 2, ("d", 0): 1}
-    assert facts.loc[("d", 0), ["prompt_tokens", "output_tokens", "preemptions"]].tolist() == [30, 4, 3]
-    assert facts.loc[("d", 0), ["ttft_s_p50", "prefill_s_mean", "decode_s_mean"]].tolist() == [3, 2, 6]
+    assert facts["num_requests"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
+    assert facts.loc[("d", 1, 0), ["prompt_tokens", "output_tokens", "preemptions"]].tolist() == [30, 4, 3]
+    assert facts.loc[("d", 1, 0), ["ttft_s_p50", "prefill_s_mean", "decode_s_mean"]].tolist() == [3, 2, 6]
     running = running_over_time(table)
-    assert running["running_peak"].to_dict() == {("c", 0): 2, ("c", 1): 2, ("d", 0): 1}
-    assert running["running_mean"].to_dict() == {("c", 0): 2, ("c", 1): 2, ("d", 0): 1}
+    assert running["running_peak"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
+    assert running["running_mean"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
 
 
 def test_an_engine_that_counts_no_preemptions_is_not_one_without() -> None:
@@ -133,7 +133,7 @@ def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
     ]
     rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
     # In 2..8 s: request 0 makes 3, request 1 its first and 4, request 2 its first and 2, request 3 its first and 1.
-    assert rate.loc[("c", 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
+    assert rate.loc[("c", 1, 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
 
 
 def test_what_lies_outside_of_the_window_does_not_count() -> None:
@@ -145,7 +145,7 @@ def test_what_lies_outside_of_the_window_does_not_count() -> None:
         ("3", 1, 3, 0.0, 6.0, 7.0, 9.0),
     ]
     rate = steady_rate(requests(*rows), pd.Series({"c": 2}))
-    assert rate.loc[("c", 0)] == pytest.approx((0 + 5 + 5 + (1 + 1)) / 5)
+    assert rate.loc[("c", 1, 0)] == pytest.approx((0 + 5 + 5 + (1 + 1)) / 5)
     assert rate.name == "steady_output_tokens_per_s"
 
 
@@ -155,17 +155,17 @@ def test_each_cell_has_its_own_window() -> None:
     slow = [(*r[:3], *(2 * t for t in r[3:])) for r in rows]
     table = pd.concat([requests(*slow).assign(cell_id="d"), requests(*rows), requests(*rows).assign(repeat=1)])
     rates = steady_rate(table, pd.Series({"c": 1, "d": 2, "e": 1}))
-    of_c = steady_rate(requests(*rows), pd.Series({"c": 1})).loc[("c", 0)]
+    of_c = steady_rate(requests(*rows), pd.Series({"c": 1})).loc[("c", 1, 0)]
     # From 1 s to 12 s: 2 + 1 tokens of each of four, all of them inside.
     assert of_c == pytest.approx(4 * 3 / 11)
     # The second's first token at 8 s, the third's last at 18 s.
-    assert rates.to_dict() == pytest.approx({("c", 0): of_c, ("c", 1): of_c, ("d", 0): (3 + 3) / 10})
+    assert rates.to_dict() == pytest.approx({("c", 1, 0): of_c, ("c", 1, 1): of_c, ("d", 1, 0): (3 + 3) / 10})
 
 
 def test_requests_of_one_token_count_where_it_comes() -> None:
     rows = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
     # From the second's token (1 s) to the third's (2 s), both inside.
-    assert steady_rate(requests(*rows), pd.Series({"c": 2})).loc[("c", 0)] == pytest.approx(2.0)
+    assert steady_rate(requests(*rows), pd.Series({"c": 2})).loc[("c", 1, 0)] == pytest.approx(2.0)
 
 
 def test_twice_what_is_allowed_is_just_enough() -> None:
@@ -190,6 +190,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
     steps = pd.DataFrame(
         {
             "cell_id": "c",
+            "start": 1,
             "repeat": 0,
             "time_s": [0.0, 1.0, 4.0],
             "waiting": [3, 2, 0],
@@ -213,6 +214,7 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
     steps = pd.DataFrame(
         {
             "cell_id": ["c", "c", "d", "c", "d"],
+            "start": 1,
             "repeat": 0,
             "time_s": [0.5, 0.0, 1.0, 0.1, 0.0],
             "waiting": [0, 2, 7, 1, 5],
@@ -223,28 +225,28 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
         }
     )
     facts = step_facts(steps, NOT_KNOWN)
-    assert facts["waiting_peak"].to_dict() == {("c", 0): 2, ("d", 0): 7}
-    assert facts["kv_cache_usage_peak"].to_dict() == {("c", 0): 0.9, ("d", 0): 0.4}
-    assert facts["kv_cache_usage_mean"].to_dict() == pytest.approx({("c", 0): (0.01 + 0.2) / 0.5, ("d", 0): 0.4})
-    assert facts["kv_slots_reserved_mean"].to_dict() == {("c", 0): 64, ("d", 0): 8}
-    assert facts.loc[("c", 0), "kv_tokens_live_mean"] == pytest.approx((20 * 0.1 + 30 * 0.4) / 0.5)
-    assert pd.isna(facts.loc[("d", 0), "kv_tokens_live_mean"])
+    assert facts["waiting_peak"].to_dict() == {("c", 1, 0): 2, ("d", 1, 0): 7}
+    assert facts["kv_cache_usage_peak"].to_dict() == {("c", 1, 0): 0.9, ("d", 1, 0): 0.4}
+    assert facts["kv_cache_usage_mean"].to_dict() == pytest.approx({("c", 1, 0): (0.01 + 0.2) / 0.5, ("d", 1, 0): 0.4})
+    assert facts["kv_slots_reserved_mean"].to_dict() == {("c", 1, 0): 64, ("d", 1, 0): 8}
+    assert facts.loc[("c", 1, 0), "kv_tokens_live_mean"] == pytest.approx((20 * 0.1 + 30 * 0.4) / 0.5)
+    assert pd.isna(facts.loc[("d", 1, 0), "kv_tokens_live_mean"])
 
 
 def test_the_first_step_lasts_from_when_a_request_was_scheduled() -> None:
     # Prompts are read in 3 s, then two steps of 1 s; of the other cell nothing is known.
-    steps = pd.DataFrame({"cell_id": ["c"] * 3 + ["d"] * 3, "repeat": 0, "time_s": [3.5, 4.5, 5.5] * 2})
+    steps = pd.DataFrame({"cell_id": ["c"] * 3 + ["d"] * 3, "start": 1, "repeat": 0, "time_s": [3.5, 4.5, 5.5] * 2})
     held = ["kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"]
     steps = steps.assign(waiting=0, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
-    facts = step_facts(steps, began({("c", 0): 0.5, ("d", 0): None}))
-    assert facts.loc[("c", 0), "kv_tokens_live_mean"] == pytest.approx((10 * 3 + 20 + 30) / 5)
-    assert facts.loc[("d", 0), "kv_bytes_reserved_mean"] == pytest.approx((20 + 30) / 2)
+    facts = step_facts(steps, began({("c", 1, 0): 0.5, ("d", 1, 0): None}))
+    assert facts.loc[("c", 1, 0), "kv_tokens_live_mean"] == pytest.approx((10 * 3 + 20 + 30) / 5)
+    assert facts.loc[("d", 1, 0), "kv_bytes_reserved_mean"] == pytest.approx((20 + 30) / 2)
 
 
 def test_one_step_has_peaks_and_no_mean() -> None:
     step = {"time_s": 1.0, "waiting": 1, "kv_cache_usage": 0.5, "kv_tokens_live": 1.0, "kv_slots_reserved": 2.0}
     step |= {"kv_bytes_reserved": 8.0}
-    steps = pd.DataFrame([{"cell_id": "c", "repeat": 0} | step])
+    steps = pd.DataFrame([{"cell_id": "c", "start": 1, "repeat": 0} | step])
     facts = only(step_facts(steps, NOT_KNOWN))
     assert facts["waiting_peak"] == 1
     assert pd.isna(facts["kv_cache_usage_mean"])
@@ -253,7 +255,7 @@ def test_one_step_has_peaks_and_no_mean() -> None:
 def trace(**columns: list[object]) -> pd.DataFrame:
     names = ("memory_used_bytes", "process_memory_bytes", "utilization_pct", "process_cpu_pct", "power_w", "energy_j")
     empty: dict[str, object] = dict.fromkeys([*names, "throttle_reasons"])
-    frame = pd.DataFrame({"cell_id": "c", "repeat": 0, "time_s": [0.0, 1.0, 3.0], **empty, **columns})
+    frame = pd.DataFrame({"cell_id": "c", "start": 1, "repeat": 0, "time_s": [0.0, 1.0, 3.0], **empty, **columns})
     return frame.astype(dict.fromkeys(names, "Float64") | {"throttle_reasons": "string"})
 
 

@@ -20,7 +20,7 @@ lengths = st.lists(
 
 def sums(*rows, block_size=None):
     found = request_sums(requests("c", *rows), pd.Series({"c": block_size}, dtype="Float64"))
-    assert found.index.tolist() == [("c", 0)]
+    assert found.index.tolist() == [("c", 1, 0)]
     return found.iloc[0].to_dict()
 
 
@@ -82,7 +82,7 @@ def test_the_request_that_filled_the_prefix_cache_may_share_its_blocks_too():
 def test_a_shared_prefix_of_one_repeat_is_none_of_another():
     table = pd.concat([requests("c", (40, 2, 32)), requests("c", (40, 2, 0), repeat=1)])
     found = request_sums(table, pd.Series({"c": 16}, dtype="Float64"))
-    assert found["kv_tokens_shared"].to_dict() == {("c", 0): 32, ("c", 1): 0}
+    assert found["kv_tokens_shared"].to_dict() == {("c", 1, 0): 32, ("c", 1, 1): 0}
 
 
 def test_without_blocks_no_blocks_are_held():
@@ -93,19 +93,19 @@ def test_steps_are_counted_by_repeat(tmp_path):
     write_parsed(tmp_path, "steps", steps("a", 3), steps("a", 2, repeat=1), steps("b", 1))
     counts = step_counts(tmp_path / "steps.parquet")
     assert counts.name == "steps"
-    assert counts.to_dict() == {("a", 0): 3.0, ("a", 1): 2.0, ("b", 0): 1.0}
+    assert counts.to_dict() == {("a", 1, 0): 3.0, ("a", 1, 1): 2.0, ("b", 1, 0): 1.0}
 
 
 def test_looks_at_the_queues_of_a_server_are_no_steps(tmp_path):
     looks = steps("served", 5).assign(generation_tokens=pd.array([None] * 5, dtype="Int64"))
     write_parsed(tmp_path, "steps", steps("a", 3), looks)
-    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 0): 3.0}
+    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 1, 0): 3.0}
 
 
 def test_steps_of_a_table_that_is_read_in_parts(tmp_path):
     table = pa.Table.from_pandas(pd.concat([steps("a", 3), steps("b", 2), steps("a", 1)]), preserve_index=False)
     pq.write_table(table, tmp_path / "steps.parquet", row_group_size=2)
-    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 0): 4.0, ("b", 0): 2.0}
+    assert step_counts(tmp_path / "steps.parquet").to_dict() == {("a", 1, 0): 4.0, ("b", 1, 0): 2.0}
 
 
 def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):

@@ -11,10 +11,20 @@ from workflow_scripts.measure import cell as command
 from workflow_scripts.measure.forkserver import Ended
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, load_study
 
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
+
+
+def prepare(study: Study, cell: Cell, paths: StudyPaths) -> None:
+    """The files that measuring asks for, without content."""
+    definition = cell_definition(study, cell, resolved_models(study))
+    prepared = paths.model(cell.model, model_key(definition.model)) / "config.json"
+    for file in (prepared, paths.workload(cell.model, cell.workload, workload_key(definition))):
+        file.parent.mkdir(parents=True)
+        file.touch()
 
 
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
@@ -34,17 +44,49 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
     assert capsys.readouterr().err == "INFO half a li\n[Errno 28] No space left on device\n"
 
 
+def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(DEMO)
+    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
+    prepare(study, one, paths)
+    answers = iter(["ok", "timeout"])
+
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
+        (Path(arguments[0]).parent / "measured.json").write_text(json.dumps({"outcome": next(answers)}))
+        return Ended(0)
+
+    monkeypatch.setattr(command, "run_forked", measured)
+    called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--unless-done"]
+    further = [*called, "--start", "2", "--round", "4", "--position", "7"]
+    assert [command.main(arguments) for arguments in (called, further, called, further)] == [0] * 4
+    assert {start: path.relative_to(paths.cell(one)).as_posix() for start, path in paths.outcomes(one).items()} == {
+        1: "outcome.json",
+        2: "start-2/outcome.json",
+    }
+    first, second = (read_outcome(path) for path in paths.outcomes(one).values())
+    assert (first.outcome, second.outcome) == ("ok", "timeout")
+    assert (first.start.start, first.start.round, first.start.position) == (1, 1, None)
+    assert (second.start.start, second.start.round, second.start.position) == (2, 4, 7)
+    assert second.start.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # The first start let the device go before the second one got it.
+    assert second.start.idle_before_s is not None
+    assert second.start.idle_before_s < 600
+
+
+def test_a_start_is_counted_from_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--study", str(DEMO), "--cell", "any", "--start", "0"])
+    assert "argument --start: 0 is not allowed; the least is 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("node", [None, "n-7"])
 def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], node: str | None
 ) -> None:
     study = load_study(DEMO)
     one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
-    definition = cell_definition(study, one, resolved_models(study))
-    prepared = paths.model(one.model, model_key(definition.model)) / "config.json"
-    for file in (prepared, paths.workload(one.model, one.workload, workload_key(definition))):
-        file.parent.mkdir(parents=True)
-        file.touch()
+    prepare(study, one, paths)
 
     def on_another_device(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
         reason = "h200 was asked for, and there is no NVIDIA GPU here"

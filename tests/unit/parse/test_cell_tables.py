@@ -125,6 +125,25 @@ def test_evidence_may_be_absent(cells: Path) -> None:
     assert not any(f["name"] == "damaged" for f in rows.facts)
 
 
+def test_every_start_of_a_cell_is_read_with_its_number(cells: Path, tmp_path: Path) -> None:
+    again = OUTCOME | {"start": {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b"}}
+    write_json(cells / CELL / "start-3/outcome.json", again)
+    write_jsonl(cells / CELL / "start-3/raw/requests.jsonl", [{"repeat": 1, "request_id": "0", **REQUEST}])
+    assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (2, 0)
+    requests = pd.read_parquet(tmp_path / "parsed/requests.parquet")
+    assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 3, 1]]
+    facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
+    of_start = {(row.start, row.name): row.value for row in facts.itertuples(index=False)}
+    # A record from before starts were counted is the first one, in the first round.
+    assert [of_start.get(key) for key in ((1, "round"), (1, "position"))] == [1, None]
+    assert [of_start[3, name] for name in ("round", "position", "idle_before_s")] == [2, 5, 1.5]
+    # A further start leaves the tables of those before as they are.
+    write_json(cells / CELL / "start-4/outcome.json", again)
+    assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (1, 2)
+    kept = pd.read_parquet(tmp_path / "parsed/requests.parquet")
+    pd.testing.assert_frame_equal(kept, requests)
+
+
 def test_only_changed_cells_are_read_again(cells: Path, tmp_path: Path) -> None:
     out = tmp_path / "parsed"
     other = cells / CELL.replace("seqs4", "seqs8")

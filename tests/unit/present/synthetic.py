@@ -160,6 +160,7 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
     output_tokens, prompt_tokens = 8_000, 14_000
     wall_s = output_tokens / output_rate
     return {
+        "start": 1,
         "repeat": repeat,
         "num_requests": 64,
         "prompt_tokens": prompt_tokens,
@@ -206,6 +207,7 @@ def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
         pd.DataFrame(
             {
                 "cell_id": row.cell_id,
+                "start": 1,
                 "repeat": row.repeat,
                 "time_s": time_s,
                 "memory_used_bytes": 40e9 + 4e9 * np.minimum(time_s, 4) + 1e8 * row.repeat,
@@ -214,7 +216,9 @@ def trace_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
         )
         for row in measured.itertuples()
     ]
-    return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64", "memory_used_bytes": "Float64"})
+    return pd.concat(parts).astype(
+        {"cell_id": "string", "start": "int64", "repeat": "Int64", "memory_used_bytes": "Float64"}
+    )
 
 
 def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
@@ -229,6 +233,7 @@ def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
             pd.DataFrame(
                 {
                     "cell_id": row.cell_id,
+                    "start": 1,
                     "repeat": row.repeat,
                     "time_s": time_s,
                     "running": running,
@@ -237,7 +242,9 @@ def steps_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
                 }
             )
         )
-    return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64", "running": "Int64", "waiting": "Int64"})
+    return pd.concat(parts).astype(
+        {"cell_id": "string", "start": "int64", "repeat": "Int64", "running": "Int64", "waiting": "Int64"}
+    )
 
 
 def requests_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
@@ -250,9 +257,9 @@ def requests_table(cells: pd.DataFrame, gpu: str) -> pd.DataFrame:
         prompt_tokens = 576 if row.workload == "system-prompt" else 20 + 10 * numbers
         times_s = {"queued_s": queued_s, "scheduled_s": queued_s, "first_token_s": queued_s + 0.2}
         lengths = {"prompt_tokens": prompt_tokens, "output_tokens": 32}
-        ids = {"cell_id": row.cell_id, "repeat": row.repeat, "request_id": numbers.astype(str)}
+        ids = {"cell_id": row.cell_id, "start": 1, "repeat": row.repeat, "request_id": numbers.astype(str)}
         parts.append(pd.DataFrame({**ids, **lengths, **times_s, "last_token_s": queued_s + 2}))
-    return pd.concat(parts).astype({"cell_id": "string", "repeat": "Int64"})
+    return pd.concat(parts).astype({"cell_id": "string", "start": "int64", "repeat": "Int64"})
 
 
 def columns_of(table: str) -> list[str]:
@@ -282,7 +289,7 @@ def limits_table(cells: pd.DataFrame) -> pd.DataFrame:
 def waste_table(cells: pd.DataFrame) -> pd.DataFrame:
     """The table `waste`: half a block a sequence of 100 tokens is empty, and three quarters of a contiguous layout."""
     rows = cells[cells["repeat"].notna()][
-        ["cell_id", "repeat", "engine", "block_size_effective", "kv_tokens_live_mean"]
+        ["cell_id", "start", "repeat", "engine", "block_size_effective", "kv_tokens_live_mean"]
     ]
     paged = rows[rows["engine"] == "vllm"].assign(layout="paged", source="measured")
     paged["block_size"] = paged["block_size_effective"]

@@ -34,7 +34,9 @@ def report(results: Results, tmp_path: Path) -> Report:
         process_memory_growth_bytes_max=float("nan"),
     )
     cells.to_parquet(tmp_path / "cells.parquet")
-    measured = cells.loc[cells["repeat"].notna(), ["cell_id", "repeat"]].assign(layout="paged", source="measured")
+    measured = cells.loc[cells["repeat"].notna(), ["cell_id", "start", "repeat"]].assign(
+        layout="paged", source="measured"
+    )
     held = measured.assign(slots_held_mean=150.0, tokens_held_mean=50.0)
     what_if = held.assign(layout="block_size_whatif", source="predicted", slots_held_mean=1000.0)
     pd.concat([held, what_if]).to_parquet(tmp_path / "waste.parquet")

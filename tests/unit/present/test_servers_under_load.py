@@ -21,7 +21,7 @@ def write(folder: Path, *servers: tuple[str, str | None, dict[str, object], list
     cells, rows = [], []
     for i, (engine, endpoint, knobs, loads) in enumerate(servers):
         for users in loads:
-            place = {"gpu": "h200", "model": "m", "workload": "w", "cell_id": f"{i}/{users}", "repeat": 0}
+            place = {"gpu": "h200", "model": "m", "workload": "w", "cell_id": f"{i}/{users}", "start": 1, "repeat": 0}
             settings = {f"knob_{name}": value for name, value in {**knobs, "users": users}.items()}
             cells.append({**place, **settings, "engine": engine, "outcome": "ok", "comparable": True})
             load = {"request_rate_per_s": None, "ramp_to_per_s": None, "users": users, "saturated": None}

@@ -7,7 +7,7 @@ from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.by_knob import MBU, MFU, Measure, compared, plot_by_knob
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
@@ -26,8 +26,8 @@ def mfu_by_max_num_seqs(tables: Tables) -> Plot:
 def _utilization(tables: Tables, share: Measure) -> Plot:
     limits = tables.need("limits")
     # If a device's rates have two sources, the data sheet is preferred.
-    limits = limits[limits[share.column].notna()].sort_values("rates").drop_duplicates(["cell_id", "repeat"])
-    rows = tables.measured.merge(limits[["cell_id", "repeat", share.column]], on=["cell_id", "repeat"])
+    limits = limits[limits[share.column].notna()].sort_values("rates").drop_duplicates(REPEAT)
+    rows = tables.measured.merge(limits[[*REPEAT, share.column]], on=REPEAT)
     if rows.empty:
         raise MissingError(f"no {share.label} is known for any measured cell")
     groups = compared(tables, rows, "knob_max_num_seqs", NAMES[1:])
@@ -73,7 +73,7 @@ SUBJECT = Subject(
         FigurePart(
             "mbu_by_max_num_seqs",
             mbu_by_max_num_seqs,
-            {"limits": ["cell_id", "repeat", "rates", "mbu"]},
+            {"limits": [*REPEAT, "rates", "mbu"]},
             Caption(
                 shows="Model bandwidth utilization against max-num-seqs, one line per device: the bytes that the steps "
                 "of a repeat had to read (weights, and keys and values of all live tokens), divided by the time taken "
@@ -90,7 +90,7 @@ SUBJECT = Subject(
         FigurePart(
             "mfu_by_max_num_seqs",
             mfu_by_max_num_seqs,
-            {"limits": ["cell_id", "repeat", "rates", "mfu"]},
+            {"limits": [*REPEAT, "rates", "mfu"]},
             Caption(
                 shows="Model FLOP utilization against max-num-seqs, one line per device: the operations that the "
                 "tokens of a repeat need, divided by the time taken and by the device's dense rate for the model's "

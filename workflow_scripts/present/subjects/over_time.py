@@ -88,11 +88,14 @@ def kv_cache_over_time(tables: Tables) -> Plot:
 
 def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
     """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once,
-    then the one that may run the fewest."""
+    then the one that may run the fewest; of each its first start."""
     cells = tables.measured.drop_duplicates("cell_id").sort_values("max_concurrency_allowed", kind="stable")
     ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
     chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
-    return tables.facts(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
+    rows = tables.facts(facts, chosen["cell_id"])
+    return rows[rows["start"] == rows.groupby("cell_id")["start"].transform("min")].sort_values(
+        ["cell_id", "repeat", "time_s"]
+    )
 
 
 def _panels(

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, plain_log_ticks, some_panels, write_label
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.series import evenly, repeats_of
 from workflow_scripts.present.style import COLOURS, MUTED
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart, prose
@@ -58,7 +58,7 @@ def medians(cells: pd.DataFrame) -> pd.DataFrame:
 def kv_reserved_and_used(tables: Tables) -> Plot:
     """Bytes reserved at the peak, held by requests and used by tokens, one line per cell."""
     waste = tables.need("waste")
-    known = _known(tables.need("cells")).merge(waste[waste["source"] == "measured"], on=["cell_id", "repeat"])
+    known = _known(tables.need("cells")).merge(waste[waste["source"] == "measured"], on=REPEAT)
     bytes_per_token = known["used_bytes"] / known["kv_tokens_live_mean"]
     # From the engine's own layout, where tokens shared by requests are counted once, as in memory.
     known = known.assign(
@@ -135,8 +135,8 @@ SUBJECT = Subject(
             "kv_reserved_and_used",
             kv_reserved_and_used,
             {
-                "cells": ["cell_id", "repeat", "kv_tokens_live_mean", *_VALUES.values()],
-                "waste": ["cell_id", "repeat", "slots_held_mean", "tokens_held_mean", "source"],
+                "cells": [*REPEAT, "kv_tokens_live_mean", *_VALUES.values()],
+                "waste": [*REPEAT, "slots_held_mean", "tokens_held_mean", "source"],
             },
             Caption(
                 shows="Bytes of keys and values, one line per cell: the maximum that the engine reserved, what "

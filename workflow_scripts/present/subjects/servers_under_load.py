@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.series import repeats_of, series_labels, setting
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
@@ -33,7 +33,7 @@ OFFERED: LineStyle = (0, (1, 1.2))
 LIMITED: Mapping[str, str] = {"load": "kept up", "unknown": "too short to say"}
 SATURATED_LABEL = "more load than the server sustains"
 MOST_SERIES = 6
-_NEEDS = {"serving": ["cell_id", "repeat", *LOADS, *LATENCIES, *RATES, "saturated"]}
+_NEEDS = {"serving": [*REPEAT, *LOADS, *LATENCIES, *RATES, "saturated"]}
 _COLUMNS = {
     "gpu": "Device",
     "model": "Model",

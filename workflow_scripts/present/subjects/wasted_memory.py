@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
@@ -109,7 +109,7 @@ SUBJECT = Subject(
         FigurePart(
             "waste_by_block_size",
             waste_by_block_size,
-            {"waste": ["cell_id", "repeat", "layout", "block_size", "waste_pct", "source"]},
+            {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
             Caption(
                 shows="The share of the memory reserved for keys and values that held no token, over the time of a "
                 "repeat, against the block size. Dots are the layout that the engine had. All other layouts are "

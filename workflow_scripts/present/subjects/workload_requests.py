@@ -107,8 +107,9 @@ def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
 
 
 def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
-    """Requests of the first repeat of each cell."""
+    """Requests of the first repeat of each cell's first start."""
     rows = tables.facts("requests", cell_ids)
+    rows = rows[rows["start"] == rows.groupby("cell_id")["start"].transform("min")]
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
 
 
