@@ -49,7 +49,7 @@ export function showCalculator(panel, { catalog, cells }) {
         ["Tokens in the KV cache", number(found.tokens, 12)],
         [`Requests of ${plural(given.length, "token")} at once`, number(found.requests)],
         ["Empty slots in a sequence's last block, on average", withUnit(expected_slots_wasted_per_sequence(given.block), "tokens")],
-        [`Most output tokens per second, ${plural(found.sequences, "sequence")} at once`, found.rate === null ? "not known" : `${withUnit(found.rate, "tokens/s")} (no device can be faster)`],
+        [`Most output tokens per second, ${plural(found.sequences, "sequence")} at once`, found.rate === null ? "not known" : `${withUnit(found.rate, "tokens/s")} (upper limit by the data sheet)`],
       ]),
       ...(quantization !== inputs.weights.value() ? [el("p", { class: "note" }, "The checkpoint of this model has quantized weights of its own; these are used.")] : []),
     );

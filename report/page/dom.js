@@ -28,7 +28,7 @@ export function definitionList(entries) {
 
 // A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading.
 export function tableOf(caption, headings, rows, numeric = []) {
-  const classOf = (i) => (numeric[i] ? "number" : "");
+  const classOf = (i, item = "") => (numeric[i] ? "number" : typeof item === "string" && item.length > 48 ? "long" : "");
   return el(
     "div",
     { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
@@ -40,7 +40,7 @@ export function tableOf(caption, headings, rows, numeric = []) {
         "tbody",
         {},
         rows.map((row) =>
-          el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i) }, item))),
+          el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i, item) }, item))),
         ),
       ),
     ),

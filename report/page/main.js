@@ -1,16 +1,18 @@
 // The page with a script: views beside the report, each drawn when it is first opened. Without this the page is complete.
-import { parseAddress } from "./address.js";
+import { current, parseAddress } from "./address.js";
 import { showAudit } from "./audit.js";
 import { showCalculator } from "./calculator.js";
 import { store } from "./data.js";
 import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
-import { makeSortable, openFoldsForPrint } from "./static.js";
+import { showLimits } from "./limits.js";
+import { makeSortable, nameCells, openFoldsForPrint } from "./static.js";
 
 const VIEWS = [
   { id: "report", name: "Report" },
   { id: "explore", name: "Explore", show: showExplore },
+  { id: "limits", name: "Your limits", show: showLimits },
   { id: "calculator", name: "Calculator", show: showCalculator },
   { id: "audit", name: "Audit", show: showAudit },
 ];
@@ -37,13 +39,16 @@ async function open(id) {
   }
 }
 
+// The parameters of the views that were left, so that a view is found again as it was.
+const left = new Map();
+
 function choose(id) {
-  const parameters = new URLSearchParams();
-  if (id !== "report") parameters.set("view", id);
-  // A view keeps its state: it writes its own parameters when it is drawn again.
+  const here = current();
+  here.delete("cell");
+  if (here.get("view")) left.set(here.get("view"), here);
   drawn.delete(id);
-  if (id === "report") history.pushState(null, "", location.pathname + location.search);
-  else history.pushState(null, "", `#${parameters}`);
+  const address = id === "report" ? location.pathname + location.search : `#${left.get(id) ?? new URLSearchParams({ view: id })}`;
+  history.pushState(null, "", address);
   open(id);
 }
 
@@ -79,6 +84,7 @@ function build() {
 }
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
+nameCells(openCell);
 build();
 openFoldsForPrint();
 addEventListener("hashchange", follow);

@@ -24,6 +24,20 @@ export function makeSortable(table) {
   });
 }
 
+// Names of cells in the first column open the cell.
+export function nameCells(open) {
+  for (const heading of document.querySelectorAll("tbody th[scope=row]")) {
+    const id = heading.textContent.trim();
+    if (!/^[^/\s]+(\/[^/\s]+){4}$/.test(id) || heading.querySelector("a")) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "link";
+    button.addEventListener("click", () => open(id));
+    button.append(...heading.childNodes);
+    heading.append(button);
+  }
+}
+
 export function openFoldsForPrint() {
   addEventListener("beforeprint", () => {
     for (const fold of document.querySelectorAll("#view-report details")) fold.open = true;

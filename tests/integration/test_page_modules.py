@@ -112,6 +112,41 @@ def test_phases_of_a_request_that_lack_a_time_are_left_out(run: Run) -> None:
     assert run("timeline.js", f"m.phasesOf({json.dumps(request)})") == [["waiting", 0, 0.5], ["prefill", 0.5, 1]]
 
 
+def test_the_pareto_front_is_what_no_other_point_beats(run: Run) -> None:
+    chance = random.Random(2)
+    clouds = [
+        [{"x": chance.randint(1, 9), "y": chance.randint(1, 9)} for _ in range(chance.randint(0, 25))]
+        for _ in range(200)
+    ]
+
+    def beaten(point: dict[str, int], other: dict[str, int]) -> bool:
+        no_worse = other["x"] <= point["x"] and other["y"] >= point["y"]
+        return no_worse and other != point
+
+    def by_place(points: list[dict[str, int]]) -> list[dict[str, int]]:
+        return sorted(points, key=lambda point: (point["x"], point["y"]))
+
+    found = run("limits.js", f"{json.dumps(clouds)}.map(m.paretoFront)")
+    for cloud, front in zip(clouds, found, strict=True):
+        assert by_place(front) == by_place([p for p in cloud if not any(beaten(p, other) for other in cloud)])
+
+
+def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(run: Run) -> None:
+    cell = {
+        "intervals": {},
+        "repeats": [{"ttft_s_p99": 0.2, "tpot_s_p99": 0.01}, {"ttft_s_p99": 0.4, "tpot_s_p99": 0.01}],
+    }
+    bounds = [[0.5, 0.02], [0.3, None], [None, 0.005], [None, None]]
+    script = f"{json.dumps(bounds)}.map(([ttft, tpot]) => m.brokenBound({json.dumps(cell)}, {{ttft, tpot}}, 99))"
+    assert run("limits.js", script) == [None, "TTFT too long", "TPOT too long", None]
+    assert run("limits.js", f"m.brokenBound({json.dumps(cell)}, {{e2e: 1}}, 99)") == "end-to-end latency not known"
+    # 100 tokens/s for an hour at 2 per device hour, on one device and on four.
+    assert run("limits.js", "[1, 4].map((n) => m.tokensPerPrice(100, 2, n))") == [180_000, 45_000]
+    assert run("limits.js", "m.tokensPerPrice(100, 0, 1)") is None
+    ranks = {"knob_tensor_parallel_size": 2, "knob_pipeline_parallel_size": 3}
+    assert run("limits.js", f"[{{}}, {json.dumps(ranks)}].map(m.devicesOf)") == [1, 6]
+
+
 # Each formula with ranges of its arguments, in the order of both languages; integers where Python needs them.
 FORMULAS: dict[str, list[tuple[float, float]]] = {
     "bytes_per_block": [(1, 256), (1, 1e6)],

@@ -171,6 +171,37 @@ def test_the_calculator_and_the_audit_compute_in_the_page(tab: Tab, report: Path
     assert tab.evaluate(verdicts).startswith("Paste a table with a line of column names")
 
 
+def test_own_limits_choose_the_best_setting_and_price_tokens(tab: Tab, report: Path) -> None:
+    tab.open(report, "#view=limits&model=llama-3.1-8b-instruct&workload=chat&p=50&ttft=150")
+    tab.wait("document.querySelector('#view-limits table')")
+    told = "document.querySelector('#view-limits [role=status]').innerText"
+    # Only the server's TTFT is below 0.15 s, at one request per second; the others have 0.2 s.
+    assert tab.evaluate(told).startswith("1 of ")
+    assert "with TTFT too long" in tab.evaluate(told)
+    assert tab.evaluate("document.querySelectorAll('#view-limits tbody tr').length") == 1
+    tab.open(report, "#view=limits&workload=chat&price.h200=4&price.l40s=1&best=perPrice")
+    tab.wait("document.querySelector('#view-limits table')")
+    assert "By tokens per unit of money:" in tab.evaluate(told)
+    column = "[...document.querySelectorAll('#view-limits tbody tr')].map((r) => r.cells[1].textContent)"
+    assert set(tab.evaluate(column)) == {"h200", "l40s"}
+    assert "on the Pareto front" in tab.evaluate("document.querySelector('#view-limits canvas[tabindex]').ariaLabel")
+    tab.evaluate("document.querySelector('#view-limits tbody button').click()")
+    tab.wait("document.querySelector('dialog')?.open")
+
+
+def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab: Tab, report: Path) -> None:
+    tab.open(report, f"{EXPLORE}&gpu=l40s")
+    tab.wait(READY)
+    tab.evaluate("document.querySelector('#tab-report').click()")
+    assert tab.evaluate("location.hash") == ""
+    tab.evaluate("document.querySelector('#tab-explore').click()")
+    tab.wait(READY)
+    assert cells_shown(tab).startswith("27 cells: ")
+    tab.evaluate("document.querySelector('#tab-report').click()")
+    tab.evaluate("document.querySelector('#view-report tbody th .link').click()")
+    tab.wait("document.querySelector('dialog')?.open")
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_views_fit_the_window(tab: Tab, report: Path, width: int, dark: bool) -> None:

@@ -1,0 +1,179 @@
+// The view Your limits: the best setting within a reader's own bounds of latency, and what tokens cost.
+import { changeAddress, current } from "./address.js";
+import { Chart, legendOf } from "./chart.js";
+import { statistic } from "./data.js";
+import { definitionList, el, tableOf } from "./dom.js";
+import { openCell } from "./drawer.js";
+import { cellWords, toldOf } from "./explore.js";
+import { choiceInput, numberInput } from "./inputs.js";
+import { METRICS, number, plural, withUnit } from "./words.js";
+
+const RATE = "output_tokens_per_s";
+const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
+
+// Points that no other beats in both: none is at least as fast with less latency, or faster with as little. Equal
+// points are all on the front.
+export function paretoFront(points) {
+  const front = [];
+  let best = -Infinity;
+  const sorted = [...points].sort((a, b) => a.x - b.x || b.y - a.y);
+  for (const point of sorted) {
+    const last = front.at(-1);
+    if (point.y > best || (last && point.x === last.x && point.y === last.y)) {
+      front.push(point);
+      best = point.y;
+    }
+  }
+  return front;
+}
+
+// Tokens for one unit of money, if an hour of one device costs `price`.
+export function tokensPerPrice(rate, price, devices) {
+  return price > 0 ? (rate * 3600) / (price * devices) : null;
+}
+
+export function devicesOf(cell) {
+  return (cell.knob_tensor_parallel_size ?? 1) * (cell.knob_pipeline_parallel_size ?? 1);
+}
+
+// Why a cell does not keep the bounds (in seconds, null is no bound), in the worst of its repeats; null if it does.
+export function brokenBound(cell, bounds, percentile) {
+  for (const [id, bound] of Object.entries(bounds)) {
+    if (bound === null) continue;
+    const found = statistic(cell, `${BOUNDS[id].column}_p${percentile}`);
+    if (!found) return `${BOUNDS[id].name} not known`;
+    if (found.high > bound) return `${BOUNDS[id].name} too long`;
+  }
+  return null;
+}
+
+function candidatesOf(cells, model, workload) {
+  return cells.filter((cell) => cell.model === model && cell.workload === workload && cell.outcome === "ok" && cell.comparable !== false && statistic(cell, RATE));
+}
+
+function scored(cell, prices) {
+  const rate = statistic(cell, RATE);
+  const range = rate.interval ?? rate;
+  const energy = statistic(cell, "energy_j_per_output_token");
+  return { cell, rate: rate.value, low: range.low, high: range.high, perPrice: tokensPerPrice(rate.value, prices.get(cell.gpu) ?? null, devicesOf(cell)), perJoule: energy ? 1 / energy.value : null };
+}
+
+function bestSentence(ranked, goals, goal) {
+  const [best, ...others] = ranked;
+  if (!best) return [el("p", { class: "absent" }, "No measured cell keeps these limits.")];
+  const ties = goal === "rate" ? others.filter((other) => other.high >= best.low) : [];
+  const facts = [
+    ["Best setting", el("button", { type: "button", class: "link", onclick: () => openCell(best.cell.cell_id) }, cellWords(best.cell))],
+    ["Output tokens per second", `${withUnit(best.rate, "tokens/s")} (${number(best.low)} to ${number(best.high)})`],
+  ];
+  if (best.perPrice !== null) facts.push(["Tokens per unit of money", number(best.perPrice)]);
+  if (best.perJoule !== null) facts.push(["Tokens per joule", number(best.perJoule)]);
+  if (ties.length) facts.push(["Not shown to be slower", ties.map((tie) => tie.cell.label).slice(0, 5).join("; ") + (ties.length > 5 ? `; and ${ties.length - 5} more` : "")]);
+  return [el("p", {}, `By ${goals.get(goal)}:`), definitionList(facts)];
+}
+
+export function showLimits(panel, store) {
+  const cells = store.cells.filter((cell) => cell.outcome === "ok" && statistic(cell, RATE));
+  if (!cells.length) {
+    panel.replaceChildren(el("p", { class: "absent" }, "No cell has been measured yet, so no setting can be chosen."));
+    return;
+  }
+  const different = (name) => [...new Set(cells.map((cell) => cell[name]))];
+  const devices = different("gpu");
+  const percentiles = ["50", "90", "99"].filter((p) => Object.values(BOUNDS).some(({ column }) => store.repeats[`${column}_p${p}`]));
+  const goals = new Map([["rate", "output tokens per second"], ["perPrice", "tokens per unit of money"], ["perJoule", "tokens per joule"]]);
+  const out = el("div", { role: "status" });
+  const table = el("div");
+  const legend = el("div", { class: "legend", role: "group", "aria-label": "Devices: show or hide" });
+  const box = el("div", { class: "chart" });
+  const changed = () => update();
+  const options = (names) => names.map((name) => [name, name]);
+  const inputs = {
+    model: choiceInput("Model", "model", options(different("model")), "", changed),
+    workload: choiceInput("Workload", "workload", options(different("workload")), "", changed),
+    percentile: choiceInput("Percentile of the requests", "p", percentiles.map((p) => [p, p === "50" ? "median" : `${p} % of the requests`]), "99", changed),
+    ttft: numberInput("TTFT at most (ms)", "ttft", "", { changed }),
+    tpot: numberInput("TPOT at most (ms)", "tpot", "", { changed }),
+    e2e: numberInput("End to end at most (s)", "e2e", "", { changed }),
+    goal: choiceInput("Best by", "best", [...goals], "rate", changed),
+    axis: choiceInput("Latency in the chart", "lat", [["ttft", "TTFT"], ["tpot", "TPOT"], ["e2e", "end to end"]], "tpot", changed),
+  };
+  const prices = devices.map((device) => ({ device, ...numberInput(`Price of an hour of ${device}`, `price.${device}`, "", { changed }) }));
+  const chart = new Chart(box, {
+    pick: (point) => openCell(point.cell.cell_id),
+    describe: (point) => [cellWords(point.cell), ...toldOf(point.cell, RATE), ...toldOf(point.cell, axisColumn())],
+  });
+  const axisColumn = () => {
+    const wanted = `${BOUNDS[inputs.axis.value()].column}_p${inputs.percentile.value()}`;
+    return METRICS[wanted] && store.repeats[wanted] ? wanted : `${BOUNDS[inputs.axis.value()].column}_p50`;
+  };
+
+  const draw = (candidates, keeps) => {
+    const column = axisColumn();
+    const { name, unit, factor } = METRICS[column];
+    const hidden = new Set(current().getAll("hide"));
+    const points = candidates.flatMap((cell) => {
+      const latency = statistic(cell, column);
+      const rate = statistic(cell, RATE);
+      if (!latency || hidden.has(cell.gpu)) return [];
+      const [across, up] = [latency.interval ?? latency, rate.interval ?? rate];
+      return [{ cell, x: latency.value * factor, xLow: across.low * factor, xHigh: across.high * factor, y: rate.value, yLow: up.low, yHigh: up.high, series: devices.indexOf(cell.gpu), hollow: !keeps.has(cell) }];
+    });
+    const series = devices.map((device, i) => ({ name: device, colour: store.colours[i % store.colours.length], shape: i }));
+    const front = paretoFront(points.filter((point) => !point.hollow));
+    chart.show({ points, lines: front.length > 1 ? [front] : [], series, x: { label: `${name} (${unit})`, isLog: true }, y: { label: `${METRICS[RATE].name} (${METRICS[RATE].unit})` }, label: `Throughput against latency, ${plural(points.length, "cell")}, ${front.length} on the Pareto front.` });
+    legend.replaceChildren(...legendOf(series, hidden, (device) => {
+      if (!hidden.delete(device)) hidden.add(device);
+      changeAddress({ hide: [...hidden] });
+      update();
+    }));
+    return new Set(front.map((point) => point.cell));
+  };
+
+  const update = () => {
+    changeAddress({ view: "limits" });
+    const percentile = inputs.percentile.value();
+    const seconds = (input, factor) => (input.value() === null ? null : input.value() * factor);
+    const bounds = { ttft: seconds(inputs.ttft, 1e-3), tpot: seconds(inputs.tpot, 1e-3), e2e: seconds(inputs.e2e, 1) };
+    const known = new Map(prices.map(({ device, value }) => [device, value()]));
+    const candidates = candidatesOf(cells, inputs.model.value(), inputs.workload.value());
+    const broken = new Map(candidates.map((cell) => [cell, brokenBound(cell, bounds, percentile)]));
+    const keeping = candidates.filter((cell) => broken.get(cell) === null);
+    const goal = inputs.goal.value();
+    const ranked = keeping.map((cell) => scored(cell, known)).filter((one) => one[goal] !== null).sort((a, b) => b[goal] - a[goal]);
+    const reasons = new Map();
+    for (const reason of broken.values()) if (reason) reasons.set(reason, (reasons.get(reason) ?? 0) + 1);
+    const others = [...reasons].map(([reason, count]) => `${count} with ${reason}`).join(", ");
+    const lacking = keeping.length && !ranked.length ? [el("p", { class: "absent" }, goal === "perPrice" ? "Give the price of an hour of a device." : "No energy was measured.")] : bestSentence(ranked, goals, goal);
+    out.replaceChildren(el("p", { class: "note" }, `${keeping.length} of ${plural(candidates.length, "measured cell")} keep the limits in every repeat${others ? `; ${others}` : ""}.`), ...lacking);
+    const front = draw(candidates, new Set(keeping));
+    const columns = Object.entries(BOUNDS).map(([id, { column, name }]) => ({ id, column: `${column}_p${percentile}`, name })).filter(({ column }) => METRICS[column] && store.repeats[column]);
+    const cost = ranked.some((one) => one.perPrice !== null);
+    const energy = ranked.some((one) => one.perJoule !== null);
+    const headings = ["Settings", "Device", "Engine", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? ["Tokens per joule"] : []), "Pareto front"];
+    const rows = ranked.slice(0, 50).map(({ cell, rate, low, high, perPrice, perJoule }) => [
+      el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
+      cell.gpu,
+      cell.engine,
+      number(rate),
+      `${number(low)} to ${number(high)}`,
+      ...columns.map(({ column }) => number((statistic(cell, column)?.value ?? NaN) * METRICS[column].factor)),
+      ...(cost ? [number(perPrice)] : []),
+      ...(energy ? [number(perJoule)] : []),
+      front.has(cell) ? "yes" : "no",
+    ]);
+    table.replaceChildren(tableOf("Settings within the limits, best first", headings, rows, headings.map((_, i) => i > 2 && i < headings.length - 1)));
+  };
+  panel.replaceChildren(
+    el("h2", {}, "Your limits"),
+    el("p", { class: "lead" }, "Set how long a request may take and what a device costs. A setting keeps a limit if the chosen share of its requests does so in every repeat. An empty field sets no limit."),
+    el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node), prices.map(({ node }) => node)),
+    out,
+    legend,
+    box,
+    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same latency or less. Bars show the 95 % interval if a table holds one, otherwise the range of the repeats. Hollow points do not keep the limits. \"Not shown to be slower\": the bar overlaps that of the best. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    table,
+  );
+  update();
+  chart.redraw();
+}
