@@ -70,7 +70,7 @@ rule status:
     conda:
         "envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.study.status --study $STUDY --results $RESULTS 2> {log}"
+        "python -m workflow_scripts status --study $STUDY --results $RESULTS 2> {log}"
 
 
 rule archive_study:
@@ -84,7 +84,7 @@ rule archive_study:
     conda:
         "envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.study.archive --study $STUDY --results $RESULTS --out {output} > {log} 2>&1"
+        "python -m workflow_scripts archive --study $STUDY --results $RESULTS --out {output} > {log} 2>&1"
 
 
 # Of a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.

@@ -38,30 +38,33 @@ def commands(study: Path) -> dict[str, list[str]]:
     tables, parsed, prepared = root / "tables", root / "parsed", root / "prepared"
     cells, measured = str(tables / "cells.parquet"), str(tables / "measured" / "cells.parquet")
     devices = ["--devices", str(prepared / "devices")]
-    room, common = "workflow_scripts.analyse.", ["--study", str(study)]
+    common = ["--study", str(study)]
 
-    def analyse(module: str, out: str, *options: str, read: str = cells) -> list[str]:
-        return [room + module, *common, "--cells", read, *options, "--out", str(tables / f"{out}.parquet")]
+    def kvsweep(name: str, *options: str) -> list[str]:
+        return ["workflow_scripts", name, *common, *options]
+
+    def analyse(table: str, *options: str, read: str = cells) -> list[str]:
+        return kvsweep(f"table-{table}", "--cells", read, *options, "--out", str(tables / f"{table}.parquet"))
 
     of_parsed = ["--parsed", str(parsed)]
     decomposition = ["--decomposition-out", str(tables / "engine_decomposition.parquet")]
     predictions = str(prepared / "capacity.jsonl")
     figures = str(root / "figures")
     return {
-        "capacity predictions": ["workflow_scripts.predict.capacity_of_cells", *common, "--out", predictions],
-        "cells": [room + "cells", *common, *of_parsed, "--out", measured],
-        "limits": analyse("limits", "limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
-        "waste": analyse("fragmentation", "waste", *of_parsed),
-        "ratios": analyse("ratios", "ratios", *devices),
-        "effects": analyse("effects", "effects"),
-        "engines": analyse("engines", "engines", *decomposition),
-        "recommendations": analyse("recommend", "recommendations"),
-        "capacity": analyse("capacity", "capacity", "--predictions", predictions),
-        "figures": ["workflow_scripts.present.figures", *common, "--tables", str(tables), *of_parsed, "--out", figures],
-        "page": [
-            *("workflow_scripts.present.page", *common, "--tables", str(tables), "--figures", figures),
+        "capacity predictions": kvsweep("predict-capacity", "--out", predictions),
+        "cells": kvsweep("table-cells", *of_parsed, "--out", measured),
+        "limits": analyse("limits", *of_parsed, *devices, "--checked-out", cells, read=measured),
+        "waste": analyse("waste", *of_parsed),
+        "ratios": analyse("ratios", *devices),
+        "effects": analyse("effects"),
+        "engines": analyse("engines", *decomposition),
+        "recommendations": analyse("recommendations"),
+        "capacity": analyse("capacity", "--predictions", predictions),
+        "figures": kvsweep("figures", "--tables", str(tables), *of_parsed, "--out", figures),
+        "page": kvsweep(
+            *("report", "--tables", str(tables), "--figures", figures),
             *("--cells", str(root / "cells"), "--out", str(root / "report.html")),
-        ],
+        ),
     }
 
 

@@ -62,7 +62,7 @@ def costs_of_study(cells: int) -> dict[str, Cost]:
         study = str(write_study_file(Path(scratch), cells, CHAT))
         dry_run = ["snakemake", "--dry-run", "--quiet", "--configfile", study, "--config", f"results={scratch}"]
         return {
-            "plan": run(["workflow_scripts.predict.plan", "--study", study, "--results", scratch, "--quiet"]),
+            "plan": run(["workflow_scripts", "plan", "--study", study, "--results", scratch, "--quiet"]),
             "dry run, a job a cell": run(dry_run),
             "dry run, in batches": run([*dry_run, "--profile", "slurm"]),
         }

@@ -16,7 +16,7 @@ rule measured_cells:
     params:
         parsed=PATHS.root / "parsed",
     shell:
-        "python -m workflow_scripts.analyse.cells"
+        "python -m workflow_scripts table-cells"
         " --study $STUDY"
         " --parsed {params.parsed}"
         " --out {output.table}"
@@ -41,7 +41,7 @@ rule limits:
         parsed=PATHS.root / "parsed",
         devices=PATHS.device("any").parent,
     shell:
-        "python -m workflow_scripts.analyse.limits"
+        "python -m workflow_scripts table-limits"
         " --study $STUDY"
         " --cells {input.cells}"
         " --parsed {params.parsed}"
@@ -66,7 +66,7 @@ rule waste:
     params:
         parsed=PATHS.root / "parsed",
     shell:
-        "python -m workflow_scripts.analyse.fragmentation"
+        "python -m workflow_scripts table-waste"
         " --study $STUDY"
         " --cells {input.cells}"
         " --parsed {params.parsed}"
@@ -89,7 +89,7 @@ rule ratios:
     params:
         devices=PATHS.device("any").parent,
     shell:
-        "python -m workflow_scripts.analyse.ratios"
+        "python -m workflow_scripts table-ratios"
         " --study $STUDY"
         " --cells {input.cells}"
         " --devices {params.devices}"
@@ -109,7 +109,7 @@ rule effects:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.analyse.effects"
+        "python -m workflow_scripts table-effects"
         " --study $STUDY"
         " --cells {input.cells}"
         " --out {output.table}"
@@ -129,7 +129,7 @@ rule engines:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.analyse.engine_gain"
+        "python -m workflow_scripts table-engines"
         " --study $STUDY"
         " --cells {input.cells}"
         " --out {output.table}"
@@ -153,7 +153,7 @@ rule serving:
     params:
         parsed=PATHS.root / "parsed",
     shell:
-        "python -m workflow_scripts.analyse.serving"
+        "python -m workflow_scripts table-serving"
         " --study $STUDY"
         " --cells {input.cells}"
         " --parsed {params.parsed}"
@@ -174,7 +174,7 @@ rule recommendations:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.analyse.recommend"
+        "python -m workflow_scripts table-recommendations"
         " --study $STUDY"
         " --cells {input.cells}"
         " --results $RESULTS"
@@ -195,7 +195,7 @@ rule capacity:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.analyse.capacity"
+        "python -m workflow_scripts table-capacity"
         " --study $STUDY"
         " --cells {input.cells}"
         " --predictions {input.predictions}"
@@ -218,7 +218,7 @@ rule predictions:
     conda:
         "../envs/cpu.conda.yaml"
     shell:
-        "python -m workflow_scripts.analyse.predictions"
+        "python -m workflow_scripts table-predictions"
         " --study $STUDY"
         " --cells {input.cells}"
         " --plan {input.plan}"
@@ -241,7 +241,7 @@ rule claims:
     params:
         tables=PATHS.tables,
     shell:
-        "python -m workflow_scripts.analyse.claims"
+        "python -m workflow_scripts table-claims"
         " --study $STUDY"
         " --tables {params.tables}"
         " --out {output.table}"

@@ -120,7 +120,7 @@ rule measure_batch:
     shell:
         "exec > {log} 2>&1\n"
         "{params.setup}\n"
-        "{params.launcher} python -m workflow_scripts.measure.batch"
+        "{params.launcher} python -m workflow_scripts measure-batch"
         " --study $STUDY"
         " --results $RESULTS"
         " --batch {params.batch}"
@@ -143,7 +143,7 @@ if BATCHES:
         conda:
             "../envs/cpu.conda.yaml"
         shell:
-            "python -m workflow_scripts.cluster.batches"
+            "python -m workflow_scripts list-ended"
             " --study $STUDY"
             " --results $RESULTS"
             " --gpu {wildcards.gpu}"

@@ -47,7 +47,7 @@ rule measure:
         definition=lambda wildcards: definition_sha256(definition(cell_id(wildcards))),
         cell=lambda wildcards: cell_id(wildcards),
     shell:
-        "python -m workflow_scripts.measure.cell"
+        "python -m workflow_scripts measure-cell"
         " --study $STUDY"
         " --results $RESULTS"
         " --cell {params.cell}"

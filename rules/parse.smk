@@ -18,7 +18,7 @@ rule parse:
         out=str(PATHS.parsed("{gpu}")),
     shell:
         # There may be no cell yet: a report can be drawn of predictions alone.
-        "mkdir -p {params.cells} && python -m workflow_scripts.parse.cell_tables"
+        "mkdir -p {params.cells} && python -m workflow_scripts parse-cells"
         " --cells {params.cells}"
         " --gpu {wildcards.gpu}"
         " --processes {threads}"

@@ -9,11 +9,7 @@ rule plan:
         "../envs/cpu.conda.yaml"
     threads: workflow.resource_settings.cores or 1
     shell:
-        "python -m workflow_scripts.predict.plan"
-        " --study $STUDY"
-        " --results $RESULTS"
-        " --processes {threads}"
-        " 2> {log}"
+        "python -m workflow_scripts plan" " --study $STUDY" " --results $RESULTS" " --processes {threads}" " 2> {log}"
 
 
 rule predict_cells:
@@ -33,7 +29,7 @@ rule predict_cells:
     params:
         definitions=rules.predict_capacity.params.definitions,
     shell:
-        "python -m workflow_scripts.predict.plan"
+        "python -m workflow_scripts plan"
         " --study $STUDY"
         " --results $RESULTS"
         " --processes {threads}"

@@ -19,7 +19,7 @@ rule prepare_model:
         folder=lambda wildcards, output: Path(output.config).parent,
         weights=lambda wildcards: "--weights" if MODELS[wildcards.model].load_format == "hub" else "",
     shell:
-        "python -m workflow_scripts.prepare.model"
+        "python -m workflow_scripts prepare-model"
         " --study $STUDY"
         " --model {wildcards.model}"
         " --out {params.folder}"
@@ -44,7 +44,7 @@ rule prepare_workload:
     params:
         model_dir=lambda wildcards, input: Path(input.model).parent,
     shell:
-        "python -m workflow_scripts.prepare.workload"
+        "python -m workflow_scripts prepare-workload"
         " --study $STUDY"
         " --workload {wildcards.workload}"
         " --model {wildcards.model}"
@@ -67,7 +67,7 @@ rule check_study:
     conda:
         ENGINE_ENVIRONMENT
     shell:
-        "python -m workflow_scripts.predict.check_study --study $STUDY 2> >(tee {log} >&2)"
+        "python -m workflow_scripts check-engines --study $STUDY 2> >(tee {log} >&2)"
 
 
 rule prepare_device:
@@ -82,7 +82,7 @@ rule prepare_device:
     resources:
         host_device=1,
     shell:
-        "python -m workflow_scripts.measure.device_speed"
+        "python -m workflow_scripts measure-device"
         " --study $STUDY"
         " --gpu {wildcards.gpu}"
         " --out {output}"
@@ -102,4 +102,4 @@ rule predict_capacity:
     params:
         definitions=json_sha256({cell: definition(cell).as_json() for cell in CELLS}),
     shell:
-        "python -m workflow_scripts.predict.capacity_of_cells" " --study $STUDY" " --out {output}" " > {log} 2>&1"
+        "python -m workflow_scripts predict-capacity" " --study $STUDY" " --out {output}" " > {log} 2>&1"

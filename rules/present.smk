@@ -23,7 +23,7 @@ rule figures:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
     shell:
-        "python -m workflow_scripts.present.figures"
+        "python -m workflow_scripts figures"
         " --study $STUDY"
         " --tables {params.tables}"
         " --parsed {params.parsed}"
@@ -50,7 +50,7 @@ rule report:
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
     shell:
-        "python -m workflow_scripts.present.page"
+        "python -m workflow_scripts report"
         " --study $STUDY"
         " --tables {params.tables}"
         " --parsed {params.parsed}"

@@ -110,7 +110,7 @@ def _lines(log: Path) -> list[str]:
 
 def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> int | None:
     """Exit status of a cell's measurement; None if its time ran out."""
-    command = [sys.executable, "-m", "workflow_scripts.measure.cell", "--study", str(study_file), "--cell", cell.id]
+    command = [sys.executable, "-m", "workflow_scripts", "measure-cell", "--study", str(study_file), "--cell", cell.id]
     # As the first of two attempts: a device that is not free yet, or too little time, then gives no outcome.
     command += ["--results", str(paths.results), "--attempt", "1", "--attempts", "2"]
     paths.log(cell).parent.mkdir(parents=True, exist_ok=True)

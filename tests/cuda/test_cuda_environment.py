@@ -89,7 +89,7 @@ def test_its_engines_take_every_study() -> None:
 
 def test_the_command_that_the_docs_recommend_says_so() -> None:
     study = "config/studies/parallelism.yaml"
-    done = call("-m", "workflow_scripts.predict.check_study", "--study", study)
+    done = call("-m", "workflow_scripts", "check-engines", "--study", study)
     assert done.returncode == 0, done.stderr
     assert f"{study}: {len(expand(load_study(CHECKOUT / study)))} cells, and no setting that is refused by vllm 0." in (
         done.stdout
@@ -111,7 +111,7 @@ def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path
     (cell,) = expand(load_study(study))
     prepared = snakemake(tmp_path, study, "prepare")
     assert prepared.returncode == 0, prepared.stderr
-    done = call("-m", "workflow_scripts.measure.cell", "--study", study, "--results", tmp_path, "--cell", cell.id)
+    done = call("-m", "workflow_scripts", "measure-cell", "--study", study, "--results", tmp_path, "--cell", cell.id)
     assert done.returncode == WRONG_DEVICE, done.stderr
     assert f"{gpu.name} was asked for, and " in done.stderr
     assert not (tmp_path / "one/cells" / cell.id / "outcome.json").exists()

@@ -343,7 +343,7 @@ def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(
 def start_cell(study: Path, results: Path, cell: str, environment: dict[str, str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "workflow_scripts.measure.cell"),
+            *(sys.executable, "-m", "workflow_scripts", "measure-cell"),
             *("--study", str(study), "--cell", cell, "--results", str(results)),
         ],
         cwd=CHECKOUT,
@@ -361,7 +361,7 @@ def engine_process(results: Path, timeout_s: float = 120, sign: str = "init engi
         for log in results.glob("small/cells/*/*/*/*/*/raw.partial/engine.log"):
             if sign in log.read_text(encoding="utf-8", errors="replace"):
                 for process in psutil.process_iter(["cmdline"]):
-                    if "workflow_scripts.measure.trace" in (process.info["cmdline"] or []) and str(results) in " ".join(
+                    if "sample-device" in (process.info["cmdline"] or []) and str(results) in " ".join(
                         process.info["cmdline"]
                     ):
                         parent = process.parent()

@@ -298,7 +298,7 @@ def measure(tmp_path: Path, inputs: Path, planted: dict[str, str]) -> Iterator[C
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
             link.symlink_to(inputs)
-        command = [*(sys.executable, "-m", "workflow_scripts.measure.cell"), "--study", str(study_file)]
+        command = [*(sys.executable, "-m", "workflow_scripts", "measure-cell"), "--study", str(study_file)]
         command += ["--cell", cell, "--results", str(tmp_path / "results")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, cwd=CHECKOUT, env=planted, **pipes))  # type: ignore[call-overload]
@@ -439,7 +439,7 @@ def server_under_load(evidence: Path, limit_s: float = 200) -> int:
         if log.exists() and "warmed up by " in log.read_text(encoding="utf-8", errors="replace"):
             time.sleep(1)
             for process in psutil.process_iter(["cmdline"]):
-                if "workflow_scripts.measure.trace" in (process.info["cmdline"] or []) and str(evidence) in " ".join(
+                if "sample-device" in (process.info["cmdline"] or []) and str(evidence) in " ".join(
                     process.info["cmdline"]
                 ):
                     measuring = process.parent()

@@ -119,7 +119,7 @@ def engines(lab: SlurmLab) -> dict[str, psutil.Process]:
     found = {}
     for process in lab.processes():
         with suppress(psutil.NoSuchProcess):
-            if "workflow_scripts.measure.trace" in (command := process.cmdline()):
+            if "sample-device" in (command := process.cmdline()):
                 gpu = next(gpu for gpu in GPU_TYPES if f"/lab-{gpu}/" in command[-1])
                 found[gpu] = psutil.Process(int(command[command.index("--pid") + 1]))
     return found
@@ -305,7 +305,7 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     assert "not done after 64 s" in report
 
     archive = ["--study", "lab.yaml", "--out", str(tmp_path / "lab.zip")]
-    subprocess.run([sys.executable, "-m", "workflow_scripts.study.archive", *archive], cwd=checkout.root, check=True)
+    subprocess.run([sys.executable, "-m", "workflow_scripts", "archive", *archive], cwd=checkout.root, check=True)
     again = tmp_path / "again"
     zipfile.ZipFile(tmp_path / "lab.zip").extractall(again)
     subprocess.run(["sha256sum", "--check", "--quiet", "manifest-sha256.txt"], cwd=again, check=True)

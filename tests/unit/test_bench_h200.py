@@ -45,7 +45,7 @@ class Host:
         self.commands.append(command)
         if command[2] == "benchmarks.h200.compare":
             return SimpleNamespace(returncode=0)
-        assert command[:3] == [sys.executable, "-m", "workflow_scripts.measure.cell"]
+        assert command[:4] == [sys.executable, "-m", "workflow_scripts", "measure-cell"]
         assert command[-4:] == ["--attempt", "1", "--attempts", "2"]
         cell_id = command[command.index("--cell") + 1]
         self.asked.append(cell_id)

@@ -1,8 +1,8 @@
 """Every command on a page of the project is correct, as far as this can be checked.
 
-`python -m` commands run as printed, in a copy of the checkout with made-up results. Commands that do not run are listed
-with the reason: `INSTEAD` has programs other than Python, `PARSED` has modules of which only the options are read. A
-command that is in neither list and does not run is a failure, and so is one that cannot be read.
+`kvsweep` and `python -m` commands run as printed, in a copy of the checkout with made-up results. Commands that do not
+run are listed with the reason: `INSTEAD` has other programs, `PARSED` has commands of which only the options are read.
+A command that is in neither list and does not run is a failure, and so is one that cannot be read.
 """
 
 import os
@@ -81,19 +81,20 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
     "for archive in": (syntax, "needs evidence from another host"),
     "python3 -m compileall": (syntax, "is for the folder of another host's modules"),
 }
-# Modules of which only the options are read, and why.
+# Commands of which only the options are read, and why.
 PARSED = {
-    "benchmarks.h200.run": "needs an H200",
-    "workflow_scripts.predict.check_study": "imports the engines, which tests/integration/test_check_study.py does",
-    "workflow_scripts.measure.device_speed": "measures this machine, which takes it seconds",
-    "workflow_scripts.present.figures": "draws for a quarter of a minute",
-    "workflow_scripts.analyse.fit_calibration": "needs measured cells of the demo, and writes into config/",
+    "python3 -m benchmarks.h200.run": "needs an H200",
+    "kvsweep check-engines": "imports the engines, which tests/integration/test_check_study.py does",
+    "kvsweep measure-cell": "measures a cell, which tests/integration/test_measure.py does",
+    "kvsweep measure-device": "measures this machine, which takes it seconds",
+    "kvsweep figures": "draws for a quarter of a minute",
+    "kvsweep calibrate": "needs measured cells of the demo, and writes into config/",
 }
 
 
 def documented() -> Iterator[tuple[str, str]]:
     """Each page with each of its commands: from console blocks, and from indented lines that begin as commands do."""
-    known = re.compile("|".join(map(re.escape, ["python ", "python3 ", *INSTEAD])))
+    known = re.compile("|".join(map(re.escape, ["kvsweep ", "python ", "python3 ", *INSTEAD])))
     for page in tracked("*.md"):
         text = (ROOT / page).read_text().replace("\\\n", " ")
         for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
@@ -126,10 +127,11 @@ def checked(command: str) -> str:
     for beginning, (instead, _) in INSTEAD.items():
         if re.match(rf"{re.escape(beginning)}\b", command):
             return instead(command)
-    module = re.match(r"python3? -m (\S+)(.*)", command)
-    assert module, f"{command}: in no list, so nothing says how to check it"
-    if module[1] in PARSED:
-        return f"export OUT=.; python -c {shlex.quote(READ_OPTIONS)} {module[1]} {module[2]}"
+    assert re.match(r"kvsweep|python3? -m", command), f"{command}: in no list, so nothing says how to check it"
+    for beginning in PARSED:
+        if command.startswith(beginning):
+            words = command.replace("kvsweep", "workflow_scripts", 1).removeprefix("python3 -m ")
+            return f"export OUT=.; python -c {shlex.quote(READ_OPTIONS)} {words}"
     return command
 
 
@@ -163,6 +165,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "config/studies/my-study.yaml").write_text(re.sub("^name: .*", "name: my-study", demo, flags=re.MULTILINE))
     write_results(root / "results/demo")
     shutil.copy(root / "tests/fixtures/logs/vllm-0.32-cpu-ok.log", root / "vllm.log")
+    (root / "bin").mkdir()  # where an installed command would run the code of the checkout that it belongs to
+    (root / "bin/kvsweep").write_text(f'#!/bin/sh\nexec {sys.executable} -m workflow_scripts "$@"\n')
+    (root / "bin/kvsweep").chmod(0o755)
     (root / "smi.csv").write_text("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
     return root
 
@@ -172,7 +177,7 @@ def ended(checkout: Path) -> dict[str, "subprocess.CompletedProcess[str]"]:
     """How each command ended; those of a page ran one after another."""
     of_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # how the tests were called is nothing to the commands
     environment = {name: value for name, value in os.environ.items() if name not in of_make}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment |= {"XDG_CACHE_HOME": str(checkout / "cache")}
 
     def run(commands: list[str]) -> dict[str, "subprocess.CompletedProcess[str]"]:

@@ -1,22 +1,22 @@
-"""Check a table of throughputs against the most that the hardware can do.
+"""Check a table of throughputs against the maximum that the hardware allows.
 
-    python -m workflow_scripts.analyse.audit rates.csv \\
+    kvsweep audit rates.csv \\
         --model llama-3.1-8b-instruct --tokens-per-request 200,200
 
 All uncertainties are resolved in the table's favour: memory and arithmetic run at their data-sheet rates and overlap
 fully, prompts are read in steps in which other requests decode, tok/s counts prompt tokens unless the column says
 output, and a name shared by several cards means the one with the highest ceiling. A number above such a ceiling is
-wrong, or means something else than its table says. A number below the ceiling may still be wrong.
+wrong, or means something else than its table says. A number below the ceiling may still be wrong. The exit code is 0
+whatever the verdicts are.
 
 The audit assumes: the model and the type of its weights, one device per row, one new token per sequence and step (no
 speculative decoding), and prompts that are read in full (no shared prefix).
 """
 
-import argparse
 import json
 import math
 import re
-import sys
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option, positive, share
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 
 Verdict = Literal["possible", "impossible", "unknown"]
 
@@ -41,7 +42,7 @@ _NOT_TOKENS = r".*(req|per[ _-]?watt|per[ _-]?joule|ratio|time|latency|ms\b).*"
 _OUTPUT = r".*(output|generat|decod).*"
 
 
-class AuditError(ValueError):
+class AuditError(InputError):
     """A table that cannot be audited; the message says what is missing and what is allowed."""
 
 
@@ -276,33 +277,6 @@ def _unknown(reason: str) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
-    args = _parser().parse_args(argv)
-    try:
-        table = _read_table(args.table)
-        model = get_model(args.model)
-        verdicts = audit_table(
-            table,
-            read_model_facts(model.config, model.fixed_dtype, args.quantization),
-            args.tokens_per_request,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            kv_cache_dtype=args.kv_cache_dtype,
-            default_max_num_seqs=args.max_num_seqs,
-            throughput_column=args.throughput_column,
-        )
-        if args.out is not None:
-            _write(args.out, verdicts)
-    except (AuditError, CatalogError, ModelFactsError) as e:
-        print(f"audit: {e}", file=sys.stderr)
-        return 2
-    if args.json:
-        print(json.dumps(_record(args, verdicts), indent=2))
-    else:
-        _print(args, table, verdicts)
-    return 0
-
-
 def _read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_csv(path)
@@ -319,7 +293,7 @@ def _write(path: Path, verdicts: pd.DataFrame) -> None:
         raise AuditError(f"{path}: {e.strerror}") from None
 
 
-def _record(args: argparse.Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:
+def _record(args: Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:
     rows = json.loads(verdicts.to_json(orient="records"))
     counts = verdicts["verdict"].value_counts().to_dict()
     return {
@@ -334,14 +308,14 @@ def _record(args: argparse.Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _print(args: argparse.Namespace, table: pd.DataFrame, verdicts: pd.DataFrame) -> None:
+def _print(args: Namespace, table: pd.DataFrame, verdicts: pd.DataFrame) -> None:
     columns = find_columns([str(name) for name in table.columns], args.throughput_column)
     workload: Workload = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
-    tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens a request"
+    tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens per request"
     shown = Table(
         title=f"{args.table.name}: {args.model}, {tokens}",
-        caption=f"predicted ceilings, every doubt settled for the table{assumed}",
+        caption=f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}",
     )
     stated = [columns.gpu, *([columns.sequences] if columns.sequences else []), columns.throughput]
     for name in (*stated, "ceiling", "times"):
@@ -365,45 +339,46 @@ def _workload(text: str) -> Workload:
         prompt_tokens, output_tokens = (float(part) for part in text.split(","))
         return Workload(prompt_tokens, output_tokens)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1") from None
+        raise ArgumentTypeError(f"{text!r} is not PROMPT,OUTPUT: two numbers of at least 1") from None
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
-    return value
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m workflow_scripts.analyse.audit",
-        description="Say of each throughput in a table whether the hardware allows it. Exit 0 also if it does not.",
-        epilog="example: rates.csv --model llama-3.1-8b-instruct "
-        "--tokens-per-request 200,200 --gpu-memory-utilization 0.9",
+@command(
+    "audit",
+    option(
+        "table", type=Path, help="CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs"
+    ),
+    option("--model", required=True, help="name in config/models"),
+    option(
+        "--tokens-per-request",
+        type=_workload,
+        required=True,
+        metavar="PROMPT,OUTPUT",
+        help="tokens of a request; means, if requests differ",
+    ),
+    option("--quantization", help="of the layers' matrices, such as awq, gptq or fp8 (default: as in the config)"),
+    option("--gpu-memory-utilization", type=share, default=1.0, help="share of the memory in use (default: all of it)"),
+    option("--kv-cache-dtype", default="auto", help="default: auto, the model's"),
+    option("--max-num-seqs", type=positive, default=256, help="for rows that do not state it (default: 256)"),
+    option("--throughput-column", help="the column to check if several look like a throughput"),
+    option("--json", action="store_true", help="print JSON"),
+    option("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts"),
+)
+def main(args: Namespace) -> None:
+    """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
+    table = _read_table(args.table)
+    model = get_model(args.model)
+    verdicts = audit_table(
+        table,
+        read_model_facts(model.config, model.fixed_dtype, args.quantization),
+        args.tokens_per_request,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        kv_cache_dtype=args.kv_cache_dtype,
+        default_max_num_seqs=args.max_num_seqs,
+        throughput_column=args.throughput_column,
     )
-    add = parser.add_argument
-    add("table", type=Path, help="CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs")
-    add("--model", required=True, help="name in config/models")
-    add("--tokens-per-request", type=_workload, required=True, metavar="PROMPT,OUTPUT", help="means, for a mix")
-    add("--quantization", help="of the layers' matrices, such as awq, gptq or fp8 (default: the config's)")
-    add("--gpu-memory-utilization", type=_share, default=1.0, help="share of the memory in use (default: all of it)")
-    add("--kv-cache-dtype", default="auto", help="default: auto, the model's")
-    add("--max-num-seqs", type=_positive, default=256, help="of rows that do not state it (default: 256)")
-    add("--throughput-column", help="the column to check, where several look like a throughput")
-    add("--json", action="store_true", help="print JSON")
-    add("--out", type=Path, metavar="FILE.csv", help="write the table with its verdicts")
-    return parser
-
-
-if __name__ == "__main__":
-    run_command(main)
+    if args.out is not None:
+        _write(args.out, verdicts)
+    if args.json:
+        print(json.dumps(_record(args, verdicts), indent=2))
+    else:
+        _print(args, table, verdicts)

@@ -1,6 +1,6 @@
-"""Predicted KV capacity beside what the engine had: blocks, tokens, concurrency and each term of memory.
+"""Compare predicted KV capacity with what the engine had: blocks, tokens, concurrency, memory.
 
-    python -m workflow_scripts.analyse.capacity --study config/studies/demo.yaml \\
+    kvsweep table-capacity --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --predictions results/demo/prepared/capacity.jsonl \\
         --out results/demo/tables/capacity.parquet
 
@@ -8,18 +8,18 @@ One row per cell with a prediction, and one per published number of blocks. docs
 made, docs/tables.md documents every column.
 """
 
-import argparse
 import json
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import Record, numbers, records
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.physics import formulas
 from workflow_scripts.study.study_file import Study
@@ -355,17 +355,10 @@ def read_predictions(path: Path) -> pd.DataFrame:
     return pd.DataFrame(found, columns=[*fields, "published"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command(
+    "capacity",
+    option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`"),
+)
+def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the capacity table of a study."""
-    parser = table_parser("capacity", "KV blocks, tokens and concurrency as predicted, beside what the engine had.")
-    parser.add_argument("--predictions", type=Path, required=True, help="capacity.jsonl of predict.capacity_of_cells")
-    parser.epilog = f"{parser.epilog} --predictions results/demo/prepared/capacity.jsonl"
-
-    def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
-        return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    return [(args.out, "capacity", capacity_table(cells, read_predictions(args.predictions)))]

@@ -1,14 +1,13 @@
-"""The cells table: one row per cell, start and repeat, with everything that was measured.
+"""Write the cells table: one row per cell, start and repeat, with everything that was measured.
 
-    python -m workflow_scripts.analyse.cells --study config/studies/demo.yaml --parsed results/demo/parsed \
+    kvsweep table-cells --study config/studies/demo.yaml --parsed results/demo/parsed \\
         --out results/demo/tables/cells.parquet
 
 Cells of the study that were not run are rows with the outcome `missing`. docs/tables.md documents every column.
 """
 
-import argparse
 import json
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pandas as pd
 from workflow_scripts.analyse.as_asked import not_as_asked
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.kv_memory import kv_memory
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, columns, table_schema, write_table
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema, write_table
 from workflow_scripts.analyse.timeline import (
     request_facts,
     running_over_time,
@@ -27,10 +26,10 @@ from workflow_scripts.analyse.timeline import (
     tokens_held,
     trace_facts,
 )
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import PARSED, STUDY, command, out
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study_file import Study, load_study
 from workflow_scripts.workloads.workload_kinds import SharedTextWorkload
 
 MEASURED, SIMULATED = "measured", "simulated"
@@ -436,21 +435,8 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
     ).drop(columns=list(_USED_UP))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("table-cells", STUDY, PARSED, out("cells.parquet; cells.csv is written beside it"))
+def main(args: Namespace) -> None:
     """Write the cells table of a study."""
-    parser = argparse.ArgumentParser(description="One row per cell, start and repeat, with everything measured of it.")
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
-    parser.add_argument("--out", type=Path, required=True, help="cells.parquet; cells.csv is written beside it")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        write_table(cells_table(study, expand(study), args.parsed), args.out)
-    except (StudyError, TableError) as e:
-        print(e, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+    study = load_study(args.study)
+    write_table(cells_table(study, expand(study), args.parsed), args.out)

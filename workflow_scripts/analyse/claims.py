@@ -1,14 +1,13 @@
-"""The published claims that a study names, each with a verdict and the evidence for it.
+"""Judge the published claims that a study names, with the evidence for each verdict.
 
-    python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml \\
+    kvsweep table-claims --study config/studies/paged_attention.yaml \\
         --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet
 
 Evidence comes from formulas, from the published numbers themselves and from the study's tables; a missing table gives
 no evidence. docs/claims.md explains the verdicts, docs/tables.md documents every column.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,12 +15,10 @@ import pandas as pd
 
 from workflow_scripts.analyse import claims_on_caching, claims_on_devices, claims_on_engines, claims_on_memory
 from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
-from workflow_scripts.analyse.tables import TEXT, TableError, columns, table_schema, write_table
-from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.catalog.published import PUBLISHED, Claim, Published, PublishedError
-from workflow_scripts.common.command import run_command
-from workflow_scripts.physics.model_facts import ModelFactsError
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.analyse.tables import TEXT, columns, table_schema, write_table
+from workflow_scripts.catalog.published import PUBLISHED, Claim, Published
+from workflow_scripts.common.command import STUDY, TABLES, command, option, out
+from workflow_scripts.study.study_file import load_study
 
 # Modules that register their rules when they are imported.
 RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_on_memory)
@@ -131,28 +128,14 @@ def _ids(kinds: Iterable[Sequence[Finding]], most: int) -> list[str]:
     return [name for kind in kinds for finding in kind[:most] for name in finding.ids[:MOST_IDS]]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "table-claims",
+    STUDY,
+    TABLES,
+    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+    out("claims.parquet; claims.csv is written beside it"),
+)
+def main(args: Namespace) -> None:
     """Write the claims table of a study."""
-    parser = argparse.ArgumentParser(
-        description="Give each published claim that the study names a verdict: supported, contradicted or not "
-        "testable here, with evidence.",
-        epilog="example: python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml"
-        " --tables results/paged_attention/tables --out results/paged_attention/tables/claims.parquet",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--tables", type=Path, required=True, help="folder with the study's other tables")
-    parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables")
-    parser.add_argument("--out", type=Path, required=True, help="claims.parquet; claims.csv is written beside it")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        table = claims_table(Evidence(study, read_tables(args.tables), Published(args.published)))
-        write_table(table, args.out, "claims")
-    except (StudyError, TableError, CatalogError, ModelFactsError, PublishedError) as e:
-        print(f"analyse.claims: {e}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+    evidence = Evidence(load_study(args.study), read_tables(args.tables), Published(args.published))
+    write_table(claims_table(evidence), args.out, "claims")

@@ -1,6 +1,6 @@
-"""Effects of knobs and models: what each does to throughput, whether it took effect, and what limited the engine.
+"""Compare knobs and models: the effect of each on throughput, and whether it took effect.
 
-    python -m workflow_scripts.analyse.effects --study config/studies/demo.yaml \
+    kvsweep table-effects --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --out results/demo/tables/effects.parquet
 
 Compared cells differ in exactly one knob, or in the model. docs/tables.md documents every column,
@@ -9,6 +9,7 @@ docs/statistics.md the tests.
 
 import json
 import math
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -42,11 +43,11 @@ from workflow_scripts.analyse.statistics import (
     ratio_interval,
     verdicts,
 )
-from workflow_scripts.analyse.table_command import run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.common.command import run_command
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.study.study_file import Study
 
 METRIC = "output_tokens_per_s"
 _PLACE = ("study", "source", "gpu", "engine", "model", "workload")
@@ -385,15 +386,7 @@ def _work_text(row: Record, a: Record, b: Record) -> str:
     return f"It was measured over {requests[0]} requests, against {requests[1]}."
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command("effects")
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the effects table of a study."""
-    parser = table_parser("effects", "What each knob does to throughput, and whether it took effect.")
-    return run(
-        parser,
-        argv,
-        lambda args, study, cells: [(args.out, "effects", knob_effects(cells, study.equivalence_margin_pct))],
-    )
-
-
-if __name__ == "__main__":
-    run_command(main)
+    return [(args.out, "effects", knob_effects(cells, study.equivalence_margin_pct))]

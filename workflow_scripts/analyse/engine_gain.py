@@ -1,15 +1,14 @@
-"""vLLM compared with HuggingFace at equal work, and how much of the gain comes from batching and from the engine.
+"""Compare vLLM with HuggingFace at equal work, and split the gain into batching and engine.
 
-    python -m workflow_scripts.analyse.engine_gain --study config/studies/demo.yaml \
-        --cells results/demo/tables/cells.parquet --out results/demo/tables/engines.parquet \
+    kvsweep table-engines --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/engines.parquet \\
         --decomposition-out results/demo/tables/engine_decomposition.parquet
 
 docs/tables.md documents every column of both tables.
 """
 
-import argparse
 import math
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,9 @@ import pandas as pd
 
 from workflow_scripts.analyse.repeats import Record, cell_summary, records
 from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio_interval
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import option
 from workflow_scripts.engines.knobs import every_knob
 from workflow_scripts.study.study_file import Study
 
@@ -287,26 +286,16 @@ def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> st
     return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the engines and engine_decomposition tables of a study."""
-    parser = table_parser("engine_gain", "vLLM against HuggingFace at equal work.", "engines")
-    parser.add_argument(
+@table_command(
+    "engines",
+    option(
         "--decomposition-out",
         type=Path,
         required=True,
         help="engine_decomposition.parquet: the gain split into batching and engine; .csv is written beside it",
-    )
-    parser.epilog = f"{parser.epilog} --decomposition-out results/demo/tables/engine_decomposition.parquet"
-
-    def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
-        improvements, decomposition = engine_tables(cells)
-        return [
-            (args.out, "engines", improvements),
-            (args.decomposition_out, "engine_decomposition", decomposition),
-        ]
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    ),
+)
+def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the engines and engine_decomposition tables of a study."""
+    improvements, decomposition = engine_tables(cells)
+    return [(args.out, "engines", improvements), (args.decomposition_out, "engine_decomposition", decomposition)]

@@ -1,16 +1,15 @@
-"""Constants of a device, fitted to a few measured cells and tested on the others.
+"""Fit the constants of a device to a few measured cells, and test them on the others.
 
-    python -m workflow_scripts.predict.step_work --study config/studies/demo.yaml --out work.parquet
-    python -m workflow_scripts.analyse.fit_calibration --gpu cpu-all --work work.parquet \\
+    kvsweep step-work --study config/studies/demo.yaml --out work.parquet
+    kvsweep calibrate --gpu cpu-all --work work.parquet \\
         --cells results/demo/tables/cells.parquet --source "where and when" --out config/calibration/cpu-all.yaml
 
 At most three constants are fitted: the rate of reading, the rate of computing, and the additional cost of a step. Cells
 to fit to are chosen only by their work, without any measured value. docs/plan.md describes the method and the file.
 """
 
-import argparse
 import itertools
-import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,14 +18,14 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from workflow_scripts.analyse.statistics import FloatArray
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_gpu
-from workflow_scripts.common.command import run_command
+from workflow_scripts.catalog.gpus_and_models import Gpu, get_gpu
+from workflow_scripts.common.command import command, one_of, option, out
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.physics.calibration import (
     DEFAULT_FLOP_EFFICIENCY,
     DEFAULT_MEMORY_EFFICIENCY,
     DEFAULT_OVERHEAD_S,
     Calibration,
-    CalibrationError,
     EngineCalibration,
     FitQuality,
     read_calibration,
@@ -44,7 +43,7 @@ CPU_BYTES_PER_S, CPU_FLOP_PER_S = 10e9, 50e9
 Works = Mapping[str, StepWork]
 
 
-class CalibrationInputError(ValueError):
+class CalibrationInputError(InputError):
     """Cells or work to which nothing can be fitted; the message says why."""
 
 
@@ -197,25 +196,7 @@ def published(path: Path, rows: pd.DataFrame) -> dict[str, float]:
         raise CalibrationInputError(f"{path}: not the sweep that the work was made from: {e}") from None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Calibrate one device."""
-    args = _parser().parse_args(argv)
-    try:
-        gpu = get_gpu(args.gpu)
-        calibration = _calibration(args, gpu)
-    except (CatalogError, CalibrationError, CalibrationInputError) as e:
-        print(f"analyse.fit_calibration: {e}", file=sys.stderr)
-        return 2
-    calibration.write(args.out)
-    quality = calibration.engines[args.engine].quality
-    print(
-        f"{gpu.name}, {args.engine}: fitted to {len(quality.fitted)} cells; on {len(quality.held_out)} others the "
-        f"error of tokens/s is {quality.median_error_pct} % (median) and {quality.p90_error_pct} % (p90)"
-    )
-    return 0
-
-
-def _calibration(args: argparse.Namespace, gpu: Gpu) -> Calibration:
+def _calibration(args: Namespace, gpu: Gpu) -> Calibration:
     rows = read_work(args.work, gpu.name)
     rows = rows[rows["engine"] == args.engine]
     models = sorted(rows["model"].unique())
@@ -265,33 +246,36 @@ def _others(path: Path, gpu: str, device_name: str | None) -> dict[str, EngineCa
     return dict(known.engines) if (known.gpu, known.device_name) == (gpu, device_name) else {}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Fit a device's constants (reading, computing, overhead of a step) to some of its measured cells, "
-        "test them on the others, and write both.",
-        epilog="example: python -m workflow_scripts.analyse.fit_calibration --gpu cpu-all --work work.parquet "
-        "--cells results/demo/tables/cells.parquet --source 'the demo on a quiet host' "
-        "--out config/calibration/cpu-all.yaml",
+@command(
+    "calibrate",
+    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    option("--engine", default="vllm", help="the engine of the cells (%(default)s)"),
+    option("--work", type=Path, required=True, help="the file that `kvsweep step-work` wrote"),
+    one_of(
+        option("--cells", type=Path, help="cells.parquet with the measurements"),
+        option("--published", type=Path, help="the CSV file of sweeps that the work was made from"),
+        required=True,
+    ),
+    option(
+        "--most",
+        type=int,
+        default=MOST_FITTED,
+        help="maximum number of cells to fit to; at most half of them are used (%(default)s)",
+    ),
+    one_of(
+        option("--fit", nargs="+", metavar="CELL_ID", help="fit to these cells instead of those that are chosen"),
+        option("--constants-of", metavar="ENGINE", help="fit nothing: test this engine's constants of the file"),
+    ),
+    option("--source", required=True, help="a sentence on where and when the cells were measured"),
+    out("the YAML file to write"),
+)
+def main(args: Namespace) -> None:
+    """Calibrate one device."""
+    gpu = get_gpu(args.gpu)
+    calibration = _calibration(args, gpu)
+    calibration.write(args.out)
+    quality = calibration.engines[args.engine].quality
+    print(
+        f"{gpu.name}, {args.engine}: fitted to {len(quality.fitted)} cells; on {len(quality.held_out)} others the "
+        f"error of tokens/s is {quality.median_error_pct} % (median) and {quality.p90_error_pct} % (p90)"
     )
-    add = parser.add_argument
-    add("--gpu", required=True, help="name in config/gpus.yaml")
-    add("--engine", default="vllm", help="whose cells (default: %(default)s)")
-    add("--work", type=Path, required=True, help="what predict.step_work wrote")
-    speeds = parser.add_mutually_exclusive_group(required=True)
-    speeds.add_argument("--cells", type=Path, help="cells.parquet with what was measured")
-    speeds.add_argument("--published", type=Path, help="the CSV file of sweeps that the work was made from")
-    add("--most", type=int, default=MOST_FITTED, help="most cells to fit to, and never more than half (%(default)s)")
-    fitted = parser.add_mutually_exclusive_group()
-    fitted.add_argument(
-        "--fit", nargs="+", metavar="CELL_ID", help="fit to these cells instead of those that are chosen"
-    )
-    fitted.add_argument(
-        "--constants-of", metavar="ENGINE", help="fit nothing: test this engine's constants of the file"
-    )
-    add("--source", required=True, help="a sentence on where and when the cells were measured")
-    add("--out", type=Path, required=True, help="the YAML file to write")
-    return parser
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,13 +1,13 @@
-"""How much of the memory reserved for KV holds no token, in the engine's own layout and in others.
+"""Compute how much reserved KV memory holds no token, in the engine's layout and in others.
 
-    python -m workflow_scripts.analyse.fragmentation --study config/studies/demo.yaml \\
+    kvsweep table-waste --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed --out results/demo/tables/waste.parquet
 
 One row per repeat and layout. docs/fragmentation.md says how the numbers are made.
 """
 
-import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,9 @@ from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.statistics import FloatArray
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import PARSED
 from workflow_scripts.physics import formulas
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload
@@ -258,20 +258,9 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command("waste", PARSED)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the table of the KV memory that each repeat wasted."""
-    about = "Share of KV memory that held no token, as it was and in other layouts."
-    parser = table_parser("fragmentation", about, table="waste")
-    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
-    parser.epilog = f"{parser.epilog} --parsed results/demo/parsed"
-
-    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
-        own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-        texts = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
-        yield args.out, "waste", waste_table(own, args.parsed, texts)
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+    texts = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
+    return [(args.out, "waste", waste_table(own, args.parsed, texts))]

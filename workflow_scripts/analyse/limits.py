@@ -1,6 +1,6 @@
-"""The most that the hardware allows each repeat, how near it came, and which numbers cannot be true.
+"""Compare each repeat with the maximum that the hardware allows, and mark what cannot be true.
 
-    python -m workflow_scripts.analyse.limits --study config/studies/demo.yaml \\
+    kvsweep table-limits --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
         --devices results/demo/prepared/devices --out results/demo/tables/limits.parquet \\
         --checked-out results/demo/tables/cells.parquet
@@ -9,9 +9,9 @@ One row per repeat and source of rates: the device's data sheet, and its measure
 numbers are made.
 """
 
-import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +33,11 @@ from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.statistics import FloatArray
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.engines.knobs import every_knob
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
@@ -274,28 +274,19 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command(
+    "limits",
+    PARSED,
+    option("--devices", type=Path, required=True, help="folder with NAME.json of each measured device"),
+    option("--checked-out", type=Path, required=True, help="the cells, with those above a ceiling marked `invalid`"),
+    simulated=True,
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
     """Write the limits of a study's repeats."""
-    parser = table_parser("limits", "Ceilings of each repeat from memory bandwidth and arithmetic, MBU, MFU, verdict.")
-    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
-    parser.add_argument("--devices", type=Path, required=True, help="folder with NAME.json of measured devices")
-    parser.add_argument("--checked-out", type=Path, required=True, help="the cells, those above a ceiling `invalid`")
-    parser.epilog = (
-        f"{parser.epilog} --parsed results/demo/parsed --devices results/demo/prepared/devices"
-        " --checked-out results/demo/tables/cells.parquet"
-    )
-
-    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
-        # A table may also hold cells of other studies and published data; only the study's own have evidence here.
-        own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-        table, reasons = limits_table(read_work(own, args.parsed), args.devices)
-        for reason in reasons:
-            print(reason, file=sys.stderr)
-        yield args.out, "limits", table
-        yield args.checked_out, "cells", mark_invalid(cells, table)
-
-    return run(parser, argv, make, simulated=True)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    # A table may also hold cells of other studies and published data; only the study's own have evidence here.
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+    table, reasons = limits_table(read_work(own, args.parsed), args.devices)
+    for reason in reasons:
+        print(reason, file=sys.stderr)
+    yield args.out, "limits", table
+    yield args.checked_out, "cells", mark_invalid(cells, table)

@@ -1,14 +1,14 @@
-"""Predicted and measured values of every cell, with the error, and whether it deserves attention.
+"""Compare the predicted and measured values of every cell, with the error.
 
-    python -m workflow_scripts.analyse.predictions --study config/studies/demo.yaml \\
+    kvsweep table-predictions --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --plan results/demo/plan/plan.parquet \\
         --out results/demo/tables/predictions.parquet
 
 One row per cell and quantity. docs/plan.md says how predictions are made, docs/tables.md documents every column.
 """
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ import pandas as pd
 
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import counted
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
-from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
-from workflow_scripts.common.command import run_command
+from workflow_scripts.catalog.published import PUBLISHED, Published
+from workflow_scripts.common.command import option
 from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError, read_calibration
 from workflow_scripts.study.study_file import Study
 
@@ -179,28 +179,18 @@ def published_rates(study: Study, published: Published) -> Rates:
     return rates
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command(
+    "predictions",
+    option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
+    option("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)"),
+    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the predictions table of a study."""
-    parser = table_parser("predictions", "What every cell was predicted to do, beside what it did.")
-    parser.add_argument("--plan", type=Path, required=True, help="plan.parquet of predict.plan")
-    parser.add_argument("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
-    parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables (%(default)s)")
-    parser.epilog = f"{parser.epilog} --plan results/demo/plan/plan.parquet"
-
-    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> Iterator[Output]:
-        try:
-            plan = pd.read_parquet(args.plan)
-        except (OSError, ValueError) as e:
-            raise TableError(f"{args.plan}: not a plan: {' '.join(str(e).split())}") from None
-        own = cells[cells["study"].eq(study.name)]
-        try:
-            published = published_rates(study, Published(args.published))
-        except PublishedError as e:
-            raise TableError(str(e)) from None
-        yield args.out, "predictions", predictions_table(own, plan, fitted_cells(args.calibrations), published)
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    try:
+        plan = pd.read_parquet(args.plan)
+    except (OSError, ValueError) as e:
+        raise TableError(f"{args.plan}: not a plan: {' '.join(str(e).split())}") from None
+    own = cells[cells["study"].eq(study.name)]
+    published = published_rates(study, Published(args.published))
+    return [(args.out, "predictions", predictions_table(own, plan, fitted_cells(args.calibrations), published))]

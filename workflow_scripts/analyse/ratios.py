@@ -1,16 +1,16 @@
-"""Ratios of devices: the observed speed-up, beside the ratios of what the devices can do.
+"""Compare devices: the observed speed-ups, beside the ratios of what the devices can do.
 
-    python -m workflow_scripts.analyse.ratios --study config/studies/demo.yaml \
-        --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \
+    kvsweep table-ratios --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --devices results/demo/prepared/devices \\
         --out results/demo/tables/ratios.parquet
 
 Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
 """
 
-import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping
 from itertools import combinations, product
 from pathlib import Path
 
@@ -35,10 +35,10 @@ from workflow_scripts.analyse.repeats import (
     records,
 )
 from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.study_file import Study
@@ -353,17 +353,8 @@ def _rates(path: Path) -> DeviceRates | None:
         raise TableError(f"{path}: not JSON: {e}") from None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command("ratios", option("--devices", type=Path, help="folder with NAME.json of each measured device"))
+def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the ratios table of a study."""
-    parser = table_parser("ratios", "The speed-up of each device over each other, beside what the devices can do.")
-    parser.add_argument("--devices", type=Path, help="folder with the measured rates of devices, NAME.json each")
-
-    def make(args: argparse.Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
-        rates = device_records(args.devices) if args.devices else {}
-        return [(args.out, "ratios", device_ratios(cells, measured_devices(rates), rates))]
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    rates = device_records(args.devices) if args.devices else {}
+    return [(args.out, "ratios", device_ratios(cells, measured_devices(rates), rates))]

@@ -1,15 +1,14 @@
-"""Which vLLM configuration to serve with: the fastest, the fastest within a latency, the smallest equally fast one.
+"""Recommend vLLM configurations to serve with: the fastest, and the smallest equally fast one.
 
-    python -m workflow_scripts.analyse.recommend --study config/studies/demo.yaml --results results \
+    kvsweep table-recommendations --study config/studies/demo.yaml --results results \\
         --cells results/demo/tables/cells.parquet --out results/demo/tables/recommendations.parquet
 
 Each comes with its interval, with the configurations that cannot be distinguished from it, and as a `vllm serve`
 command. docs/tables.md documents every column.
 """
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -25,9 +24,9 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
     ratio_interval,
 )
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import RESULTS, option
 from workflow_scripts.engines.knobs import VllmKnobs
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
@@ -288,21 +287,15 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
     return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@table_command(
+    "recommendations",
+    RESULTS,
+    option("--ttft-p99-s", type=float, help="bound on the 99th percentile of the time to the first token"),
+    option("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the recommendations table of a study."""
-    parser = table_parser("recommend", "Which vLLM configuration to serve with.", table="recommendations")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder that holds all studies")
-    parser.add_argument("--ttft-p99-s", type=float, help="bound on the 99th percentile of the time to the first token")
-    parser.add_argument("--tpot-p99-s", type=float, help="bound on the 99th percentile of the time per output token")
-
-    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-        paths = StudyPaths(args.results, study.name)
-        models = {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
-        table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, args.tpot_p99_s)
-        return [(args.out, "recommendations", table)]
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+    paths = StudyPaths(args.results, study.name)
+    models = {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
+    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, args.tpot_p99_s)
+    return [(args.out, "recommendations", table)]

@@ -1,13 +1,13 @@
-"""Servers under load: latency, goodput, what limited the load, and the steady state, for each repeat and each cell.
+"""Summarise servers under load: latency, goodput, what limited the load, and the steady state.
 
-    python -m workflow_scripts.analyse.serving --study config/studies/serving.yaml \
-        --cells results/serving/tables/cells.parquet --parsed results/serving/parsed \
+    kvsweep table-serving --study config/studies/serving.yaml \\
+        --cells results/serving/tables/cells.parquet --parsed results/serving/parsed \\
         --out results/serving/tables/serving.parquet --summary-out results/serving/tables/serving_summary.parquet
 
 docs/serving.md says how the numbers are made, docs/tables.md documents every column of both tables.
 """
 
-import argparse
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ import statsmodels.api as sm
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records
 from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
-from workflow_scripts.analyse.table_command import Output, run, table_parser
+from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import tokens_inside
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.engines.knobs import ENGINES
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.arrivals import Load
@@ -415,27 +415,18 @@ def _distinct(texts: Sequence[str]) -> str:
     return ",".join(sorted(set(texts)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the tables of servers under load of a study."""
-    parser = table_parser("serving", "Servers under load: latency, goodput, limits and steady state.")
-    parser.add_argument("--parsed", type=Path, required=True, help="folder with a folder of parsed tables a GPU")
-    parser.add_argument(
+@table_command(
+    "serving",
+    PARSED,
+    option(
         "--summary-out",
         type=Path,
         required=True,
-        help="serving_summary.parquet: a row a cell, with intervals; .csv is written beside it",
-    )
-    parser.epilog = (
-        f"{parser.epilog} --parsed results/demo/parsed --summary-out results/demo/tables/serving_summary.parquet"
-    )
-
-    def make(args: argparse.Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
-        own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
-        table, summary = serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})
-        return [(args.out, "serving", table), (args.summary_out, "serving_summary", summary)]
-
-    return run(parser, argv, make)
-
-
-if __name__ == "__main__":
-    run_command(main)
+        help="serving_summary.parquet: one row per cell, with intervals; .csv is written beside it",
+    ),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the tables of servers under load of a study."""
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq("measured")]
+    table, summary = serving_tables(own, args.parsed, study.slo.bounds() if study.slo else {})
+    return [(args.out, "serving", table), (args.summary_out, "serving_summary", summary)]

@@ -1,10 +1,11 @@
-"""The documentation of all tables, docs/tables.md, from their schemas.
+"""Write docs/tables.md from the schemas of the tables.
 
-python -m workflow_scripts.analyse.table_docs        writes docs/tables.md
+    kvsweep write-table-docs
+
+Each schema holds the meaning and unit of its columns.
 """
 
-import argparse
-from collections.abc import Sequence
+from argparse import Namespace
 from itertools import groupby
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from workflow_scripts.analyse import (
 )
 from workflow_scripts.analyse import engine_gain as engines
 from workflow_scripts.analyse.tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 
 DOCUMENTED = (
@@ -43,7 +44,7 @@ DOCUMENTED = (
     claims.SCHEMA,
 )
 TYPES = {TEXT: "string", INTEGER: "int", NUMBER: "float", FLAG: "bool"}
-HEAD = """<!-- Written by `python -m workflow_scripts.analyse.table_docs` from the schemas of the tables. -->
+HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tables. -->
 
 # Tables
 
@@ -78,14 +79,9 @@ def _type(column: pa.Column) -> str:
     return "as set" if column.dtype is None else TYPES[str(column.dtype).removesuffix("[python]")]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "write-table-docs", option("--out", type=Path, default=Path("docs/tables.md"), help="file to write (%(default)s)")
+)
+def main(args: Namespace) -> None:
     """Write the documentation."""
-    parser = argparse.ArgumentParser(description="Write docs/tables.md from the schemas of the tables.")
-    parser.add_argument("--out", type=Path, default=Path("docs/tables.md"), help="file to write (%(default)s)")
-    args = parser.parse_args(argv)
     write_text(args.out, documentation())
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

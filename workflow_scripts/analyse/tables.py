@@ -14,6 +14,7 @@ import pandera.pandas as pa
 import pyarrow as arrow
 from pandera.errors import SchemaErrors
 
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes, write_text
 
 # Types of columns; each can hold a null.
@@ -23,7 +24,7 @@ KNOBS = "^knob_.+$"
 TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}
 
 
-class TableError(ValueError):
+class TableError(InputError):
     """A table is missing, is not Parquet, or does not fit its schema."""
 
 

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.faults import InputError
 
 CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
@@ -42,7 +43,7 @@ _DATASHEET_FIELDS = (
 )
 
 
-class CatalogError(ValueError):
+class CatalogError(InputError):
     """A catalogue that cannot be read, or a name that is not in it; the message names the allowed values."""
 
 

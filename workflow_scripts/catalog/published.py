@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
+from workflow_scripts.common.faults import InputError
 
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
@@ -18,7 +19,7 @@ Given = TypeVar("Given")
 _SYMBOLS = {"percent": " %", "ratio": ""}
 
 
-class PublishedError(ValueError):
+class PublishedError(InputError):
     """Published data that cannot be read; the message says what is wrong and what is allowed."""
 
 

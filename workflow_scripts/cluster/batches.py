@@ -1,26 +1,25 @@
-"""Which cells must still be measured, and which of them share one cluster job.
+"""List the cells of a GPU that have ended.
 
-A batch is a list of cells of one GPU type and one model. Its key follows from its cells and their definitions, and its
-file tells the job what to measure. Only the cells' own files decide what is done: a cell is done if its `outcome.json`
-belongs to its present definition, whichever batch, call or machine produced it.
+    kvsweep list-ended --study config/studies/demo.yaml --gpu h200 --out ended.json
 
-    python -m workflow_scripts.cluster.batches --study config/studies/demo.yaml --gpu h200 --out ended.json
+Parsing waits for this list, which has a hash of each outcome.
 
-lists the cells of a GPU that have ended; parsing waits for this list.
+A batch is a list of cells of one GPU type and one model, which share one cluster job. Its key follows from its cells
+and their definitions, and its file tells the job what to measure. Only the cells' own files decide what is done: a
+cell is done if its `outcome.json` belongs to its present definition, whichever batch, call or machine produced it.
 """
 
-import argparse
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
 from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study_file import load_study
 
 
 @dataclass(frozen=True)
@@ -72,25 +71,15 @@ def write_ended(path: Path, ended: dict[str, str]) -> None:
         write_json(path, ended)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "list-ended",
+    STUDY,
+    RESULTS,
+    option("--gpu", required=True, help="the GPU's name in the study"),
+    out("the JSON file to write"),
+)
+def main(args: Namespace) -> None:
     """List the cells of a GPU that have ended."""
-    parser = argparse.ArgumentParser(
-        description="List the cells of a GPU that have ended, with a hash of each outcome."
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-    parser.add_argument("--gpu", required=True, help="the GPU's name in the study")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        cells = [cell for cell in expand(study) if cell.gpu == args.gpu]
-    except StudyError as e:
-        print(e, file=sys.stderr)
-        return 2
+    study = load_study(args.study)
+    cells = [cell for cell in expand(study) if cell.gpu == args.gpu]
     write_ended(args.out, ended_cells(cells, StudyPaths(args.results, study.name)))
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

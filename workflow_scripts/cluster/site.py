@@ -1,16 +1,15 @@
-"""What cells request from a cluster: portable needs, and how they are requested at one site.
+"""Print the sbatch options that the cells of a study get at a site; nothing is submitted.
 
-    python -m workflow_scripts.cluster.site --study config/studies/paged_attention.yaml
+    kvsweep sbatch --study config/studies/paged_attention.yaml
 
-prints the sbatch options of each kind of job before anything is submitted. GPUs, cores, memory and run time follow
+One line for each kind of job. GPUs, cores, memory and run time follow
 from the GPU catalogue, the model and the cell. Account, partition, GRES names and the like depend on the site and are
 in one file, `config/site.yaml`. docs/cluster.md explains both.
 """
 
-import argparse
 import csv
 import math
-import sys
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import ATTEMPT, STUDY, command, option
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
@@ -40,7 +40,7 @@ Minutes = Annotated[int, Field(gt=0)]
 Resources = dict[str, int | str]
 
 
-class SiteError(ValueError):
+class SiteError(InputError):
     """A site file that cannot be used; the message names the file, the place in it and the allowed values."""
 
 
@@ -253,32 +253,6 @@ def sbatch_options(resources: Resources) -> str:
     return " ".join(command.partition("--comment -")[2].split())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the sbatch options of a study's cells."""
-    parser = argparse.ArgumentParser(
-        description="Print the sbatch options of a study's cells; nothing is submitted.",
-        epilog="example: python -m workflow_scripts.cluster.site --study config/studies/quantization.yaml --attempt 2",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--site", type=Path, default=SITE, help="the site file (default: %(default)s)")
-    parser.add_argument("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job")
-    parser.add_argument("--cells-per-job", type=int, default=1, help="cells that share an allocation (%(default)s)")
-    parser.add_argument("--plan", type=Path, help="plan.csv of the study, for shorter time limits")
-    parser.add_argument("--attempt", type=int, default=1, help="the try of the job, counted from 1 (%(default)s)")
-    args = parser.parse_args(argv)
-    try:
-        study, site = load_study(args.study), load_site(args.site)
-        cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
-        if not cells:
-            raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
-        limits_s = predicted_limits_s(args.plan) if args.plan else {}
-        print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))
-    except (StudyError, SiteError) as e:
-        print(e, file=sys.stderr)
-        return 2
-    return 0
-
-
 def _lines(
     study: Study, site: Site, cells: Sequence[Cell], cells_per_job: int, attempt: int, limits_s: Mapping[str, float]
 ) -> Iterable[str]:
@@ -295,5 +269,20 @@ def _lines(
         yield f"{options}    # {ids[0]}" + (f" and {len(ids) - 1} more cells" if len(ids) > 1 else "")
 
 
-if __name__ == "__main__":
-    run_command(main)
+@command(
+    "sbatch",
+    STUDY,
+    option("--site", type=Path, default=SITE, help="the site file (%(default)s)"),
+    option("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job"),
+    option("--cells-per-job", type=int, default=1, help="cells that share an allocation (%(default)s)"),
+    option("--plan", type=Path, help="plan.csv of the study, for shorter time limits"),
+    ATTEMPT,
+)
+def main(args: Namespace) -> None:
+    """Print the sbatch options of a study's cells."""
+    study, site = load_study(args.study), load_site(args.site)
+    cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
+    if not cells:
+        raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
+    limits_s = predicted_limits_s(args.plan) if args.plan else {}
+    print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))

@@ -1,10 +1,113 @@
-"""How every command of the project ends."""
+"""What every command shares: its options, its help, its messages and its exit codes."""
 
+import argparse
+import functools
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from workflow_scripts.common.faults import InputError
+
+BAD_INPUT = 2
+
+AddOption = Callable[[argparse._ActionsContainer], object]
+Body = Callable[[Namespace], int | None]
+
+
+def option(*names: str, **settings: Any) -> AddOption:
+    """An option of a command, with the arguments of `ArgumentParser.add_argument`."""
+    return lambda parser: parser.add_argument(*names, **settings)
+
+
+def one_of(*options: AddOption, required: bool = False) -> AddOption:
+    """Options of which a call takes at most one, or exactly one if `required`."""
+
+    def add(parser: argparse._ActionsContainer) -> None:
+        group = parser.add_mutually_exclusive_group(required=required)
+        for each in options:
+            each(group)
+
+    return add
+
+
+def out(what: str) -> AddOption:
+    """The option that names what a command writes."""
+    return option("--out", type=Path, required=True, help=what)
+
+
+STUDY = option("--study", type=Path, required=True, help="the study's YAML file")
+RESULTS = option("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
+PARSED = option("--parsed", type=Path, required=True, help="folder with one folder of parsed tables per GPU")
+TABLES = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
+PROCESSES = option("--processes", type=int, default=os.cpu_count() or 1, help="parallel processes (%(default)s)")
+ATTEMPT = option("--attempt", type=int, default=1, help="number of this attempt, from 1 (%(default)s)")
+ATTEMPTS = option("--attempts", type=int, default=1, help="maximum number of attempts (%(default)s)")
+
+
+def positive(text: str) -> int:
+    """The type of an option that is a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """The type of an option that is a share of something: above 0, at most 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return value
+
+
+class Command:
+    """One command of `kvsweep`: called with the words after its name, it returns its exit code.
+
+    Its help is the docstring of its module. Bad input (an InputError, or a named file that cannot be opened) becomes
+    one message on stderr and exit code 2.
+    """
+
+    def __init__(self, name: str, body: Body, options: Sequence[AddOption]) -> None:
+        self.name, self.body, self.options = name, body, options
+        functools.update_wrapper(self, body)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """The parser of its options."""
+        parser = argparse.ArgumentParser(
+            prog=f"kvsweep {self.name}",
+            description=sys.modules[self.__module__].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for add in self.options:
+            add(parser)
+        return parser
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Parse the words, do the work, and return the exit code."""
+        args = self.parser().parse_args(argv)
+        try:
+            return self.body(args) or 0
+        except InputError as e:
+            faults = str(e)
+        except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as e:
+            if e.filename is None:
+                raise
+            faults = f"{e.filename}: {e.strerror}"
+        for fault in faults.splitlines():
+            print(f"kvsweep {self.name}: {fault}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def command(name: str, *options: AddOption) -> Callable[[Body], Command]:
+    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code."""
+    return lambda body: Command(name, body, options)
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:

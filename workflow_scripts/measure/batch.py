@@ -1,23 +1,25 @@
 """Measure cells one after another in one allocation of a cluster.
 
-    python -m workflow_scripts.measure.batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
+    kvsweep measure-batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
 
 Each cell runs as its own command with its own log and exit status: a cell that fails does not stop the others. The
 cells share what an allocation saves: the wait in the queue, the node's page cache, the compile cache and the warm
 parent of the engines. A cell that already has its outcome, from an earlier attempt or another job, is skipped.
+
+Exit code 0: every cell has an outcome, whatever it is; 1: some have none.
 """
 
-import argparse
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from workflow_scripts.cluster.batches import read_batch
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study_file import load_study
 
 
 def measure_batch(study_file: Path, paths: StudyPaths, cells: Sequence[str], attempt: int, attempts: int) -> list[str]:
@@ -39,7 +41,7 @@ def measure_batch(study_file: Path, paths: StudyPaths, cells: Sequence[str], att
 
 
 def _measure_one(study_file: Path, paths: StudyPaths, cell: str, attempt: int, attempts: int) -> int:
-    command = [sys.executable, "-m", "workflow_scripts.measure.cell", "--study", str(study_file), "--cell", cell]
+    command = [sys.executable, "-m", "workflow_scripts", "measure-cell", "--study", str(study_file), "--cell", cell]
     command += ["--results", str(paths.results), "--attempt", str(attempt), "--attempts", str(attempts)]
     paths.log(cell).parent.mkdir(parents=True, exist_ok=True)
     with paths.log(cell).open("wb") as log:
@@ -50,41 +52,28 @@ def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None
     """Measure the device's own rates while the job holds it, unless they are known; cells do not depend on them."""
     if record.exists():
         return
-    command = [sys.executable, "-m", "workflow_scripts.measure.device_speed", "--gpu", gpu, "--out", str(record)]
+    command = [sys.executable, "-m", "workflow_scripts", "measure-device", "--gpu", gpu, "--out", str(record)]
     try:
         print(f"rates of {gpu}: exit {subprocess.run(command, timeout=limit_s).returncode}", flush=True)
     except subprocess.TimeoutExpired:
         print(f"rates of {gpu}: not measured within {limit_s:g} s", flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "measure-batch",
+    STUDY,
+    option("--batch", type=Path, required=True, help="JSON list of cell ids"),
+    RESULTS,
+    ATTEMPT,
+    ATTEMPTS,
+)
+def main(args: Namespace) -> int:
     """Measure the cells of a batch."""
-    parser = argparse.ArgumentParser(
-        description="Measure the cells of a batch one after another; each has its own folder and measure.log.",
-        epilog="exit 0: every cell has an outcome, whatever it is; 1: some have none; 2: bad input",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--batch", type=Path, required=True, help="JSON list of cell ids")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-    parser.add_argument("--attempt", type=int, default=1, help="which try this is (%(default)s)")
-    parser.add_argument("--attempts", type=int, default=1, help="how many there may be (%(default)s)")
-    args = parser.parse_args(argv)
-    try:
-        paths = StudyPaths(args.results, load_study(args.study).name)
-        cells = read_batch(args.batch)
-    except StudyError as e:
-        print(e, file=sys.stderr)
-        return 2
-    except OSError as e:
-        print(f"{args.batch}: {e.strerror}", file=sys.stderr)
-        return 2
+    paths = StudyPaths(args.results, load_study(args.study).name)
+    cells = read_batch(args.batch)
     failed = measure_batch(args.study, paths, cells, args.attempt, args.attempts)
     if failed:
         print(f"{len(failed)} of {len(cells)} cells have no outcome", file=sys.stderr)
         return 1
     measure_device(gpu := cells[0].split("/")[0], paths.device(gpu))
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,6 +1,6 @@
 """Measure one cell of a study.
 
-    python -m workflow_scripts.measure.cell --study config/studies/demo.yaml \
+    kvsweep measure-cell --study config/studies/demo.yaml \\
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
@@ -13,20 +13,20 @@ and for a time limit that was reached while `--attempts` are left. It exits with
 outcome, because the cell never ran.
 """
 
-import argparse
 import contextlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import device_lock
 from workflow_scripts.measure.engine import SCRATCH, preload_of
@@ -197,36 +197,24 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     return cells[cell_id]
 
 
-def _count(text: str) -> int:
-    """A number from 1, for argparse."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not allowed; the least is 1")
-    return number
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "measure-cell",
+    STUDY,
+    option("--cell", required=True, help="gpu/engine/model/workload/knobs"),
+    RESULTS,
+    ATTEMPT,
+    ATTEMPTS,
+    option("--start", type=positive, default=1, help="number of this start of the cell's engine (%(default)s)"),
+    option("--round", type=positive, help="the round of the device that it belongs to (default: that of the start)"),
+    option("--position", type=positive, help="its place in the order of the round"),
+    option("--unless-done", action="store_true", help="leave a start alone that already has its outcome"),
+)
+def main(args: Namespace) -> int:
     """Measure one cell."""
-    parser = argparse.ArgumentParser(
-        description="Measure one cell of a study; writes its raw/ folder and outcome.json.",
-        epilog="exit 0: the cell has an outcome, whatever it is; 1: a fault of the infrastructure; 2: bad input; "
-        "3: the wrong device",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--cell", required=True, help="gpu/engine/model/workload/knobs")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-    parser.add_argument("--attempt", type=int, default=1, help="which try this is (%(default)s)")
-    parser.add_argument("--attempts", type=int, default=1, help="how many there may be (%(default)s)")
-    parser.add_argument(
-        "--start", type=_count, default=1, help="which start of the cell's engine this is (%(default)s)"
-    )
-    parser.add_argument("--round", type=_count, help="the round of the device that it belongs to (that of the start)")
-    parser.add_argument("--position", type=_count, help="its place in the order of the round")
-    parser.add_argument("--unless-done", action="store_true", help="leave a start alone that has its outcome already")
-    args = parser.parse_args(argv)
+    study = load_study(args.study)
+    cell = find_cell(study, args.cell)
+    paths = StudyPaths(args.results, study.name)
     try:
-        study = load_study(args.study)
-        cell = find_cell(study, args.cell)
-        paths = StudyPaths(args.results, study.name)
         with cell_lock(paths.lock(cell)):
             if args.unless_done and _is_done(study, cell, paths, args.start):
                 print("this start of the cell has its outcome already")
@@ -238,13 +226,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 shutil.rmtree(paths.start(cell, args.start) / PARTIAL, ignore_errors=True)
                 print(file=sys.stderr)  # the log may have had no room for the end of its last line
                 raise
-    except StudyError as e:
-        print(e, file=sys.stderr)
-        return 2
     except (ForkServerError, OSError) as e:
-        print(e, file=sys.stderr)
+        print(f"kvsweep measure-cell: {e}", file=sys.stderr)
         return 1
-
-
-if __name__ == "__main__":
-    run_command(main)

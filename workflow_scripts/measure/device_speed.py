@@ -1,17 +1,19 @@
-"""The rates at which a device copies, reads and multiplies, measured in a few seconds.
+"""Measure the rates at which a device copies, reads and multiplies.
 
-    python -m workflow_scripts.measure.device_speed --gpu cpu-all --out results/demo/prepared/devices/cpu-all.json
+    kvsweep measure-device --gpu cpu-all --out results/demo/prepared/devices/cpu-all.json
 
 A CPU is measured on exactly the cores that its cells use. Every device is measured under the lock that its cells take.
 Reading is a matrix-vector product with a float32 matrix larger than the last-level cache, as decoding reads weights.
+
+Exit code 1: the device here is another one, or in use.
 """
 
-import argparse
 import contextlib
 import math
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,15 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, FlopDtype, Gpu, get_gpu, load_models
-from workflow_scripts.common.command import run_command
+from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, load_models
+from workflow_scripts.common.command import command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device.device_rates import DeviceRates, Samples
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on, last_level_cache_bytes
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.definition import resolved_models
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study_file import Study, load_study
 
 RUNS = 20
 ATTEMPTS = 4  # on a shared host the load by others comes in bursts of some seconds
@@ -243,31 +245,21 @@ def _record(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "measure-device",
+    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    option("--study", type=Path, help="a study, to read as many bytes as a step of each of its models"),
+    out("the JSON file to write"),
+)
+def main(args: Namespace) -> int:
     """Measure one device and write its record."""
-    parser = argparse.ArgumentParser(
-        description="Measure how fast a device copies, reads and multiplies; write the rates, and all timed runs.",
-        epilog="example: python -m workflow_scripts.measure.device_speed --gpu cpu-all "
-        "--out results/demo/prepared/devices/cpu-all.json. Exit 1: the device here is another one, or in use; "
-        "2: bad input",
-    )
-    parser.add_argument("--gpu", required=True, help="name in config/gpus.yaml")
-    parser.add_argument("--study", type=Path, help="a study, to read as many bytes as a step of each of its models")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    args = parser.parse_args(argv)
+    gpu = get_gpu(args.gpu)
+    study = load_study(args.study) if args.study else None
     try:
-        gpu = get_gpu(args.gpu)
         with device_lock(gpu):
-            rates = measure_undisturbed(gpu, load_study(args.study) if args.study else None)
-    except (CatalogError, StudyError) as e:
-        print(f"measure.device_speed: {e}", file=sys.stderr)
-        return 2
+            rates = measure_undisturbed(gpu, study)
     except WrongDeviceError as e:
-        print(f"measure.device_speed: {e}", file=sys.stderr)
+        print(f"kvsweep measure-device: {e}", file=sys.stderr)
         return 1
     rates.write(args.out)
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

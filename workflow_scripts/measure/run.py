@@ -8,7 +8,6 @@ The job file holds all settings (see `measure.job`). Evidence goes to the folder
 folder is written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
-from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
 from workflow_scripts.device.host_load import HostLoad
@@ -237,14 +235,8 @@ def _read_requests(path: Path) -> list[Request]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the cell that a job file describes."""
-    parser = argparse.ArgumentParser(description="Measure the cell that a job file describes, in this process.")
-    parser.add_argument("job", type=Path, help="the job file, written by workflow_scripts.measure.cell")
-    args = parser.parse_args(argv)
-    measure(read_job(args.job))
+def main(argv: Sequence[str]) -> int:
+    """Measure the cell that a job file describes; the fork server calls it with the path of that file."""
+    (job,) = argv
+    measure(read_job(Path(job)))
     return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,12 +1,11 @@
-"""The device trace: memory, utilisation, power, energy, clocks and temperature, sampled by a separate process.
+"""Sample a device while a process runs: memory, utilisation, power, energy, clocks, temperature.
 
-    python -m workflow_scripts.measure.trace --pid PID --kind cuda --out device_trace.jsonl
+    kvsweep sample-device --pid 4711 --kind cuda --out device_trace.jsonl
 
 writes one JSON object per line until it gets SIGTERM or the watched process ends. The first line is a header.
 Times are in seconds on the host's wall and monotonic clocks, so that samples and requests can be aligned.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -14,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option, out
 from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
@@ -37,7 +37,7 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
     Raises:
         RuntimeError: the sampler ended before its first sample.
     """
-    command = [sys.executable, "-m", "workflow_scripts.measure.trace", "--pid", str(os.getpid()), "--kind", kind]
+    command = [sys.executable, "-m", "workflow_scripts", "sample-device", "--pid", str(os.getpid()), "--kind", kind]
     sampler = subprocess.Popen([*command, "--gpus", str(gpus), "--out", str(out)], stdout=subprocess.PIPE)
     try:
         # The sampler prints a line after its first sample.
@@ -142,18 +142,14 @@ def record(sample: Callable[[], Sample], pid: int, out: Path, interval_s: float 
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "sample-device",
+    option("--pid", type=int, required=True, help="the process to watch; it must be this one's parent"),
+    option("--kind", choices=["cuda", "cpu"], required=True, help="cuda: by NVML; cpu: the process itself"),
+    option("--gpus", type=int, default=1, help="GPUs to sample (%(default)s)"),
+    out("the file to write"),
+)
+def main(args: Namespace) -> None:
     """Sample a device until SIGTERM."""
-    parser = argparse.ArgumentParser(description="Sample the device of a process into a file of JSON Lines.")
-    parser.add_argument("--pid", type=int, required=True, help="the process to watch; it must be this one's parent")
-    parser.add_argument("--kind", choices=["cuda", "cpu"], required=True, help="cuda: by NVML; cpu: the process itself")
-    parser.add_argument("--gpus", type=int, default=1, help="GPUs to sample (%(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
-    args = parser.parse_args(argv)
     sample = gpu_sampler(args.gpus) if args.kind == "cuda" else process_sampler(args.pid)
     record(sample, args.pid, args.out)
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,6 +1,6 @@
-"""All cells of one GPU, parsed in parallel into four tables.
+"""Parse all cells of one GPU into four tables.
 
-    python -m workflow_scripts.parse.cell_tables --cells results/demo/cells \\
+    kvsweep parse-cells --cells results/demo/cells \\
         --gpu cpu-all --out results/demo/parsed/cpu-all
 
 reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}`, and those of further starts in
@@ -9,12 +9,9 @@ reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu
 changed since the last time.
 """
 
-import argparse
 import hashlib
 import json
-import os
-import sys
-from collections.abc import Sequence
+from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +19,8 @@ from pathlib import Path
 import pandas as pd
 
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import PROCESSES, command, option, out
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes, write_json
 from workflow_scripts.common.sources import sources
 from workflow_scripts.parse.cell_facts import TABLES, CellFacts, frame, parse_cell
@@ -89,21 +87,16 @@ def _new_rows(parsed: list[CellFacts], name: str, columns: dict[str, str]) -> pd
     return frame(rows, columns)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "parse-cells",
+    option("--cells", type=Path, required=True, help="folder of all cells, results/{study}/cells"),
+    option("--gpu", required=True, help="the GPU's folder below it"),
+    out("folder for the tables"),
+    PROCESSES,
+)
+def main(args: Namespace) -> None:
     """Parse the cells of one GPU."""
-    parser = argparse.ArgumentParser(description="Parse all ended cells of one GPU into tables of facts.")
-    parser.add_argument("--cells", type=Path, required=True, help="folder of all cells, results/{study}/cells")
-    parser.add_argument("--gpu", required=True, help="the GPU's folder below it")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the tables")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="read so many cells at once")
-    args = parser.parse_args(argv)
     if not args.cells.is_dir():
-        print(f"{args.cells}: there is no such folder of cells", file=sys.stderr)
-        return 2
+        raise InputError(f"{args.cells}: there is no such folder of cells")
     read, kept = parse_cells(args.cells, args.gpu, args.out, args.processes)
     print(f"{args.gpu}: {read} starts of cells read, {kept} unchanged")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

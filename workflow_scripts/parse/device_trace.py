@@ -1,13 +1,14 @@
-"""A device's memory, utilisation and power over time, from the pipeline's own trace or from nvidia-smi.
+"""Print the extremes of a device trace, of nvidia-smi or a cell, as JSON.
 
-    python -m workflow_scripts.parse.device_trace gpu.csv
+    kvsweep trace gpu.csv
 
-prints one JSON object with the extremes and the mean power. Other modules take the samples from `read_trace`.
+prints one JSON object with the extremes and the mean power; values are null if the trace does not say. FILE is what
+`nvidia-smi --query-gpu=... --format=csv` prints, with or without header and units, or JSON Lines of a
+cell. Other modules take the samples from `read_trace`.
 """
 
-import argparse
 import json
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.logs.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
 
@@ -148,34 +150,20 @@ def _reduced(trace: pd.DataFrame, name: str, how: str, scale: float = 1.0) -> in
     return int(value) if value.is_integer() else value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the extremes of one trace."""
-    parser = argparse.ArgumentParser(
-        prog="python -m workflow_scripts.parse.device_trace",
-        description="Print the extremes and the mean power of a device trace as one JSON object; null where it does "
-        "not say. It reads what `nvidia-smi --query-gpu=... --format=csv` prints, with or without header and units, "
-        "and the pipeline's own trace in JSON Lines.",
-        epilog="Example: python -m workflow_scripts.parse.device_trace gpu.csv --columns timestamp,power.draw",
-    )
-    parser.add_argument("file", type=Path, metavar="FILE", help="the trace")
-    parser.add_argument(
+@command(
+    "trace",
+    option("file", type=Path, metavar="FILE", help="the trace"),
+    option(
         "--columns",
         metavar="A,B,C",
-        help="the fields of a CSV without a header, in its order; read are " + ", ".join(FIELD_NAMES),
-    )
-    args = parser.parse_args(argv)
+        help="the fields of a CSV without a header, in its order; these are read: " + ", ".join(FIELD_NAMES),
+    ),
+)
+def main(args: Namespace) -> None:
+    """Print the extremes of one trace."""
     columns = [name.strip() for name in args.columns.split(",")] if args.columns else None
     try:
         summary = summarise(read_trace(args.file, columns))
-    except OSError as error:
-        print(f"{args.file}: cannot read this trace: {error.strerror}", file=sys.stderr)
-        return 2
     except ValueError as error:
-        print(f"{args.file}: {error}", file=sys.stderr)
-        return 2
+        raise InputError(f"{args.file}: {error}") from None
     print(summary.model_dump_json(indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,21 +1,22 @@
-"""Facts of an inference run, from the engine's log.
+"""Print the facts of an engine's log as JSON; it reads logs of vLLM 0.2 to 0.32.
 
-    python -m workflow_scripts.parse.engine_log vllm.log
+    kvsweep log vllm.log
 
-prints one JSON object. It reads logs of vLLM 0.2 to 0.32, on any platform, and the results of vLLM's own benchmarks.
+prints one JSON object. The log may be of any platform, and may contain the results of vLLM's own benchmarks. Keys are
+null if the log does not say; read_from gives line numbers, ranks what each rank printed, and derived what only
+follows from printed numbers.
 Colours, prefixes of log collectors and a terminal's hard line breaks do no harm.
 """
 
-import argparse
 import json
 import re
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option
 from workflow_scripts.logs.engine_log_outcome import Status, Verdict, judge
 from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
@@ -189,27 +190,10 @@ def read_engine_log(path: Path) -> EngineLogFacts:
     return parse_engine_log(decode(path.read_bytes()))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "log",
+    option("file", type=Path, metavar="FILE", help="the engine's log, as text; it may contain a benchmark's output"),
+)
+def main(args: Namespace) -> None:
     """Print the facts of one log."""
-    parser = argparse.ArgumentParser(
-        prog="python -m workflow_scripts.parse.engine_log",
-        description="Print the facts that an inference engine's log (vLLM 0.2 to 0.32) states, as one JSON object.",
-        epilog="Keys are null where the log does not say. read_from gives line numbers; ranks gives what each rank "
-        "printed; derived gives what only follows from printed numbers. "
-        "Example: python -m workflow_scripts.parse.engine_log vllm.log",
-    )
-    parser.add_argument(
-        "file", type=Path, metavar="FILE", help="the engine's log, as text; a benchmark's output may be in it"
-    )
-    path: Path = parser.parse_args(argv).file
-    try:
-        facts = read_engine_log(path)
-    except OSError as error:
-        print(f"{path}: cannot read this log: {error.strerror}", file=sys.stderr)
-        return 2
-    print(json.dumps(facts.model_dump(mode="json"), indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+    print(json.dumps(read_engine_log(args.file).model_dump(mode="json"), indent=2))

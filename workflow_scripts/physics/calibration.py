@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, Dtype, Gpu
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.step_time import StepConstants
@@ -31,7 +32,7 @@ LEAST_ERROR_PCT = 10.0
 Source = Literal["calibrated", "measured rates", "default"]
 
 
-class CalibrationError(ValueError):
+class CalibrationError(InputError):
     """A calibration that cannot be read; the message names the file and what is wrong."""
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workflow_scripts.common.faults import InputError
 
-class ModelFactsError(ValueError):
+
+class ModelFactsError(InputError):
     """A config.json that cannot be used; the message says what is wrong and what is supported."""
 
 

@@ -1,6 +1,6 @@
 """Predict the KV capacity of every cell of a study, before any of them is measured.
 
-    python -m workflow_scripts.predict.capacity_of_cells --study config/studies/demo.yaml \\
+    kvsweep predict-capacity --study config/studies/demo.yaml \\
         --out results/demo/prepared/capacity.jsonl
 
 There is one record for each cell of an engine that keeps its KV cache in blocks, and one for each number of blocks in
@@ -8,17 +8,16 @@ the tables of published claims that the study names. docs/capacity.md says how a
 holds.
 """
 
-import argparse
 import csv
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, load_models, models_by_repo, resolve
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus, load_models, models_by_repo, resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
@@ -30,7 +29,7 @@ from workflow_scripts.predict.compute_capability import why_gpu_is_refused
 from workflow_scripts.predict.engine_memory import GIB, CapacityError, EngineSettings, Term
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study_file import load_study
 
 Record = dict[str, Any]
 
@@ -241,30 +240,14 @@ def _predict_row(row: Mapping[str, str]) -> Record:
     return record | {"published": published}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "predict-capacity",
+    STUDY,
+    option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
+    out("capacity.jsonl to write"),
+)
+def main(args: Namespace) -> None:
     """Write the predictions of a study."""
-    parser = argparse.ArgumentParser(
-        description="Predict KV blocks, tokens and concurrency of every cell of a study; a record a line, each term "
-        "with how it was found. Numbers of blocks in published claims that the study names get a prediction too.",
-        epilog="example: python -m workflow_scripts.predict.capacity_of_cells --study config/studies/demo.yaml "
-        "--out results/demo/prepared/capacity.jsonl",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
-    parser.add_argument("--published", type=Path, default=PUBLISHED, help="claims.yaml and its tables (%(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="capacity.jsonl to write")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        published = predict_published(Published(args.published), study.claims)
-        write_jsonl(args.out, [*predict_study(expand(study)), *published])
-    except (StudyError, CatalogError, CapacityError, ModelFactsError, PublishedError) as e:
-        print(f"predict.capacity_of_cells: {e}", file=sys.stderr)
-        return 2
-    except OSError as e:
-        print(f"predict.capacity_of_cells: {e.filename}: {e.strerror}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+    study = load_study(args.study)
+    published = predict_published(Published(args.published), study.claims)
+    write_jsonl(args.out, [*predict_study(expand(study)), *published])

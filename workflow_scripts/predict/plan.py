@@ -1,15 +1,14 @@
-"""A plan of a study before anything is queued: what is feasible, how fast it should be, what can matter, what it costs.
+"""Plan a study before it is queued: what is feasible, how fast, what can matter, what it costs.
 
-    python -m workflow_scripts.predict.plan --study config/studies/paged_attention.yaml
+    kvsweep plan --study config/studies/paged_attention.yaml
 
 prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, and `knobs.csv`. It
 needs no GPU, no engine and no prepared file. docs/plan.md says how the numbers are made.
 """
 
-import argparse
 import io
-import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -19,16 +18,15 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import write_bytes, write_text
-from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError
+from workflow_scripts.physics.calibration import CALIBRATIONS
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.speed import FIELDS
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study_file import Study, load_study
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
@@ -164,35 +162,23 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     console.print(f"`for the margin`: repeats after which a cell's mean is known within {margin:g} % (95 %).")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "plan",
+    STUDY,
+    RESULTS,
+    option("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)"),
+    PROCESSES,
+    option("--quiet", action="store_true", help="write the files and print nothing"),
+)
+def main(args: Namespace) -> None:
     """Plan a study."""
-    parser = argparse.ArgumentParser(
-        description="Predict every cell of a study without a GPU: print a summary, and write plan.parquet, plan.csv (a "
-        "row a cell) and knobs.csv (what each knob can change).",
-        epilog="example: python -m workflow_scripts.predict.plan --study config/studies/paged_attention.yaml",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-    parser.add_argument("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
-    parser.add_argument("--quiet", action="store_true", help="write the files and print nothing")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        cells = expand(study)
-        paths = StudyPaths(args.results, study.name)
-        table = plan(study, cells, paths.device("any").parent, args.calibrations, args.processes)
-    except (StudyError, CatalogError, CalibrationError) as e:
-        print(f"predict.plan: {e}", file=sys.stderr)
-        return 2
+    study = load_study(args.study)
+    cells = expand(study)
+    paths = StudyPaths(args.results, study.name)
+    table = plan(study, cells, paths.device("any").parent, args.calibrations, args.processes)
     knobs = knob_effects(cells, table)
     write_plan(table, knobs, paths.plan)
     if not args.quiet:
         console = Console(width=None if sys.stdout.isatty() else 160)
         print_plan(console, study, table, knobs)
         console.print(f"{paths.plan / 'plan.csv'} has every cell.")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

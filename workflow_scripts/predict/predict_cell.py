@@ -1,25 +1,23 @@
-"""What one cell should do, as JSON: KV blocks, the limit, tokens/s, latencies and time, with their bands.
+"""Predict one cell, as JSON: KV blocks, the limit, tokens/s, latencies and time, with bands.
 
-    python -m workflow_scripts.predict.predict_cell --model llama-3.1-8b-instruct --gpu h200 --block-size 16 \\
+    kvsweep predict --model llama-3.1-8b-instruct --gpu h200 --block-size 16 \\
         --max-num-seqs 256 --workload sharegpt-300 --study config/studies/paged_attention.yaml
 
 The workload is one of the study's; without one, every request has `--prompt-tokens` and `--output-tokens`. Every
 number is predicted; docs/plan.md says how.
 """
 
-import argparse
 import json
 import math
-import sys
-from collections.abc import Sequence
+from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
-from workflow_scripts.common.command import run_command
-from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError
+from workflow_scripts.common.command import RESULTS, command, option
+from workflow_scripts.physics.calibration import CALIBRATIONS
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.speed import COSTS, COUNTS, SHARES, TIMES, Record
 from workflow_scripts.study.grid import expand
@@ -40,7 +38,7 @@ KNOBS = {
 }
 
 
-def one_cell(args: argparse.Namespace) -> Study:
+def one_cell(args: Namespace) -> Study:
     """A study with only the cell asked for.
 
     Raises:
@@ -116,47 +114,27 @@ def _rounded(value: float) -> float:
     return int(rounded) if abs(value) >= 1e5 else rounded
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "predict",
+    option("--model", required=True, help="name in config/models"),
+    option("--gpu", required=True, help="name in config/gpus.yaml"),
+    *(option(f"--{name.replace('_', '-')}", type=kind) for name, kind in KNOBS.items()),
+    option("--enforce-eager", action="store_true", help="no CUDA graphs"),
+    option("--enable-prefix-caching", action=BooleanOptionalAction, help="default: the engine's, on"),
+    option("--study", type=Path, help="a study with the workload; its engine defaults apply too"),
+    option("--workload", help="a workload of the study"),
+    option("--prompt-tokens", type=int, help="prompt tokens of every request, without a study"),
+    option("--output-tokens", type=int, help="output tokens of every request, without a study"),
+    option("--num-prompts", type=int, help="requests per repeat (default: the workload's, or 300)"),
+    option("--repeats", type=int, default=3, help="default: %(default)s"),
+    RESULTS,
+    option("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)"),
+)
+def main(args: Namespace) -> None:
     """Print the prediction of one cell."""
-    args = _parser().parse_args(argv)
     if not args.study and not (args.prompt_tokens and args.output_tokens):
-        print("predict: give --study with --workload, or --prompt-tokens and --output-tokens", file=sys.stderr)
-        return 2
-    try:
-        study = one_cell(args)
-        devices = StudyPaths(args.results, load_study(args.study).name).device("any").parent if args.study else None
-        (record,) = predict_cells(study, expand(study), devices, args.calibrations)
-    except (StudyError, CatalogError, CalibrationError) as e:
-        print(f"predict: {e}", file=sys.stderr)
-        return 2
+        raise StudyError("give --study with --workload, or --prompt-tokens and --output-tokens")
+    study = one_cell(args)
+    devices = StudyPaths(args.results, load_study(args.study).name).device("any").parent if args.study else None
+    (record,) = predict_cells(study, expand(study), devices, args.calibrations)
     print(json.dumps(answer(record), indent=2))
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m workflow_scripts.predict.predict_cell",
-        description="Predict one vLLM cell and print JSON: KV blocks, what binds, tokens/s, latencies, wall time.",
-        epilog="example: --model llama-3.1-8b-instruct --gpu h200 --block-size 16 --max-num-seqs 256 "
-        "--workload sharegpt-300 --study config/studies/paged_attention.yaml",
-    )
-    add = parser.add_argument
-    add("--model", required=True, help="name in config/models")
-    add("--gpu", required=True, help="name in config/gpus.yaml")
-    for name, kind in KNOBS.items():
-        add(f"--{name.replace('_', '-')}", type=kind)
-    add("--enforce-eager", action="store_true", help="no CUDA graphs")
-    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, help="default: the engine's, on")
-    add("--study", type=Path, help="a study with the workload; its engine defaults count too")
-    add("--workload", help="a workload of the study")
-    add("--prompt-tokens", type=int, help="without a study: of each request")
-    add("--output-tokens", type=int, help="without a study: of each request")
-    add("--num-prompts", type=int, help="requests in a repeat (default: the workload's, or 300)")
-    add("--repeats", type=int, default=3, help="default: %(default)s")
-    add("--results", type=Path, default=Path("results"), help="folder of studies, for measured devices (%(default)s)")
-    add("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)")
-    return parser
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,28 +1,28 @@
-"""What the steps of cells read and compute: the data to which a calibration is fitted.
+"""Write what the steps of cells read and compute: the data to which a calibration is fitted.
 
-    python -m workflow_scripts.predict.step_work --study config/studies/demo.yaml --out work.parquet
-    python -m workflow_scripts.predict.step_work --published config/published/concurrency_sweeps.csv --out work.parquet
+    kvsweep step-work --study config/studies/demo.yaml --out work.parquet
+    kvsweep step-work --published config/published/concurrency_sweeps.csv --out work.parquet
 
 One row per segment of a cell's schedule: `steps`, and bytes and operations of its first step with their growth, as in
 `step_time.StepWork`; each row also has the cell's `cell_id`, `gpu`, `engine`, `model`, `dtype` and
 `output_tokens`.
 """
 
-import argparse
 import csv
 import io
-import sys
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, models_by_repo, resolve
-from workflow_scripts.common.command import run_command
+from workflow_scripts.catalog.gpus_and_models import models_by_repo, resolve
+from workflow_scripts.common.command import command, one_of, option, out
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import StepWork
 from workflow_scripts.predict.forecast import tasks_of
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, ScheduleError, SchedulerSettings
@@ -30,13 +30,13 @@ from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.speed import Record, schedule_for, work_of
 from workflow_scripts.predict.timing import step_work
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study_file import load_study
 
 # vLLM's defaults for a server, and the number of prompts per client for sweeps that do not give one.
 SERVER_TOKENS, BLOCK_SIZE, PROMPTS_PER_CLIENT = 2048, 16, 20
 
 
-class SweepError(ValueError):
+class SweepError(InputError):
     """A published sweep that cannot be read; the message says which row and why."""
 
 
@@ -98,33 +98,20 @@ def _rows(work: StepWork, record: Record, dtype: str) -> pd.DataFrame:
     return pd.DataFrame(vars(work)).assign(**{name: record[name] for name in names}, dtype=dtype)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "step-work",
+    one_of(
+        option("--study", type=Path, help="a study's YAML file"),
+        option("--published", type=Path, help="a CSV file such as config/published/concurrency_sweeps.csv"),
+        required=True,
+    ),
+    out("the Parquet file to write"),
+)
+def main(args: Namespace) -> None:
     """Write the work of a study's cells, or of published sweeps."""
-    parser = argparse.ArgumentParser(
-        description="Write what the steps of each cell read and compute, for `analyse.fit_calibration` to fit to.",
-        epilog="example: python -m workflow_scripts.predict.step_work --study config/studies/demo.yaml --out w.parquet",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--study", type=Path, help="a YAML file under config/studies/")
-    what.add_argument("--published", type=Path, help="a CSV file such as config/published/concurrency_sweeps.csv")
-    parser.add_argument("--out", type=Path, required=True, help="the Parquet file to write")
-    args = parser.parse_args(argv)
-    try:
-        parts = list(of_study(args.study) if args.study else of_published(args.published))
-    except (StudyError, CatalogError, ModelFactsError, SweepError) as e:
-        print(f"predict.step_work: {e}", file=sys.stderr)
-        return 2
-    except OSError as e:
-        print(f"predict.step_work: {e.filename}: {e.strerror}", file=sys.stderr)
-        return 2
+    parts = list(of_study(args.study) if args.study else of_published(args.published))
     if not parts:
-        print("predict.step_work: no cell has a schedule", file=sys.stderr)
-        return 2
+        raise SweepError(f"{args.study or args.published}: no cell has a schedule")
     buffer = io.BytesIO()
     pd.concat(parts, ignore_index=True).to_parquet(buffer, index=False)
     write_bytes(args.out, buffer.getvalue())
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

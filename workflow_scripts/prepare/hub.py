@@ -14,8 +14,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from workflow_scripts.common.faults import InputError
 
-class HubError(ValueError):
+
+class HubError(InputError):
     """Files that the hub does not provide; the message says what to do about it."""
 
 

@@ -1,23 +1,26 @@
-"""The folder that an engine is started on: a model's config, tokenizer and, if from the hub, its weights.
+"""Write the folder that an engine is started on: config, tokenizer and, if asked for, weights.
 
-    python -m workflow_scripts.prepare.model --study config/studies/demo.yaml --model tiny-llama-57m \\
+    kvsweep prepare-model --study config/studies/demo.yaml --model tiny-llama-57m \\
         --out results/demo/prepared/models/tiny-llama-57m
+
+A model of load_format dummy needs no network. One of load_format hub comes from the hub, at the commit of
+config/models/NAME/model.yaml, with the token of HF_TOKEN if it is gated. A study may override load_format.
 """
 
-import argparse
 import shutil
-import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, get_model
-from workflow_scripts.common.command import run_command
+from workflow_scripts.catalog.gpus_and_models import Model, get_model
+from workflow_scripts.common.command import STUDY, command, option, out
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of, write_json
-from workflow_scripts.prepare.hub import HubError, fetch
-from workflow_scripts.prepare.tokenizer import TokenizerError, write_tokenizer
+from workflow_scripts.prepare.hub import fetch
+from workflow_scripts.prepare.tokenizer import write_tokenizer
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study_file import StudyError, load_study
 
@@ -37,7 +40,7 @@ CODE_FILES = ("*.py",)
 WEIGHT_FILES = (("*.safetensors", "*.safetensors.index.json"), ("*.bin", "*.bin.index.json"))
 
 
-class ModelError(ValueError):
+class ModelError(InputError):
     """A model folder that cannot be made; the message says why."""
 
 
@@ -131,39 +134,25 @@ def _replaced_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the folder of one model."""
-    parser = argparse.ArgumentParser(
-        description="Write the folder that an engine is started on: config.json, tokenizer, model_manifest.json. "
-        "A model of load_format dummy needs no network; one of load_format hub comes from the hub at the commit of "
-        "config/models/NAME/model.yaml, with the token of HF_TOKEN if it is gated. A study may override load_format.",
-        epilog="example: python -m workflow_scripts.prepare.model --study config/studies/demo.yaml "
-        "--model tiny-llama-57m --out results/demo/prepared/models/tiny-llama-57m",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
-    parser.add_argument("--model", required=True, help="a folder name under config/models/")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write; replaced if there")
-    parser.add_argument(
+@command(
+    "prepare-model",
+    STUDY,
+    option("--model", required=True, help="a folder name under config/models/"),
+    out("the folder to write; replaced if it exists"),
+    option(
         "--weights", action="store_true", help="fetch a hub model's weights too, linked to the hub's cache (HF_HOME)"
+    ),
+)
+def main(args: Namespace) -> None:
+    """Write the folder of one model."""
+    models = resolved_models(load_study(args.study))
+    if args.model not in models:
+        raise StudyError(f"{args.study}: no sweep has the model {args.model!r}; allowed: {', '.join(models)}")
+    asked = models[args.model]
+    prepare_model(
+        get_model(args.model),
+        asked.load_format,
+        args.out,
+        weights=args.weights,
+        trust_remote_code=asked.trust_remote_code,
     )
-    args = parser.parse_args(argv)
-    try:
-        models = resolved_models(load_study(args.study))
-        if args.model not in models:
-            raise StudyError(f"{args.study}: no sweep has the model {args.model!r}; allowed: {', '.join(models)}")
-        asked = models[args.model]
-        prepare_model(
-            get_model(args.model),
-            asked.load_format,
-            args.out,
-            weights=args.weights,
-            trust_remote_code=asked.trust_remote_code,
-        )
-    except (StudyError, CatalogError, HubError, ModelError, TokenizerError) as e:
-        print(f"prepare.model: {e}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
 from workflow_scripts.workloads.vocabulary import Vocabulary
 
 
-class TokenizerError(ValueError):
+class TokenizerError(InputError):
     """A tokenizer that cannot be built or read; the message says which and why."""
 
 

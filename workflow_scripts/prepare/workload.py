@@ -1,25 +1,25 @@
-"""The requests of a workload, tokenised for a model, and those that warm an engine up.
+"""Write the requests of a workload, tokenised for a model, and those that warm an engine up.
 
-    python -m workflow_scripts.prepare.workload --study config/studies/demo.yaml --workload chat \\
+    kvsweep prepare-workload --study config/studies/demo.yaml --workload chat \\
         --model tiny-llama-57m --model-dir results/demo/prepared/models/tiny-llama-57m \\
         --out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl
 
-docs/workloads.md describes the kinds of workload.
+OUT has one request per line. Beside it, warmup.jsonl has other prompts of the same kind, and workload.json says what
+the requests really are, where they are from, and their length statistics. docs/workloads.md describes the
+kinds of workload.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import STUDY, command, option, out, positive
 from workflow_scripts.common.files import write_json, write_jsonl
-from workflow_scripts.physics.model_facts import ModelFactsError, vocabulary_and_context
-from workflow_scripts.prepare.tokenizer import TokenizerError, load_vocabulary
+from workflow_scripts.physics.model_facts import vocabulary_and_context
+from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
@@ -122,38 +122,17 @@ def prepare_workload(
     write_workload(out, requests, warmup, manifest)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "prepare-workload",
+    STUDY,
+    option("--workload", required=True, help="a name under the study's `workloads`"),
+    option("--model", required=True, help="a folder name under config/models/"),
+    option("--model-dir", type=Path, required=True, help="the folder that `kvsweep prepare-model` wrote"),
+    option(
+        "--num-prompts", type=positive, help="number of requests (default: the maximum that a cell of the study needs)"
+    ),
+    out("workload.jsonl to write"),
+)
+def main(args: Namespace) -> None:
     """Write the requests of one workload."""
-    parser = argparse.ArgumentParser(
-        description="Write the requests of a workload for a model: workload.jsonl (a request a line: request_id, "
-        "prompt_token_ids, output_tokens, arrival_s and, for prompts that share text, prefix_tokens and prefix_id), "
-        "beside it warmup.jsonl (the same, other prompts) and workload.json (what the requests really are, where they "
-        "are from and length statistics).",
-        epilog="example: python -m workflow_scripts.prepare.workload --study config/studies/demo.yaml --workload chat "
-        "--model tiny-llama-57m --model-dir results/demo/prepared/models/tiny-llama-57m "
-        "--out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="a YAML file under config/studies/")
-    parser.add_argument("--workload", required=True, help="a name under the study's `workloads`")
-    parser.add_argument("--model", required=True, help="a folder name under config/models/")
-    parser.add_argument("--model-dir", type=Path, required=True, help="the folder that prepare.model wrote")
-    parser.add_argument(
-        "--num-prompts", type=int, help="how many requests; default: the most that a cell of the study takes"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="workload.jsonl to write")
-    args = parser.parse_args(argv)
-    if args.num_prompts is not None and args.num_prompts < 1:
-        parser.error(f"--num-prompts: at least 1, not {args.num_prompts}")
-    try:
-        prepare_workload(load_study(args.study), args.workload, args.model, args.model_dir, args.out, args.num_prompts)
-    except (StudyError, CatalogError, ModelFactsError, TokenizerError, WorkloadError) as e:
-        print(f"prepare.workload: {e}", file=sys.stderr)
-        return 2
-    except OSError as e:
-        print(f"prepare.workload: {e.filename}: {e.strerror}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)
+    prepare_workload(load_study(args.study), args.workload, args.model, args.model_dir, args.out, args.num_prompts)

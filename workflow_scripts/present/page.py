@@ -1,32 +1,31 @@
-"""The report of a study: one HTML file that opens offline.
+"""Write the report of a study: one HTML file that opens offline.
 
-    python -m workflow_scripts.present.page --study config/studies/demo.yaml --tables results/demo/tables \
+    kvsweep report --study config/studies/demo.yaml --tables results/demo/tables \\
         --figures results/demo/figures --cells results/demo/cells --out results/demo/report.html
 
 Styles, script and figures are inside the file. Missing parts are shown as missing, with the reason.
 """
 
-import argparse
 import base64
 import hashlib
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import write_text
 from workflow_scripts.present.blocks import Absent
 from workflow_scripts.present.page_data import packed, page_data
 from workflow_scripts.present.page_script import joined
 from workflow_scripts.present.page_timelines import timelines
 from workflow_scripts.present.report import REPORT, Report, blocks_of
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import SUBJECTS
-from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.study.study_file import load_study
 
 # The styles of the text, and those of the views that the script adds.
 STYLES = ("page.css", "views.css")
@@ -84,35 +83,22 @@ def _sha256(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "report",
+    STUDY,
+    TABLES,
+    option("--figures", type=Path, required=True, help="folder that `kvsweep figures` wrote"),
+    option("--cells", type=Path, required=True, help="folder of the cells; their logs are linked"),
+    option(
+        "--prepared", type=Path, help="folder with workloads/, for what requests really were (default: beside CELLS)"
+    ),
+    option("--parsed", type=Path, help="folder with the facts of each GPU (default: parsed beside CELLS)"),
+    out("the HTML file to write"),
+)
+def main(args: Namespace) -> None:
     """Write the report of a study."""
-    parser = argparse.ArgumentParser(
-        description="Write a study's report: one HTML file with styles, script and figures inside.",
-        epilog="example: python -m workflow_scripts.present.page --study config/studies/demo.yaml "
-        "--tables results/demo/tables --figures results/demo/figures --cells results/demo/cells "
-        "--out results/demo/report.html",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
-    parser.add_argument("--figures", type=Path, required=True, help="folder that present.figures wrote")
-    parser.add_argument("--cells", type=Path, required=True, help="folder of the cells; their logs are linked")
-    parser.add_argument(
-        "--prepared", type=Path, help="folder with workloads/, for what requests really were (beside CELLS)"
-    )
-    parser.add_argument("--parsed", type=Path, help="folder with the facts of each GPU (default: parsed beside CELLS)")
-    parser.add_argument("--out", type=Path, required=True, help="the HTML file to write")
-    args = parser.parse_args(argv)
-    try:
-        prepared = args.prepared or args.cells.parent / "prepared"
-        tables = Tables(args.tables, args.parsed or args.cells.parent / "parsed")
-        report = Report(load_study(args.study), tables, args.figures, args.cells, prepared, args.out)
-        report.tables.need("cells", "cell_id", "outcome")
-    except (StudyError, MissingError) as e:
-        print(f"present.page: {e}", file=sys.stderr)
-        return 2
+    prepared = args.prepared or args.cells.parent / "prepared"
+    tables = Tables(args.tables, args.parsed or args.cells.parent / "parsed")
+    report = Report(load_study(args.study), tables, args.figures, args.cells, prepared, args.out)
+    report.tables.need("cells", "cell_id", "outcome")
     write_text(args.out, render(report, args.study))
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.faults import InputError
 
-class MissingError(Exception):
+
+class MissingError(InputError):
     """Something that a figure or a section needs is missing; the message says what, and the page shows it."""
 
 

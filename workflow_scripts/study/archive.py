@@ -1,17 +1,16 @@
-"""One archive of a study for a paper: the study file, the evidence, the results and the code that links them.
+"""Pack a study into one archive: study file, evidence, results and the code that links them.
 
-    python -m workflow_scripts.study.archive --study config/studies/demo.yaml --out results/demo/demo.zip
+    kvsweep archive --study config/studies/demo.yaml --out results/demo/demo.zip
 
 The archive is a checkout of its own: after unpacking, `snakemake --cores all partial_report --config study=study.yaml`
 draws the report again from its cells. `sha256sum --check` checks `manifest-sha256.txt`, and
 `ro-crate-metadata.json` describes the content to programs (RO-Crate, https://w3id.org/ro/crate).
 """
 
-import argparse
 import hashlib
 import json
-import sys
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -22,19 +21,20 @@ from rocrate.rocrate import ROCrate
 
 from workflow_scripts import __version__
 from workflow_scripts.common.checkout import CHECKOUT
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.common.commit import commit_of
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study_file import Study, load_study
 
 CODE = ("Snakefile", "LICENSE", "rules", "workflow_scripts", "config", "profiles", "slurm", "envs", "report")
-MANIFEST, METADATA, STUDY = "manifest-sha256.txt", "ro-crate-metadata.json", "study.yaml"
+MANIFEST, METADATA, STUDY_FILE = "manifest-sha256.txt", "ro-crate-metadata.json", "study.yaml"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store; a fixed time makes equal contents equal archives
 
 
-class ArchiveError(ValueError):
+class ArchiveError(InputError):
     """A study that cannot be archived; the message says what is missing."""
 
 
@@ -50,7 +50,7 @@ def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path =
     ended = [cell.id for cell in expand(study) if paths.outcomes(cell)]
     if not ended:
         raise ArchiveError(f"{paths.root / 'cells'}: no cell of study {study.name!r} has ended")
-    files = {STUDY: study_file}
+    files = {STUDY_FILE: study_file}
     for name in CODE:
         files |= {file.relative_to(checkout).as_posix(): file for file in _files(checkout / name)}
     measured = [paths.root / "prepared", paths.tables, paths.figures, paths.report, *map(paths.cell, ended)]
@@ -100,7 +100,9 @@ def description(study: Study, paths: StudyPaths, files: Mapping[str, Path]) -> d
     # The time of the last measurement, not of packing: equal contents give equal archives.
     ends = [outcome["provenance"]["ended_at"] for outcome in outcomes]
     crate.root_dataset["datePublished"] = max(ends)
-    study_entity = crate.add_file(files[STUDY], STUDY, properties={"name": "the study", "encodingFormat": "text/yaml"})
+    study_entity = crate.add_file(
+        files[STUDY_FILE], STUDY_FILE, properties={"name": "the study", "encodingFormat": "text/yaml"}
+    )
     report = {"name": "report", "encodingFormat": "text/html"}
     crate.add_file(paths.report, f"{results}/report.html", properties=report)
     crate.add_file(dest_path=MANIFEST, properties={"name": "SHA-256 of every file", "encodingFormat": "text/plain"})
@@ -145,25 +147,9 @@ def _software(crate: ROCrate, name: str, version: str) -> Any:
     return crate.add(ContextEntity(crate, f"#{name}-{version}", properties=properties))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("archive", STUDY, RESULTS, out("the zip file to write"))
+def main(args: Namespace) -> None:
     """Write the archive of a study."""
-    parser = argparse.ArgumentParser(
-        description="Write one archive of a study: study file, locks, cells, tables, report, code, hashes, RO-Crate.",
-        epilog="example: python -m workflow_scripts.study.archive --study config/studies/demo.yaml --out demo.zip",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="the zip file")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        count = write_archive(study, args.study, StudyPaths(args.results, study.name), args.out)
-    except (StudyError, ArchiveError) as e:
-        print(e, file=sys.stderr)
-        return 2
+    study = load_study(args.study)
+    count = write_archive(study, args.study, StudyPaths(args.results, study.name), args.out)
     print(f"{args.out}: {count} files")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

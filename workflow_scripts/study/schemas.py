@@ -1,17 +1,19 @@
-"""JSON Schemas of the files that people and other tools read and write, generated from the models that check them.
+"""Write the JSON Schemas of files that people and other tools read and write.
 
-python -m workflow_scripts.study.schemas        writes config/schemas/*.schema.json
+    kvsweep write-schemas
+
+They are generated from the models that check these files, and are kept in config/schemas/.
 """
 
-import argparse
 import json
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 from workflow_scripts.engines.knobs import ENGINES
 from workflow_scripts.study.outcome import Outcome
@@ -32,15 +34,10 @@ def schema_texts() -> dict[str, str]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(
+    "write-schemas", option("--out", type=Path, default=CONFIG / "schemas", help="folder to write to (%(default)s)")
+)
+def main(args: Namespace) -> None:
     """Write all schemas."""
-    parser = argparse.ArgumentParser(description="Write the JSON Schemas of study files, knobs and outcomes.")
-    parser.add_argument("--out", type=Path, default=CONFIG / "schemas", help="folder to write to (%(default)s)")
-    args = parser.parse_args(argv)
     for name, text in schema_texts().items():
         write_text(args.out / name, text)
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

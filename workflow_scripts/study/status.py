@@ -1,16 +1,15 @@
-"""What became of every cell of a study, as a table in the terminal.
+"""Print what became of every cell of a study, with reasons and logs.
 
-    python -m workflow_scripts.study.status --study config/studies/demo.yaml
+    kvsweep status --study config/studies/demo.yaml
 
 counts cells by GPU, engine, model and workload, then lists each cell that is not `ok`, with the reason in one line and
 the path of its log; cells with the same reason are grouped. Cells that have not ended are `missing`; those of an
 older protocol or another definition are `outdated`; `snakemake` measures both again.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import RESULTS, STUDY, command
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Verdict, never_ran
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.study.study_file import Study, load_study
 
 STATES = (*get_args(Verdict), "outdated", "missing")
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
@@ -134,28 +133,13 @@ def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Ite
             yield f"    {name}: {len(alike)} cells, {where}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("status", STUDY, RESULTS)
+def main(args: Namespace) -> None:
     """Print what became of every cell of a study."""
-    parser = argparse.ArgumentParser(
-        description="Print what became of every cell of a study, with reasons and logs.",
-        epilog="example: python -m workflow_scripts.study.status --study config/studies/demo.yaml",
-    )
-    parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")
-    args = parser.parse_args(argv)
-    try:
-        study = load_study(args.study)
-        statuses = status_of(study, StudyPaths(args.results, study.name))
-    except StudyError as e:
-        print(e, file=sys.stderr)
-        return 2
+    study = load_study(args.study)
+    statuses = status_of(study, StudyPaths(args.results, study.name))
     # Lines are not wrapped: a wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
     console.print(counts(statuses))
     for line in [*failures(statuses), *differences(statuses)]:
         console.print(line)
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

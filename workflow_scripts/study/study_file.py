@@ -1,10 +1,11 @@
-"""A study: one YAML file that says what to combine, how often to repeat it, and within which limits.
+"""Check a study file and count its cells.
 
-python -m workflow_scripts.study.study_file config/studies/demo.yaml     checks a study and counts its cells
+    kvsweep check config/studies/demo.yaml
+
+A study is one YAML file that says what to combine, how often to repeat it, and within which limits.
 """
 
-import argparse
-import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -13,8 +14,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from workflow_scripts.catalog.endpoints import Endpoint
-from workflow_scripts.catalog.gpus_and_models import CatalogError
-from workflow_scripts.common.command import run_command
+from workflow_scripts.common.command import command, option
+from workflow_scripts.common.faults import InputError
 from workflow_scripts.engines.knobs import ENGINES
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload, Workload
 
@@ -23,7 +24,7 @@ MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
 
 
-class StudyError(ValueError):
+class StudyError(InputError):
     """A study that cannot be run; the message names the file, the place in it and the allowed values."""
 
 
@@ -268,28 +269,13 @@ def check_files(study: Study) -> Iterator[str]:
             raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("check", option("study", type=Path, help="the study's YAML file"))
+def main(args: Namespace) -> None:
     """Check a study file and count its cells."""
-    parser = argparse.ArgumentParser(
-        description="Check a study file and count its cells.",
-        epilog="example: python -m workflow_scripts.study.study_file config/studies/demo.yaml",
-    )
-    parser.add_argument("study", type=Path, help="a YAML file under config/studies/")
-    args = parser.parse_args(argv)
     from workflow_scripts.study.grid import expand  # grid builds on this module
 
-    try:
-        study = load_study(args.study)
-        cells = expand(study)
-        notes = list(check_files(study))
-    except (StudyError, CatalogError) as e:
-        print(e, file=sys.stderr)
-        return 2
+    study = load_study(args.study)
+    cells = expand(study)
     print(f"{args.study}: {len(cells)} cells on {', '.join(sorted({c.gpu for c in cells}))}")
-    for note in notes:
+    for note in check_files(study):
         print(f"note: {note}")
-    return 0
-
-
-if __name__ == "__main__":
-    run_command(main)

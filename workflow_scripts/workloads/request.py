@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from workflow_scripts.common.faults import InputError
 
-class WorkloadError(ValueError):
+
+class WorkloadError(InputError):
     """A workload that cannot be made; the message says what is wrong and where."""
 
 

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.examples import example_of
 from workflow_scripts.analyse.audit import AuditError, Workload, audit_table, ceiling, find_columns, main
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_model, load_gpus
 from workflow_scripts.physics.model_facts import read_model_facts
@@ -287,7 +288,7 @@ def test_the_command_prints_a_table(capsys, monkeypatch):
     assert main([MAX_NUM_SEQS, *OPTIONS]) == 0
     printed = capsys.readouterr().out
     lines = [re.findall(r"[^│┃\s]+(?: [^│┃\s]+)*", line) for line in printed.splitlines()]
-    assert lines[0] == ["paged_attention_lab_max_num_seqs.csv: llama-3.1-8b-instruct, 200 + 200 tokens a request"]
+    assert lines[0] == ["paged_attention_lab_max_num_seqs.csv: llama-3.1-8b-instruct, 200 + 200 tokens per request"]
     assert lines[2] == ["gpu", "max_num_seqs", "throughput_tok_s", "ceiling", "times", "verdict", "limit"]
     assert lines[4] == ["H200", "1", "11939", "638", "18.72", "impossible", "memory bandwidth"]
     assert printed.count("impossible") == 12
@@ -330,30 +331,10 @@ def test_what_has_no_default_must_be_given(missing, capsys):
     assert f"required: {missing}" in capsys.readouterr().err
 
 
-def test_the_example_of_the_help_can_be_typed_in(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken at a hyphen
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert "python -m workflow_scripts.analyse.audit" in shown
-    texts = {
-        "table": "CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs",
-        "--model MODEL": "name in config/models",
-        "--tokens-per-request PROMPT,OUTPUT": "means, for a mix",
-        "--quantization QUANTIZATION": "of the layers' matrices, such as awq, gptq or fp8 (default: the config's)",
-        "--gpu-memory-utilization GPU_MEMORY_UTILIZATION": "share of the memory in use (default: all of it)",
-        "--kv-cache-dtype KV_CACHE_DTYPE": "default: auto, the model's",
-        "--max-num-seqs MAX_NUM_SEQS": "of rows that do not state it (default: 256)",
-        "--throughput-column THROUGHPUT_COLUMN": "the column to check, where several look like a throughput",
-        "--json": "print JSON",
-        "--out FILE.csv": "write the table with its verdicts",
-    }
-    words = " ".join(shown.split())
-    assert [option for option, text in texts.items() if f"{option} {text}" not in words] == []
-    assert "Say of each throughput in a table whether the hardware allows it. Exit 0 also if it does not." in words
+def test_the_example_of_the_help_can_be_typed_in(monkeypatch, tmp_path):
     shutil.copy(MAX_NUM_SEQS, tmp_path / "rates.csv")
     monkeypatch.chdir(tmp_path)
-    assert main(shown.partition("example: ")[2].split()) == 0
+    assert main(example_of("audit")) == 0
 
 
 def test_unknown_rows_show_their_reason(tmp_path, capsys, monkeypatch):

@@ -416,16 +416,6 @@ def test_bad_predictions_end_with_2_and_one_message(tmp_path, text, message, cap
     assert error.count("\n") == 1
 
 
-def test_help_says_what_is_read_and_written_with_an_example(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "KV blocks, tokens and concurrency as predicted, beside what the engine had." in shown
-    assert "capacity.jsonl of predict.capacity_of_cells" in shown
-    assert "capacity.parquet; capacity.csv is written beside it" in shown
-    assert "python -m workflow_scripts.analyse.capacity --study" in shown
-
-
 def test_predictions_that_are_not_there_are_refused(tmp_path):
     with pytest.raises(TableError, match=r"none.jsonl: there are no such predictions"):
         read_predictions(tmp_path / "none.jsonl")

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pandas as pd
-import pytest
 import yaml
 
 from tests.unit.analyse.claim_evidence import LLAMA, PUBLISHED, STUDY, evidence, republished
@@ -282,29 +281,13 @@ def test_another_folder_of_published_data_is_read(tmp_path):
     assert found.loc["kv-of-llama-3-70b", "verdict"] == SUPPORTED
 
 
-def test_help_says_what_is_read_and_written_with_an_example(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for text in (
-        "Give each published claim that the study names a verdict: supported, contradicted or not testable here, with"
-        " evidence.",
-        "the study's YAML file",
-        "folder with the study's other tables",
-        "claims.yaml and its tables",
-        "claims.parquet; claims.csv is written beside it",
-        "example: python -m workflow_scripts.analyse.claims --study config/studies/paged_attention.yaml --tables",
-    ):
-        assert text in shown
-
-
 def test_bad_input_ends_with_2_and_one_message(tmp_path, capsys):
     assert call(tmp_path, "--published", str(tmp_path / "none")) == 2
     assert main(["--study", "none.yaml", "--tables", str(tmp_path), "--out", str(tmp_path / "claims.parquet")]) == 2
     (tmp_path / "cells.parquet").write_text("?")
     assert call(tmp_path) == 2
     first, second, third = capsys.readouterr().err.splitlines()
-    assert re.match(r"analyse.claims: .*none/claims.yaml: No such file", first)
+    assert re.match(r"kvsweep table-claims: .*none/claims.yaml: No such file", first)
     assert "none.yaml: there is no such study file" in second
     assert "cells.parquet: not readable as Parquet" in third
 

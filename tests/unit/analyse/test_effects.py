@@ -481,9 +481,9 @@ def test_the_command_writes_the_table(tmp_path):
 def test_a_bad_input_ends_the_command_with_one_message(tmp_path, capsys):
     cells, out = tmp_path / "cells.parquet", tmp_path / "effects.parquet"
     assert main(["--study", str(DEMO), "--cells", str(cells), "--out", str(out)]) == 2
-    assert capsys.readouterr().err == f"{cells}: there is no such table\n"
+    assert capsys.readouterr().err == f"kvsweep table-effects: {cells}: there is no such table\n"
     assert main(["--study", str(tmp_path / "no.yaml"), "--cells", str(cells), "--out", str(out)]) == 2
-    assert capsys.readouterr().err == f"{tmp_path / 'no.yaml'}: there is no such study file\n"
+    assert capsys.readouterr().err == f"kvsweep table-effects: {tmp_path / 'no.yaml'}: there is no such study file\n"
     assert not out.exists()
 
 

@@ -408,5 +408,5 @@ def test_bad_input_is_one_message(study, tmp_path, capsys):
     parsed, out = tmp_path / "parsed", tmp_path / "waste.parquet"
     missing = tmp_path / "cells.parquet"
     assert main(["--study", str(study), "--cells", str(missing), "--parsed", str(parsed), "--out", str(out)]) == 2
-    assert capsys.readouterr().err == f"{missing}: there is no such table\n"
+    assert capsys.readouterr().err == f"kvsweep table-waste: {missing}: there is no such table\n"
     assert not out.exists()

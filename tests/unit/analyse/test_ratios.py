@@ -446,5 +446,5 @@ def test_a_bad_record_ends_the_command_with_one_message(tmp_path, capsys):
     out = tmp_path / "ratios.parquet"
     command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]
     assert main([*command, "--devices", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"{tmp_path / 'l40s.json'}: not JSON: ")
+    assert capsys.readouterr().err.startswith(f"kvsweep table-ratios: {tmp_path / 'l40s.json'}: not JSON: ")
     assert not out.exists()

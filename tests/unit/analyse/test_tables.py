@@ -111,9 +111,7 @@ def test_the_cells_that_other_tests_make_up_are_as_the_schema_has_them():
 
 
 def test_the_documentation_is_what_the_schemas_say():
-    assert DOCUMENTATION.read_text(encoding="utf-8") == documentation(), (
-        "run: python -m workflow_scripts.analyse.table_docs"
-    )
+    assert DOCUMENTATION.read_text(encoding="utf-8") == documentation(), "run: kvsweep write-table-docs"
 
 
 def test_every_table_is_documented_and_every_column_has_a_meaning():

@@ -22,7 +22,7 @@ def piped(command: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-COMMANDS = (f"workflow_scripts.parse.engine_log {LOG}", "workflow_scripts.parse.cell_tables --help")
+COMMANDS = (f"workflow_scripts log {LOG}", "workflow_scripts parse-cells --help")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -35,17 +35,20 @@ def test_a_command_whose_reader_is_gone_ends_without_a_word(command: str) -> Non
 
 
 def test_the_status_of_a_command_is_what_its_main_returns() -> None:
-    failed = piped("workflow_scripts.parse.engine_log missing.log")
+    failed = piped("workflow_scripts log missing.log")
     assert failed.returncode == 2
-    assert failed.stderr == "missing.log: cannot read this log: No such file or directory\n"
+    assert failed.stderr == "kvsweep log: missing.log: No such file or directory\n"
 
 
-def test_every_command_ends_in_this_way() -> None:
+def test_every_module_that_is_run_by_name_ends_in_this_way() -> None:
     modules = [path for folder in ("workflow_scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     ends = {
         str(path.relative_to(ROOT)): ended[1]
         for path in modules
         if (ended := re.search(r'^if __name__ == "__main__":\n((?:.|\n)*)', path.read_text(), re.MULTILINE))
     }
-    assert len(ends) > 40
     assert {name for name, end in ends.items() if end != "    run_command(main)\n"} == OTHERWISE
+    assert {name for name in ends if name.startswith("workflow_scripts/")} == {
+        *OTHERWISE,
+        "workflow_scripts/__main__.py",
+    }

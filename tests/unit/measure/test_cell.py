@@ -41,7 +41,7 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
     monkeypatch.setattr(command, "measure_cell", on_a_full_disk)
     assert command.main(["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]) == 1
     assert list(paths.cell(one).iterdir()) == []
-    assert capsys.readouterr().err == "INFO half a li\n[Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
 
 
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
@@ -77,7 +77,7 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
 def test_a_start_is_counted_from_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["--study", str(DEMO), "--cell", "any", "--start", "0"])
-    assert "argument --start: 0 is not allowed; the least is 1" in capsys.readouterr().err
+    assert "argument --start: '0' is not a whole number of at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("node", [None, "n-7"])

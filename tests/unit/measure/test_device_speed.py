@@ -165,7 +165,7 @@ STUDY = ["--study", "config/studies/demo.yaml"]
 
 def test_the_command_measures_one_core(tmp_path: Path):
     out = tmp_path / "devices" / "cpu-1core.json"
-    command = [sys.executable, "-m", "workflow_scripts.measure.device_speed", "--gpu", "cpu-1core", *STUDY]
+    command = [sys.executable, "-m", "workflow_scripts", "measure-device", "--gpu", "cpu-1core", *STUDY]
     ended = subprocess.run(
         [*command, "--out", str(out)],
         capture_output=True,
@@ -199,7 +199,7 @@ def test_bad_input_is_one_message(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(d, "measure_device", wrong)
     assert d.main(["--gpu", "cpu-all", "--out", str(out)]) == 1
-    assert capsys.readouterr().err == "measure.device_speed: the GPU here is another one\n"
+    assert capsys.readouterr().err == "kvsweep measure-device: the GPU here is another one\n"
     assert not out.exists()
 
 

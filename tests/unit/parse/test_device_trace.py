@@ -347,7 +347,7 @@ def test_command(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["missing.csv"], "cannot read this trace"),
+        (["missing.csv"], "missing.csv: No such file"),
         (["gpu.csv", "--columns", "memory.used,power.draw"], "--columns names 2 fields, but the lines have 6"),
         (["gpu.csv", "--columns", "a,b,c,d,e,f"], "none is known; allowed are timestamp, index"),
     ],

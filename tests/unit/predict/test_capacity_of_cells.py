@@ -366,21 +366,6 @@ def test_files_without_a_default_must_be_named(missing, capsys):
     assert f"required: {missing}" in capsys.readouterr().err
 
 
-def test_help_says_what_is_read_and_written_with_an_example(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for text in (
-        "Predict KV blocks, tokens and concurrency of every cell of a study; a record a line, each term with how it was"
-        " found. Numbers of blocks in published claims that the study names get a prediction too.",
-        "a YAML file under config/studies/",
-        "claims.yaml and its tables",
-        "capacity.jsonl to write",
-        "example: python -m workflow_scripts.predict.capacity_of_cells --study config/studies/demo.yaml --out",
-    ):
-        assert text in shown
-
-
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
@@ -395,5 +380,5 @@ def test_bad_input_ends_with_2_and_one_message(tmp_path, change, options, messag
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert error.startswith("predict.capacity_of_cells: ")
+    assert error.startswith("kvsweep predict-capacity: ")
     assert error.count("\n") == 1

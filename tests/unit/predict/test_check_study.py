@@ -46,7 +46,10 @@ def test_a_library_that_is_not_installed_is_one_message(
 ) -> None:
     monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: None)
     assert check_study.main(["--study", "config/studies/demo.yaml"]) == 2
-    assert capsys.readouterr().err == "vllm is not installed here; run this in the environment that measures\n"
+    assert (
+        capsys.readouterr().err
+        == "kvsweep check-engines: vllm is not installed here; run this in the environment that measures\n"
+    )
 
 
 def test_a_bad_study_is_refused_before_any_engine_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

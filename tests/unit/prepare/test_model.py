@@ -107,7 +107,7 @@ def prepare(tmp_path, write_study):
         env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
         env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
         env |= {"HF_TOKEN": token} if token else {}
-        command = [sys.executable, "-m", "workflow_scripts.prepare.model", "--study", study, "--model", "opt-125m"]
+        command = [sys.executable, "-m", "workflow_scripts", "prepare-model", "--study", study, "--model", "opt-125m"]
         return subprocess.run(
             [*map(str, command), "--out", str(tmp_path / "out"), *flags], env=env, capture_output=True, text=True
         )

@@ -42,7 +42,7 @@ def fails(prepare, tmp_path, capsys):
     def run(*arguments, **named):
         assert prepare(*arguments, **named) == 2
         message = capsys.readouterr().err
-        assert message.startswith("prepare.workload: ")
+        assert message.startswith("kvsweep prepare-workload: ")
         assert message.count("\n") == 1
         assert not (tmp_path / "made").exists()
         return message
@@ -132,7 +132,7 @@ def test_a_workload_that_no_cell_has_is_refused(fails, write_study):
 def test_a_folder_that_cannot_be_written_is_told(prepare, write_study, tmp_path, capsys):
     (tmp_path / "made").write_text("a file")
     assert prepare(write_study(SYNTHETIC)) == 2
-    assert capsys.readouterr().err == f"prepare.workload: {tmp_path / 'made'}: File exists\n"
+    assert capsys.readouterr().err == f"kvsweep prepare-workload: {tmp_path / 'made'}: File exists\n"
 
 
 def test_a_missing_model_folder_is_told(fails, write_study, tmp_path):

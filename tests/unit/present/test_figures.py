@@ -194,7 +194,7 @@ def test_without_the_cells_table_the_command_ends_with_2(
     results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert draw(results, tmp_path) == 2
-    assert capsys.readouterr().err == "present.figures: there is no table cells (cells.parquet was not made)\n"
+    assert capsys.readouterr().err == "kvsweep figures: there is no table cells (cells.parquet was not made)\n"
 
 
 def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_headings(results: Results) -> None:

@@ -223,5 +223,5 @@ def test_without_the_cells_table_the_command_ends_with_2(
     results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert results.write_page(tmp_path / "report.html", tmp_path, tmp_path) == 2
-    assert capsys.readouterr().err == "present.page: there is no table cells (cells.parquet was not made)\n"
+    assert capsys.readouterr().err == "kvsweep report: there is no table cells (cells.parquet was not made)\n"
     assert not (tmp_path / "report.html").exists()

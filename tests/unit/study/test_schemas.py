@@ -17,7 +17,7 @@ def test_the_files_are_what_the_code_generates(tmp_path: Path) -> None:
     written = {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()}
     assert written == schema_texts()
     kept = {p.name: p.read_text(encoding="utf-8") for p in FOLDER.glob("*.json")}
-    assert kept == written, "run: python -m workflow_scripts.study.schemas"
+    assert kept == written, "run: kvsweep write-schemas"
 
 
 @pytest.mark.parametrize("study", sorted(Path("config/studies").glob("**/*.yaml")), ids=str)

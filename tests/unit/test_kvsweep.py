@@ -1,0 +1,91 @@
+"""The console command: what is registered, what the overview says, and that the examples of all helps are right."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.unit.examples import example_of, module_of
+from workflow_scripts import __version__
+from workflow_scripts.__main__ import COMMANDS, GROUPS, main, overview, sentence
+from workflow_scripts.common.command import Command
+
+ROOT = Path(__file__).parents[2]
+# The fork server and what it calls in a child; they are no commands.
+STARTED_OTHERWISE = {"__main__", "measure.forkserver", "measure.run"}
+
+
+def test_every_module_with_a_main_is_registered_once() -> None:
+    package = ROOT / "workflow_scripts"
+    found = {
+        ".".join(path.relative_to(package).with_suffix("").parts)
+        for path in package.rglob("*.py")
+        if re.search(r"^def main\(", path.read_text(), re.MULTILINE)
+    }
+    assert found - STARTED_OTHERWISE == set(COMMANDS.values())
+    assert len(COMMANDS) == sum(map(len, GROUPS.values()))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_its_name_and_its_example_can_be_parsed(name: str) -> None:
+    command = module_of(name).main
+    assert isinstance(command, Command)
+    assert command.name == name
+    command.parser().parse_args(example_of(name))
+    about = sentence(COMMANDS[name])
+    assert about.endswith(".")
+    assert ". " not in about
+
+
+def test_the_overview_has_each_command_in_a_line_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown == overview()
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 120
+    for name, module in COMMANDS.items():
+        assert [line for line in lines if line.split()[:1] == [name] and line.endswith(sentence(module))]
+
+
+def test_the_overview_imports_no_command() -> None:
+    shown = "import sys, workflow_scripts.__main__ as m; m.main(['--help']); print(*sys.modules, file=sys.stderr)"
+    loaded = subprocess.run([sys.executable, "-c", shown], cwd=ROOT, check=True, capture_output=True, text=True).stderr
+    assert {name for name in loaded.split() if name.startswith("workflow_scripts.")} == {
+        "workflow_scripts.__main__",
+        "workflow_scripts.common",
+        "workflow_scripts.common.command",
+        "workflow_scripts.common.faults",
+    }
+
+
+def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"kvsweep: no command 'serve'; allowed: {', '.join(COMMANDS)}\n"
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kvsweep {__version__}\n"
+
+
+def test_nothing_names_a_module_where_there_is_a_command() -> None:
+    # The fork server alone is run by the name of its module.
+    files = [":!CHANGELOG.md", ":!workflow_scripts/measure/forkserver.py"]
+    command = ["git", "grep", "-nE", "-e", r'-m"?,? "?workflow_scripts\.', "--", *files]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.needs_tool("kvsweep")
+def test_the_installed_command_runs_a_command() -> None:
+    done = subprocess.run(["kvsweep", "check", "config/studies/demo.yaml"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("config/studies/demo.yaml: ")
+
+
+def test_the_console_command_is_an_entry_point() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"kvsweep": "workflow_scripts.__main__:console"}

@@ -1,0 +1,113 @@
+"""The command `kvsweep`: every command of the project, by name.
+
+A command is registered here, with the module that holds its `main`; its one sentence in the overview is the first line
+of that module. Only the module of the command that is called is imported.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workflow_scripts import __version__
+from workflow_scripts.common.command import BAD_INPUT, run_command
+
+GROUPS = {
+    "Questions that need no engine and no study": {
+        "audit": "analyse.audit",
+        "capacity": "predict.kv_capacity",
+        "log": "parse.engine_log",
+        "trace": "parse.device_trace",
+        "predict": "predict.predict_cell",
+    },
+    "A study, before and after it is measured": {
+        "check": "study.study_file",
+        "check-engines": "predict.check_study",
+        "plan": "predict.plan",
+        "sbatch": "cluster.site",
+        "status": "study.status",
+        "archive": "study.archive",
+    },
+    "Steps of the workflow; Snakemake calls them": {
+        "prepare-model": "prepare.model",
+        "prepare-workload": "prepare.workload",
+        "predict-capacity": "predict.capacity_of_cells",
+        "measure-device": "measure.device_speed",
+        "measure-cell": "measure.cell",
+        "measure-batch": "measure.batch",
+        "list-ended": "cluster.batches",
+        "parse-cells": "parse.cell_tables",
+        "table-cells": "analyse.cells",
+        "table-limits": "analyse.limits",
+        "table-waste": "analyse.fragmentation",
+        "table-ratios": "analyse.ratios",
+        "table-effects": "analyse.effects",
+        "table-engines": "analyse.engine_gain",
+        "table-serving": "analyse.serving",
+        "table-recommendations": "analyse.recommend",
+        "table-capacity": "analyse.capacity",
+        "table-predictions": "analyse.predictions",
+        "table-claims": "analyse.claims",
+        "figures": "present.figures",
+        "report": "present.page",
+    },
+    "Upkeep of the project": {
+        "step-work": "predict.step_work",
+        "calibrate": "analyse.fit_calibration",
+        "write-schemas": "study.schemas",
+        "write-table-docs": "analyse.table_docs",
+    },
+    "Processes that other commands start": {
+        "sample-device": "measure.trace",
+    },
+}
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+_HEAD = """usage: kvsweep COMMAND [OPTIONS]
+
+`kvsweep COMMAND --help` explains a command and its options.
+"""
+_END = """
+Exit codes: 0: done; 1: a fault of the infrastructure; 2: bad input, with a message that says what is wrong, where, and
+which values are allowed. A command that has others says so.
+"""
+
+
+def sentence(module: str) -> str:
+    """What a module is for: the first line of its docstring, read without importing it."""
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    with path.open(encoding="utf-8") as lines:
+        return next(lines).strip().removeprefix("r").strip('"')
+
+
+def overview() -> str:
+    """All commands by group, each with its sentence."""
+    width = max(map(len, COMMANDS)) + 2
+    parts = [_HEAD]
+    for group, commands in GROUPS.items():
+        parts += [f"\n{group}:\n", *(f"  {name:{width}}{sentence(module)}\n" for name, module in commands.items())]
+    return "".join(parts) + _END
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first word names with the other words."""
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("--help", "-h"):
+        print(overview(), end="")
+        return 0
+    if name == "--version":
+        print(f"kvsweep {__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"kvsweep: no command {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
+        return BAD_INPUT
+    status: int = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}").main(words)
+    return status
+
+
+def console() -> None:
+    """What the installed command `kvsweep` calls."""
+    run_command(main)
+
+
+if __name__ == "__main__":
+    run_command(main)
