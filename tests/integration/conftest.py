@@ -139,7 +139,7 @@ def snakemake(environment: dict[str, str]) -> Callable[..., subprocess.Completed
             env=environment,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1800,
         )
 
     return call

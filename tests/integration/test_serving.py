@@ -243,7 +243,7 @@ def test_the_tables_put_servers_side_by_side(results: Path) -> None:
     assert summary.loc[f"{SERVE}-rate1000", "ttft_s_p99"] > summary.loc[f"{SERVE}-rate4", "ttft_s_p99"]
     page = (results / "report.html").read_text(encoding="utf-8")
     assert "Servers side by side" in page
-    assert "More load than the server sustains" in page
+    assert "More load than " in page  # the server sustains, or client and server where others use the cores
     assert (results / "figures" / "serving_latency.svg").exists()
 
 
