@@ -37,6 +37,7 @@ parent.document.getElementById("seen").textContent = JSON.stringify({
   images: [...document.images].map((i) => ({loaded: i.complete && i.naturalWidth > 0, width: i.clientWidth,
     drawn: i.currentSrc === i.src ? "page" : "column"})),
   sortable: document.querySelectorAll("thead th button").length,
+  firstScreen: document.getElementById("summary").getBoundingClientRect().bottom,
   background: getComputedStyle(document.body).backgroundColor,
 });
 """
@@ -76,8 +77,10 @@ def seen_at(report: Path, width: int, tmp_path: Path, *arguments: str) -> dict[s
     return seen
 
 
-@pytest.mark.parametrize(("width", "drawn"), [(1280, "page"), (400, "column")])
-def test_the_page_fits_its_width_with_every_figure(report: Path, width: int, drawn: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "drawn", "screens"), [(1280, "page", 1), (400, "column", 2)])
+def test_the_page_fits_its_width_with_every_figure(
+    report: Path, width: int, drawn: str, screens: int, tmp_path: Path
+) -> None:
     seen = seen_at(report, width, tmp_path)
     assert seen["width"] == width
     assert seen["tooWide"] == []
@@ -86,6 +89,7 @@ def test_the_page_fits_its_width_with_every_figure(report: Path, width: int, dra
     assert len(images) == len(figures.FIGURES)
     assert all(image["loaded"] and image["drawn"] == drawn and image["width"] > 300 for image in images)
     assert seen["sortable"] > 20
+    assert 0 < seen["firstScreen"] <= screens * 800
 
 
 def test_the_page_turns_dark_with_the_reader(report: Path, tmp_path: Path) -> None:

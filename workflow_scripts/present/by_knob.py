@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
-from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import Group, groups_varying, repeats_of
 from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, LineStyle, Mark, marks
 
@@ -63,8 +63,14 @@ def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence
 def plot_by_knob(
     tables: Tables, groups: list[Group], knob: str, unit: str, measure: Measure, ceilings: pd.DataFrame | None = None
 ) -> Plot:
-    """The figure of a measure, one panel per group."""
+    """The figure of a measure, one panel per group.
+
+    Raises:
+        MissingError: the measure is known for no cell.
+    """
     rows = pd.concat([group.rows for group in groups])
+    if rows[measure.column].isna().all():
+        raise MissingError(f"{measure.column} is known for no cell")
     colours = marks(tables.devices if set(rows["colour"]) <= set(tables.devices) else rows["colour"])
     styles = dict(zip(dict.fromkeys(rows["style"]), cycle(LINE_STYLES), strict=False))
     invalid = {

@@ -18,6 +18,7 @@ import jinja2
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.common.files import write_text
 from workflow_scripts.present.blocks import Absent
+from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.page_data import packed, page_data
 from workflow_scripts.present.page_script import joined
 from workflow_scripts.present.page_timelines import timelines
@@ -43,6 +44,7 @@ def render(report: Report, study_file: Path) -> str:
         question=report.study.question,
         style="".join((REPORT / name).read_text(encoding="utf-8") for name in STYLES),
         script=joined(REPORT / "page"),
+        first=first_screen(report),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
         # Sections with content come first, then the empty ones.

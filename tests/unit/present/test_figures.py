@@ -217,6 +217,13 @@ def test_a_figure_that_lacks_a_column_says_which(results: Results, tmp_path: Pat
         FIGURES["device_ratios"].plot(Tables(tmp_path))
 
 
+def test_a_measure_that_is_known_for_no_cell_is_missing(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet").assign(total_tokens_per_s=float("nan"))
+    cells.to_parquet(tmp_path / "cells.parquet")
+    with pytest.raises(MissingError, match="total_tokens_per_s is known for no cell"):
+        FIGURES["total_by_max_num_seqs"].plot(Tables(tmp_path))
+
+
 def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Results, tmp_path: Path) -> None:
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     cells = cells[cells["engine"] == "vllm"]

@@ -83,9 +83,10 @@ def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, pa
 
 def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -> None:
     titles = {section.id: section.title for section in SUBJECTS}
-    there = [attributes["id"] for attributes in page.all("section")]
+    first, *there = (attributes["id"] for attributes in page.all("section"))
+    assert first == "summary"
     assert sorted(there) == sorted(titles)
-    assert page.text["h2"] == [titles[section] for section in there]
+    assert page.text["h2"] == ["In short", *(titles[section] for section in there)]
     assert len(page.text["h1"]) == 1
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -174,7 +175,8 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
     shutil.copy(results.root / "tables" / "cells.parquet", tables)
     assert results.write_page(tmp_path / "report.html", tables, tmp_path / "no figures") == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert {attributes["id"] for attributes in page.all("section")} == {section.id for section in SUBJECTS}
+    there = {attributes["id"] for attributes in page.all("section")}
+    assert there == {"summary", *(section.id for section in SUBJECTS)}
     absent = [text for text in page.text["p"] if text.startswith("Not shown: ")]
     lacking = " ".join(re.findall(r"the figures were not drawn \(([^)]*)\)", " ".join(absent)))
     assert lacking.count("figure ") == len(FIGURES)
@@ -182,7 +184,7 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
 
 
 def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
-    here = [attributes["id"] for attributes in page.all("section")]
+    here = [attributes["id"] for attributes in page.all("section")][1:]
     order = [section.id for section in SUBJECTS]
     empty = here[here.index("glossary") + 1 :]
     assert empty == ["speculation"]

@@ -1,0 +1,182 @@
+"""The first screen: scorecards say what the tables say, ties decide nothing, and no number has too many digits."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import Results
+from workflow_scripts.present.first_screen import first_screen
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import Tables
+from workflow_scripts.present.scorecards import Card, best_in_words, scorecards
+from workflow_scripts.present.words import number, span
+from workflow_scripts.study.study_file import load_study
+
+KNOBS = ["knob_block_size", "knob_max_num_seqs"]
+
+
+@pytest.fixture
+def report(results: Results) -> Report:
+    root = results.root
+    return Report(
+        load_study(results.study), Tables(root / "tables"), root / "figures", root / "cells", root, root / "report.html"
+    )
+
+
+def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
+    """The report of the same study, with other tables."""
+    for path in report.tables.folder.glob("*.parquet"):
+        tables.get(path.stem, pd.read_parquet(path)).to_parquet(folder / path.name)
+    return replace(report, tables=Tables(folder))
+
+
+def fact(card: Card, name: str) -> tuple[str, str]:
+    return next((fact.value, fact.note) for fact in card.facts if fact.name == name)
+
+
+def test_each_place_has_a_card_with_the_numbers_of_its_recommendation(report: Report) -> None:
+    cards = {card.place: card for card in scorecards(report)}
+    grid = report.tables.cells
+    assert list(cards) == list(dict.fromkeys(grid["gpu"] + " · " + grid["model"] + " · " + grid["workload"]))
+    table = report.tables.need("recommendations")
+    best = table[(table["role"] == "best_throughput") & table["ties"].isna()]
+    assert len(best)
+    for _, row in best.iterrows():
+        card = cards[f"{row['gpu']} · {row['model']} · {row['workload']}"]
+        assert card.note.startswith("The fastest of ")
+        rate, low, high = (row[f"output_tokens_per_s{end}"] for end in ("", "_low", "_high"))
+        assert fact(card, "Output") == (f"{number(rate)} tokens/s", span([low, high]))
+
+
+def test_the_gain_is_over_huggingface_if_it_did_equal_work(report: Report) -> None:
+    [card] = [card for card in scorecards(report) if card.place.startswith("h200") and card.place.endswith("chat")]
+    value, note = fact(card, "Gain")
+    assert "HuggingFace" in note
+    assert value.endswith(" times") or value == "no difference shown"
+    other = next(card for card in scorecards(report) if card.place.startswith("a100"))
+    assert "HuggingFace" not in fact(other, "Gain")[1]
+
+
+def test_an_interval_that_holds_1_is_no_gain(report: Report, tmp_path: Path) -> None:
+    engines = pd.read_parquet(report.tables.folder / "engines.parquet").assign(improvement_ratio_low=0.5)
+    [card] = [c for c in scorecards(changed(report, tmp_path, engines=engines)) if re.match("h200.*chat$", c.place)]
+    assert fact(card, "Gain")[0] == "no difference shown"
+
+
+def cells(*settings: tuple[int, int]) -> pd.DataFrame:
+    return pd.DataFrame(settings, columns=KNOBS).assign(cell_id=[str(i) for i in range(len(settings))])
+
+
+BLOCKS = "No difference shown between block size 16, block size 32 and block size 64."
+GRID = cells((16, 1), (16, 8), (32, 1), (32, 8), (64, 8))
+
+
+@pytest.mark.parametrize(
+    ("members", "best", "note"),
+    [
+        ([3], "Block size 32, at most 8 sequences", "The fastest of 5 settings."),
+        (
+            [1, 3, 4],
+            "At most 8 sequences",
+            "No difference shown between block size 16, block size 32 and block size 64.",
+        ),
+        (
+            [4, 1, 3],
+            "At most 8 sequences",
+            "No difference shown between block size 16, block size 32 and block size 64.",
+        ),
+        (
+            [0, 3],
+            "2 settings tied",
+            "between: block size 16, one sequence at a time; block size 32, at most 8",
+        ),
+        ([3, 4], "2 settings tied", "between: block size 32, at most 8 sequences; block size 64, at most 8 sequences."),
+        ([0, 1, 2, 3, 4], "No difference shown", "Of 5 settings, none is shown to be faster than another."),
+    ],
+)
+def test_settings_that_are_tied_are_said_to_be_in_an_order_that_no_mean_decides(
+    members: list[int], best: str, note: str
+) -> None:
+    words, said = best_in_words(GRID.iloc[members], GRID, KNOBS)
+    assert words == best
+    assert note in said
+
+
+def test_a_tie_shows_the_range_of_its_settings(report: Report, tmp_path: Path) -> None:
+    table = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+    first = table["role"].eq("best_throughput") & table["gpu"].eq("h200") & table["workload"].eq("chat")
+    measured = report.tables.measured
+    place = (measured["gpu"] == "h200") & (measured["workload"] == "chat") & (measured["engine"] == "vllm")
+    others = [knobs for knobs in measured.loc[place, "knobs"].unique() if knobs != table.loc[first, "knobs"].iloc[0]]
+    tied = changed(report, tmp_path, recommendations=table.assign(ties=table["ties"].mask(first, others[0])))
+    [card] = [c for c in scorecards(tied) if re.match("h200.*chat$", c.place)]
+    of_both = measured[place & measured["knobs"].isin([others[0], table.loc[first, "knobs"].iloc[0]])]
+    medians = of_both.groupby("cell_id")["output_tokens_per_s"].median()
+    assert fact(card, "Output") == (f"{span(medians)} tokens/s", "")
+    assert "No difference shown between" in card.note
+
+
+def test_a_place_without_a_recommendation_has_its_highest_median_and_says_that_nothing_tested_it(
+    report: Report, tmp_path: Path
+) -> None:
+    table = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+    [card] = [
+        c
+        for c in scorecards(changed(report, tmp_path, recommendations=table[table["gpu"] != "a100-sxm-80gb"]))
+        if c.place.startswith("a100")
+    ]
+    assert card.best.startswith("vllm: ")
+    assert "differences are not tested" in card.note
+
+
+def test_answers_tell_a_change_with_its_interval_and_what_is_flat_or_undecided(report: Report, tmp_path: Path) -> None:
+    effects = pd.read_parquet(report.tables.folder / "effects.parquet")
+    overall = effects["comparison"] == "overall"
+    rows = effects[overall].drop_duplicates("knob").set_index("knob", drop=False)
+    rows.loc["max_num_seqs", ["verdict", "ratio", "ratio_low", "ratio_high"]] = ["changes", 12.345, 10.0, 15.0]
+    rows.loc["block_size", ["verdict", "margin_pct"]] = ["flat", 5.0]
+    rows.loc["enable_prefix_caching", "verdict"] = "not decided"
+    answers = first_screen(changed(report, tmp_path, effects=rows.reset_index(drop=True))).answers
+    assert any(text.startswith("Up to ") and ": 12.3 times (10 to 15), " in text for text in answers)
+    assert any(answer.startswith("No difference of more than ") and "block size" in answer for answer in answers)
+    assert "No difference shown, and none ruled out: prefix caching" in " ".join(answers)
+    assert any("HuggingFace" in answer for answer in answers)
+    assert any("a100-sxm-80gb" in answer and " times, median of" in answer for answer in answers)
+
+
+def test_the_trust_strip_counts_cells_and_names_hosts_versions_and_what_intervals_cover(
+    report: Report, tmp_path: Path
+) -> None:
+    trust = dict(first_screen(report).trust)
+    assert re.fullmatch(r"\d+ of 77 measured, \d+ failed \(.*infeasible.*\), 1 invalid, 1 not run yet", trust["Cells"])
+    assert "within one start of the engine" in trust["Intervals"]
+    assert "of the CPU" in trust["Load by others"]
+    assert "node-1" in trust["Host"]
+    assert trust["Versions"].startswith("vllm 0.32.0")
+    effects = pd.read_parquet(report.tables.folder / "effects.parquet").assign(scope="between starts on this card")
+    simulated = pd.read_parquet(report.tables.folder / "cells.parquet").assign(source="simulated")
+    trust = dict(first_screen(changed(report, tmp_path, effects=effects, cells=simulated)).trust)
+    assert trust["Intervals"].endswith("; between starts on this card")
+    assert next(iter(trust)) == "Simulated"
+
+
+def test_nothing_measured_is_said(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    missing = pd.read_parquet(report.tables.folder / "cells.parquet").drop_duplicates("cell_id")
+    missing.assign(outcome="missing", reason=None).to_parquet(tmp_path / "tables" / "cells.parquet")
+    screen = first_screen(replace(report, tables=Tables(tmp_path / "tables")))
+    assert list(screen.answers) == ["Nothing has been measured yet."]
+    assert {card.best for card in screen.cards} == {"Nothing measured"}
+
+
+def test_no_number_on_the_first_screen_has_more_than_three_significant_digits(results: Results) -> None:
+    html = results.html
+    cards = re.sub(r"<[^>]+>", " ", html[html.index('<ul class="answers">') : html.index('<dl class="trust">')])
+    cards = re.sub(r"\S*(?:llama|sxm|l40s|h200)\S*", " ", cards)
+    numbers = re.findall(r"\d[\d,]*\.?\d*", cards)
+    assert len(numbers) > 20
+    # Values of settings, such as a block size, are counts and exact.
+    assert [text for text in numbers if len(re.sub(r"[.,]", "", text).strip("0")) > 3] == []
