@@ -137,19 +137,22 @@ def _numbers_or(work: pd.DataFrame, column: str, default: float) -> pd.Series:
 
 def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
     """Operations of a repeat's prefills and of its decode steps. Cached prefix tokens are not computed."""
-    sizes = (
-        facts.layer_matmul_parameters,
-        facts.vocab * facts.hidden,
-        facts.attention_width,
-    )
 
-    def flops(tokens: str, logit_tokens: str, attended_tokens: str) -> FloatArray:
-        sums = (numbers(work[name]) for name in (tokens, logit_tokens, attended_tokens))
-        return formulas.forward_flops(*sizes, *sums)
+    def flops(tokens: str, logit_tokens: str, attended_tokens: str, pair_flops: str) -> FloatArray:
+        matrices = formulas.forward_flops(
+            facts.layer_matmul_parameters,
+            facts.vocab * facts.hidden,
+            0,
+            numbers(work[tokens]),
+            numbers(work[logit_tokens]),
+            np.zeros(len(work)),
+        )
+        pairs = (getattr(r, pair_flops) * numbers(work[attended_tokens + r.suffix]) for r in facts.reaches)
+        return sum(pairs, start=matrices + facts.state_flops * numbers(work[tokens]))
 
     return (
-        flops("computed_prompt_tokens", "requests", "prefill_attended_tokens"),
-        flops("decode_tokens", "decode_tokens", "decode_attended_tokens"),
+        flops("computed_prompt_tokens", "requests", "prefill_attended_tokens", "prefill_pair_flops"),
+        flops("decode_tokens", "decode_tokens", "decode_attended_tokens", "decode_pair_flops"),
     )
 
 
@@ -185,10 +188,14 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     from_memory = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
     # All tokens of one step together read the KV cache once: the entries from before the first of them.
     per_step = work["sequence_tokens_per_step_max"]
-    read = (work["kv_tokens_read"] - work["decode_tokens"] * (per_step - 1) / 2).clip(lower=0) / per_step
-    shared = np.minimum(work["kv_tokens_shared"] / per_step, read)
-    own = read - shared
-    kv_read = facts.bytes_per_token(kv_cache_dtype) * (own + shared / work["sequences_max"])
+    # A state is read and written in every step.
+    kv_read = 2 * facts.state_bytes() * work["decode_tokens"] / per_step
+    for reach in facts.reaches:
+        tokens = work[f"kv_tokens_read{reach.suffix}"]
+        read = (tokens - work["decode_tokens"] * (per_step - 1) / 2).clip(lower=0) / per_step
+        shared = np.minimum(work["kv_tokens_shared"] / per_step, read)
+        own = read - shared
+        kv_read += reach.kv_elements * facts.kv_dtype_bytes(kv_cache_dtype) * (own + shared / work["sequences_max"])
     bytes_per_s = rates.memory_bandwidth_bytes_per_s * devices
     # The stages of a pipeline read their weights one after the other for each batch, each stage from its own memory.
     stages = work["pipeline_parallel_size"].clip(upper=devices)

@@ -149,7 +149,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
     for key, rows in work.groupby(["gpu", "model", "dtype", "quantization", "kv_cache_dtype"]):
         gpu, model, dtype, quantization, kv_cache_dtype = map(str, key)
         try:
-            facts = read_model_facts(get_model(model).config, dtype, quantization or None).uniform()
+            facts = read_model_facts(get_model(model).config, dtype, quantization or None)
         except ModelFactsError as e:
             reasons.append(f"no limits of {model}: {e}")
             continue
@@ -203,8 +203,8 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     flop_per_s = rates.flop_per_s(facts, kv_cache_dtype) * devices
     # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
-    kv_bytes = numbers(table["kv_tokens_read"]) * facts.bytes_per_token(kv_cache_dtype) * _readings_per_token(table)
-    read_bytes = steps * facts.decode_weight_bytes + kv_bytes
+    tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
+    read_bytes = steps * facts.step_weight_bytes(tokens / steps) + _kv_bytes(table, facts, kv_cache_dtype)
     flops = np.add(*phase_flops(table, facts))
     return table.assign(
         read_bytes=read_bytes,
@@ -216,6 +216,14 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
         engine_read_bytes_difference=engine_read_bytes / (read_bytes + _activation_bytes(table, facts)) - 1,
         engine_flops_difference=engine_flops / flops - 1,
     )
+
+
+def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> FloatArray:
+    """Bytes of keys, values and states that decode steps moved; a state is read and written."""
+    element = facts.kv_dtype_bytes(kv_cache_dtype)
+    read = (element * r.kv_elements * numbers(table[f"kv_tokens_read{r.suffix}"]) for r in facts.reaches)
+    states = 2 * facts.state_bytes() * numbers(table["decode_tokens"])
+    return sum(read, start=states) * _readings_per_token(table)
 
 
 def _readings_per_token(table: pd.DataFrame) -> FloatArray:
@@ -236,7 +244,7 @@ def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
     and the keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
     """
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    inputs = facts.layers * 2 * facts.hidden + 2 * facts.attention_width + facts.feed_forward_elements
+    inputs = facts.layers * 2 * facts.hidden + facts.query_elements + facts.feed_forward_elements
     elements = tokens * inputs + numbers(table["output_tokens"]) * facts.hidden
     own_kv = numbers(table["prompt_tokens"] + table["decode_tokens"]) * facts.bytes_per_token()
     return elements * DTYPE_BYTES[facts.dtype] + own_kv

@@ -1,5 +1,7 @@
 """Sums over the requests of each repeat, from which a model's sizes give bytes and operations."""
 
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,10 @@ import pyarrow.parquet as pq
 
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFactsError, Reach, read_model_facts
 
 REQUEST_COLUMNS = (*REPEAT, "prompt_tokens", "output_tokens", "cached_prompt_tokens")
 
@@ -27,12 +32,36 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
         requests = read_parsed(parsed, str(gpu), "requests", REQUEST_COLUMNS)
         requests = requests[requests["cell_id"].isin(rows["cell_id"])]
         blocks = rows.drop_duplicates("cell_id").set_index("cell_id")["block_size_effective"]
-        work = request_sums(requests, blocks).join(step_counts(parsed / str(gpu) / "steps.parquet"))
-        parts.append(rows.merge(work, left_on=REPEAT, right_index=True, suffixes=("_of_cell", "")))
+        work = request_sums(requests, blocks, reaches_of(rows["model"].unique())).join(
+            step_counts(parsed / str(gpu) / "steps.parquet")
+        )
+        merged = rows.merge(work, left_on=REPEAT, right_index=True, suffixes=("_of_cell", ""))
+        # Where every layer forgets, a request may hold fewer blocks than its tokens would take.
+        parts.append(merged.assign(block_steps=merged["block_steps"].where(~merged["model"].map(forgets), 0.0)))
     return pd.concat(parts, ignore_index=True) if parts else ok.head(0)
 
 
-def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
+def reaches_of(models: Iterable[str]) -> set[Reach]:
+    """What layers of these models look back over if it is not all tokens; models that are not known are left out."""
+    limited = (reach for model in models for reach in _reaches(model) if reach.limit is not None)
+    return {Reach(reach.limit, reach.chunked, 0, 0, 0) for reach in limited}
+
+
+@cache
+def forgets(model: str) -> bool:
+    """Whether no layer of a model keeps all tokens; false for a model that is not known."""
+    return bool(limits := {reach.limit for reach in _reaches(model)}) and None not in limits
+
+
+@cache
+def _reaches(model: str) -> tuple[Reach, ...]:
+    try:
+        return read_model_facts(load_models()[model].config).reaches
+    except (CatalogError, KeyError, ModelFactsError):
+        return ()
+
+
+def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterable[Reach] = ()) -> pd.DataFrame:
     """Sums over the requests of each repeat, one row per cell and repeat.
 
     requests                 number of requests
@@ -43,6 +72,8 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
     kv_tokens_read           cached tokens that decode steps read
     kv_tokens_shared         those of them that may be in a prefix that other sequences read in the same step
     block_steps              blocks held, summed over the steps that give output tokens; 0 without blocks
+
+    For each of `reaches`, the columns of attended and of read tokens again, with its suffix: only tokens within reach.
 
     Args:
         requests: the columns `REQUEST_COLUMNS`.
@@ -73,6 +104,15 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series) -> pd.DataFrame:
         },
         index=requests.index,
     )
+    for reach in reaches:
+
+        def pairs(tokens: FloatArray, reach: Reach = reach) -> FloatArray:
+            return formulas.attended_tokens(tokens, reach.limit, reach.chunked)
+
+        attended = pairs(p + decode) - pairs(p)
+        terms[f"prefill_attended_tokens{reach.suffix}"] = pairs(p) - pairs(c)
+        terms[f"decode_attended_tokens{reach.suffix}"] = attended
+        terms[f"kv_tokens_read{reach.suffix}"] = attended - decode  # all but the new token itself
     sums = terms.groupby(keys).sum()
     return sums.assign(output_tokens_longest=terms["output_tokens"].groupby(keys).max())
 

@@ -7,6 +7,8 @@ the model's own. Its other parameters (norms, biases, convolutions) are its vect
 from dataclasses import dataclass
 from typing import Literal
 
+from workflow_scripts.physics.formulas import Number
+
 MAMBA_2 = "Mamba-2 state"
 
 Role = Literal["attention", "state", "mlp", "experts", "router"]
@@ -255,7 +257,7 @@ class Experts:
         of_one = (2 if self.gated else 1) * self.intermediate + hidden
         return self.bias * self.count * of_one + self.router_parameters
 
-    def touched_share(self, tokens: float) -> float:
+    def touched_share(self, tokens: Number) -> Number:
         """Share of the experts that a batch of `tokens` tokens is expected to use, if all are equally likely.
 
         8 experts of which each token uses 2: a batch of one token touches a quarter of them, one of 16 nearly all.
@@ -264,7 +266,7 @@ class Experts:
         >>> experts.touched_share(1), round(experts.touched_share(16), 3)
         (0.25, 0.99)
         """
-        unused: float = (1 - self.per_token / self.count) ** tokens
+        unused: Number = (1 - self.per_token / self.count) ** tokens
         return 1 - unused
 
 

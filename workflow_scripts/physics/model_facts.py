@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.config_values import ModelFactsError as ModelFactsError
 from workflow_scripts.physics.dense_families import DENSE
 from workflow_scripts.physics.expert_families import EXPERTS
+from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mlp, State
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
@@ -25,6 +26,28 @@ from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS
+
+
+class Reach(NamedTuple):
+    """Layers that look back over the same tokens: `limit` of them at most, in chunks of this size if `chunked`.
+
+    `kv_elements` of a token in their caches, and operations for each pair of tokens of which one attends to the other.
+    """
+
+    limit: int | None
+    chunked: bool
+    kv_elements: int
+    prefill_pair_flops: int
+    decode_pair_flops: int
+
+    @property
+    def suffix(self) -> str:
+        """What distinguishes columns with sums over this reach.
+
+        >>> Reach(128, False, 1, 1, 1).suffix, Reach(None, False, 1, 1, 1).suffix
+        ('_window_128', '')
+        """
+        return "" if self.limit is None else f"_{'chunk' if self.chunked else 'window'}_{self.limit}"
 
 
 @dataclass(frozen=True)
@@ -86,19 +109,59 @@ class ModelFacts:
         raise ModelFactsError(f"{self.model_type}: layers with memory of kind {', '.join(kinds)}")
 
     def uniform(self) -> "ModelFacts":
-        """The model itself, if every layer attends to all earlier tokens.
+        """The model itself, if all layers have the same memory, of all earlier tokens: keys and values, or latent ones.
 
         Raises:
-            ModelFactsError: as `attention`.
+            ModelFactsError: layers differ, or keep less than all tokens.
         """
-        assert self.attention
+        mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
+        if len(mixers) != 1 or any(isinstance(mixer, State) or mixer.reach for mixer in mixers):
+            kinds = sorted(mixer.kind for mixer in mixers)
+            raise ModelFactsError(f"{self.model_type}: layers with memory of kind {', '.join(kinds)}")
         return self
+
+    @cached_property
+    def reaches(self) -> tuple["Reach", ...]:
+        """What the layers with attention look back over, each reach with its bytes and operations over all layers."""
+        found: dict[tuple[int | None, bool], list[int]] = {}
+        for kind in (Attention, LatentAttention):
+            for part, count in self.of_kind(kind):
+                chunked = part.reach is not None and part.window is None
+                sums = found.setdefault((part.reach, chunked), [0, 0, 0])
+                per_layer = (part.cache_elements(), part.prefill_pair_flops, part.decode_pair_flops)
+                sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
+        return tuple(Reach(*key, *sums) for key, sums in found.items())
+
+    @property
+    def state_flops(self) -> int:
+        """Operations per token on the states of all layers, at least."""
+        return sum(count * part.token_flops for part, count in self.of_kind(State))
+
+    def step_weight_bytes(self, tokens: Number) -> Number:
+        """Bytes of weights that a step of `tokens` tokens is expected to read, if each expert is equally likely.
+
+        `decode_weight_bytes` is the least: all tokens of the step use the experts of one.
+        """
+        read: Number = tokens * 0 + self.decode_weight_bytes
+        for part, count in self.of_kind(Experts):
+            for matrix in part.matrices(self.hidden):
+                if matrix.role == "experts":
+                    more = part.touched_share(tokens) * matrix.parameters - matrix.used
+                    read = read + count * self.bytes_of(matrix) * more
+        return read
 
     @property
     def rotary_dim(self) -> int:
         """Elements of a head that depend on the position; 0 without attention."""
         latent: list[int] = [part.rope_dim for part, _ in self.of_kind(LatentAttention)]
         return max(latent + [part.head_dim for part, _ in self.of_kind(Attention)], default=0)
+
+    @property
+    def query_elements(self) -> int:
+        """Queries of all heads in all layers, and as many weighted values, for one token."""
+        plain: int = sum(count * part.heads * part.head_dim for part, count in self.of_kind(Attention))
+        latent: int = sum(count * part.heads * part.value_dim for part, count in self.of_kind(LatentAttention))
+        return 2 * (plain + latent)
 
     @property
     def feed_forward_elements(self) -> int:
@@ -257,7 +320,7 @@ class ModelFacts:
         return formulas.prefill_flops(
             layer_parameters=self.layer_matmul_parameters,
             lm_head_parameters=self.vocab * self.hidden,
-            attention_width=self.attention_width,
+            attention_width=_width(self.uniform().reaches[0].prefill_pair_flops),
             prompt_tokens=prompt_tokens,
         )
 
@@ -280,7 +343,7 @@ class ModelFacts:
         """
         return formulas.decode_step_flops(
             matmul_parameters=self.matmul_parameters,
-            attention_width=self.attention_width,
+            attention_width=_width(self.uniform().reaches[0].decode_pair_flops),
             sequences=sequences,
             kv_tokens=kv_tokens,
         )
@@ -296,6 +359,11 @@ class ModelFacts:
         further = output_tokens - 1
         mean_kv_tokens = prompt_tokens + (further + 1) / 2
         return self.prefill_flops(prompt_tokens) + self.decode_flops(further, further * mean_kv_tokens)
+
+
+def _width(pair_flops: int) -> float:
+    """Elements of query heads with so many operations per pair of tokens: four each."""
+    return pair_flops // 4 if pair_flops % 4 == 0 else pair_flops / 4
 
 
 def read_model_facts(path: Path, dtype: str | None = None, quantization: str | None = None) -> ModelFacts:

@@ -61,7 +61,7 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
         try:
             facts = facts_of(model, gpu, knobs.quantization if isinstance(knobs, VllmKnobs) else None)
             if isinstance(knobs, HfContinuousKnobs):
-                facts = facts.uniform()
+                assert facts.attention  # raises what is not known
         except ModelFactsError as e:
             return _record({}, unknown=str(e))
         if isinstance(knobs, HfContinuousKnobs):

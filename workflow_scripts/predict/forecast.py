@@ -15,6 +15,7 @@ from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import HfStaticKnobs, VllmKnobs
 from workflow_scripts.physics.calibration import CALIBRATIONS, Calibration, Speed, read_calibration, speed_of
+from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepConstants
 from workflow_scripts.predict.capacity_of_cells import engine_settings, predict_vllm
@@ -145,6 +146,7 @@ class _Known:
             ranks, kv_cache_dtype = knobs.tensor_parallel_size or 1, knobs.kv_cache_dtype or "auto"
             eager = bool(knobs.enforce_eager)
         elif isinstance(knobs, HfStaticKnobs):
+            _check_static(facts)
             settings, num_blocks, limit = None, None, facts.max_positions
             batch_size = record["max_num_seqs"] = knobs.batch_size
             ranks, kv_cache_dtype, eager = 1, "auto", True
@@ -194,6 +196,15 @@ class _Known:
             "output_tokens": int(requests.output_tokens.sum()),
         }
         return requests
+
+
+def _check_static(facts: ModelFacts) -> None:
+    try:
+        assert facts.attention
+    except ModelFactsError as e:
+        raise UnpredictableError(str(e)) from None
+    if any(facts.of_kind(Experts)):
+        raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
 
 
 def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) -> tuple[SchedulerSettings, int]:

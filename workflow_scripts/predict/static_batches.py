@@ -127,7 +127,7 @@ def static_work(
     pairs = np.stack([np.where(padded, prompt * looked_over[:, 0], prompt * (prompt + 1) // 2), looked_over[:, 1]], 1)
     tokens = rows * np.stack([prompt, np.ones_like(prompt)], axis=1)
 
-    per_token, width = facts.bytes_per_token(), facts.attention_width
+    per_token, width = facts.bytes_per_token(), facts.layers * facts.attention.heads * facts.attention.head_dim
     layer_parameters, lm_head_parameters = facts.layer_matmul_parameters, facts.vocab * facts.hidden
     copied = layer_parameters * (tokens > 1) + lm_head_parameters * (rows > 1)
     weights = facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied

@@ -13,27 +13,31 @@ from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengt
 def step_work(segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1) -> StepWork:
     """Bytes and operations of each segment's steps on one of `ranks` devices that share every matrix evenly.
 
-    A step reads all weights, and the KV of the earlier tokens that its own tokens attend to. Logits are computed once
-    per sequence, even if its prompt is not complete. Communication between devices takes no time here.
+    A step reads all weights, but of the experts only those that its tokens are expected to use, and the KV of the
+    earlier tokens that its own tokens attend to. Logits are computed once per sequence, even if its prompt is not
+    complete. Communication between devices takes no time here.
     """
-    per_token, width = facts.bytes_per_token(kv_cache_dtype), facts.attention_width
+    per_token, (reach,) = facts.bytes_per_token(kv_cache_dtype), facts.uniform().reaches
     looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
     looked_back_at = looked_back_at + segments.prefill_kv_tokens - segments.prefill_tokens
-    flops = formulas.forward_flops(
+    tokens = (segments.decode_seqs + segments.prefill_tokens).astype(float)
+    matrices = formulas.forward_flops(
         facts.layer_matmul_parameters,
         facts.vocab * facts.hidden,
-        width,
-        tokens=(segments.decode_seqs + segments.prefill_tokens).astype(float),
+        0,
+        tokens=tokens,
         logit_tokens=(segments.decode_seqs + segments.prefill_seqs).astype(float),
-        attended_tokens=(segments.decode_kv_tokens + segments.prefill_attended_tokens).astype(float),
+        attended_tokens=np.zeros(len(segments)),
     )
+    pairs = segments.decode_kv_tokens * float(reach.decode_pair_flops)
+    pairs = pairs + segments.prefill_attended_tokens * float(reach.prefill_pair_flops)
     decoding = segments.decode_seqs.astype(float)
     return StepWork(
         steps=segments.steps.astype(float),
-        read_bytes=(facts.decode_weight_bytes + looked_back_at.astype(float) * per_token) / ranks,
+        read_bytes=(facts.step_weight_bytes(tokens) + looked_back_at.astype(float) * per_token) / ranks,
         read_bytes_growth=decoding * per_token / ranks,
-        flops=flops / ranks,
-        flops_growth=decoding * 4.0 * width / ranks,
+        flops=(matrices + pairs) / ranks,
+        flops_growth=decoding * float(reach.decode_pair_flops) / ranks,
     )
 
 

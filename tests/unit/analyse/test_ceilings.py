@@ -50,9 +50,67 @@ def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured", kind="cud
     return Rates(source, gpu, cache_bytes)
 
 
-def work(rows, *, allowed=256, effective=None, blocks=None, block_size=None, tp=1, pp=1, drafted=None, accepted=None):
+# What published configs of Qwen3-30B-A3B say.
+QWEN3_30B = model_facts(
+    {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    },
+    "bfloat16",
+)
+WINDOWED = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 6,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "sliding_window": 16,
+    "vocab_size": 100,
+    "max_position_embeddings": 1000,
+}
+HYBRID = {key: value for key, value in WINDOWED.items() if key != "sliding_window"} | {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+def work(
+    rows,
+    *,
+    allowed=256,
+    effective=None,
+    blocks=None,
+    block_size=None,
+    tp=1,
+    pp=1,
+    drafted=None,
+    accepted=None,
+    facts=TINY,
+):
     """One repeat of (prompt, output, cached) requests, ready for `phase_times`."""
-    sums = request_sums(requests("c", *rows), pd.Series({"c": block_size}, dtype="Float64")).reset_index()
+    limited = [reach for reach in facts.reaches if reach.limit is not None]
+    blocks_of = pd.Series({"c": block_size}, dtype="Float64")
+    sums = request_sums(requests("c", *rows), blocks_of, limited).reset_index()
     sums["max_num_seqs_effective"] = pd.array([effective], dtype="Int64")
     sums["max_concurrency_allowed"] = pd.array([allowed], dtype="Int64")
     sums["num_gpu_blocks"] = pd.array([blocks], dtype="Float64")
@@ -65,7 +123,7 @@ def work(rows, *, allowed=256, effective=None, blocks=None, block_size=None, tp=
 
 def times(rows, facts=TINY, device=None, kv_cache_dtype="auto", **options):
     device = device or rates(1e9, 1e9)
-    return phase_times(work(rows, **options), facts, device, kv_cache_dtype).iloc[0].to_dict()
+    return phase_times(work(rows, facts=facts, **options), facts, device, kv_cache_dtype).iloc[0].to_dict()
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])
@@ -249,6 +307,39 @@ def test_several_sequences_share_the_weights_and_overlap():
     assert found["wall_s_min"] == max(memory[0], arithmetic[0])
     fast = times([(10, 3, 0)] * 4, device=rates(1e9, 1e15))
     assert fast["wall_s_min"] == pytest.approx(memory[0])
+
+
+def test_experts_that_no_token_needs_are_not_read():
+    # The example of docs/limits.md.
+    h200 = rates_of(get_gpu("h200"), get_model("opt-125m").config)[0]
+    assert (QWEN3_30B.parameters, QWEN3_30B.active_parameters) == (30_532_122_624, 3_353_032_704)
+    found = times([(1000, 200, 0)] * 64, facts=QWEN3_30B, device=h200, allowed=16)
+    memory_s = (800 * 6.0837e9 + 64 * sum(range(1000, 1199)) * 98304) / 4.8e12
+    assert found["wall_s_min"] == pytest.approx(memory_s, rel=1e-4) == pytest.approx(1.3006, abs=1e-4)
+    # 16 tokens touch 64.4 % of the experts of a layer if all are equally likely; 256 touch nearly all.
+    assert QWEN3_30B.step_weight_bytes(1.0) == pytest.approx(QWEN3_30B.decode_weight_bytes)
+    touched = QWEN3_30B.step_weight_bytes(np.array([16.0, 256.0])) / 1e9
+    assert touched == pytest.approx([39.80, 60.44], abs=0.01)
+
+
+def test_a_window_and_a_state_limit_what_is_read_and_computed():
+    facts = model_facts(WINDOWED)
+    (near, far) = facts.reaches
+    prefill, decode = phase_flops(work([(20, 3, 0)], facts=facts), facts)
+    layers, head, pairs = facts.layer_matmul_parameters, 100 * 64, 4 * 2 * 32
+    within = sum(min(i, 16) for i in range(1, 21))
+    assert prefill[0] == 2 * layers * 20 + 2 * head + pairs * (5 * within + 210)
+    assert decode[0] == 2 * (layers + head) * 2 + pairs * (5 * (16 + 16) + 21 + 22)
+    device = rates(1e9, 1e15)
+    kv_s = 2 * 32 * 4 * (5 * (15 + 15) + 20 + 21) / 1e9
+    found = times([(20, 3, 0)], facts=facts, device=device)
+    assert found["decode_memory_s"] == pytest.approx(2 * facts.decode_weight_bytes / 1e9 + kv_s)
+    assert (near.suffix, far.suffix) == ("_window_16", "")
+
+    facts = model_facts(HYBRID)
+    found = times([(20, 3, 0)], facts=facts, device=device)
+    moved = 2 * 2 * facts.state_bytes() + 2 * 32 * 4 * (20 + 21)
+    assert found["decode_memory_s"] == pytest.approx((2 * facts.decode_weight_bytes + moved) / 1e9)
 
 
 def test_the_published_bound_of_a_sequence_alone():

@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.work import read_work, request_sums, step_counts
+from workflow_scripts.analyse import work as work_module
+from workflow_scripts.analyse.work import forgets, read_work, request_sums, step_counts
+from workflow_scripts.catalog.gpus_and_models import get_model
 
 lengths = st.lists(
     st.tuples(st.integers(1, 200), st.integers(1, 40), st.one_of(st.none(), st.integers(0, 199))),
@@ -137,3 +140,14 @@ def test_work_joins_ok_repeats_with_their_requests_and_steps(tmp_path):
 
 def test_no_parsed_table_is_no_work(tmp_path):
     assert read_work(table(cell({"max_num_seqs": 4}, gpu="cpu-all")), tmp_path).empty
+
+
+def test_only_a_model_without_a_layer_that_keeps_all_tokens_forgets(tmp_path, monkeypatch):
+    config = json.loads(get_model("mistral-7b-instruct-v0.3").config.read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
+    windowed = get_model("mistral-7b-instruct-v0.3").model_copy(update={"config": tmp_path / "config.json"})
+    monkeypatch.setattr(work_module, "load_models", lambda: {"all": get_model("opt-125m"), "windowed": windowed})
+    assert [forgets(name) for name in ("all", "windowed", "not known")] == [False, True, False]
+    assert [reach.suffix for reach in work_module.reaches_of(["all", "windowed"])] == ["_window_64"]
+    for cached in (forgets, work_module._reaches):
+        cached.cache_clear()

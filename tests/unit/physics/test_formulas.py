@@ -14,6 +14,14 @@ count = st.integers(1, 4096)
 tokens = st.integers(1, 100_000)
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 4, 5, 13])
+def test_pairs_within_reach_are_counted_one_by_one(tokens, chunked):
+    far = [min(i % 4 + 1 if chunked else i + 1, 4) for i in range(tokens)]
+    assert f.attended_tokens(float(tokens), 4, chunked) == sum(far)
+    assert f.attended_tokens(np.array([float(tokens)]), 4, chunked).tolist() == [sum(far)]
+
+
 def test_blocks_of_a_whole_worked_example():
     # A100 80GB (79.25 GiB usable) at 0.25, Qwen2-7B: 14.2488 GiB of weights and 0.55 GiB of everything else.
     gib = 2**30

@@ -450,7 +450,7 @@ def test_what_layers_remember(name, kinds):
     facts = model_facts(VARIANTS[name])
     found = Counter(mixer.kind for layer in facts.stack for mixer in layer.mixers)
     assert found == kinds
-    if set(kinds) == {"full"}:
+    if set(kinds) in ({"full"}, {"latent"}):
         assert facts.uniform() is facts
     else:
         with pytest.raises(ModelFactsError, match="layers with memory of kind"):
@@ -461,6 +461,14 @@ def test_the_cache_of_latent_attention_is_the_same_on_every_rank():
     facts = model_facts(DEEPSEEK | {"dtype": "bfloat16"})
     assert facts.bytes_per_token() == 3 * (12 + 4) * 2
     assert facts.bytes_per_token(tensor=2) == 2 * facts.bytes_per_token()
+
+
+def test_decoding_latent_attention_computes_in_the_space_of_the_latent_vectors():
+    facts = model_facts(DEEPSEEK)
+    one_more = facts.decode_flops(1, 2) - facts.decode_flops(1, 1)
+    assert one_more == 3 * 2 * 6 * (12 + 4 + 12)  # scores with 12 + 4 elements, values of 12, in each of 6 heads
+    (reach,) = facts.reaches
+    assert reach.prefill_pair_flops == 3 * 2 * 6 * (8 + 4 + 10) < reach.decode_pair_flops
 
 
 def test_states_have_their_own_types_and_are_split_over_ranks():
