@@ -163,6 +163,8 @@ def test_models():
         "llama-3.1-8b-instruct-gptq",
         "llama-3.1-8b-instruct-w8a8",
         "llama-3-70b",
+        "qwen3-30b-a3b",
+        "gpt-oss-120b",
         "opt-125m",
         "smollm-135m",
         "qwen2-7b",

@@ -256,12 +256,19 @@ def test_matrices_are_the_linear_layers(name):
         ("qwen2.5-0.5b-instruct", 494_032_768, 12_288),
         ("mistral-7b-instruct-v0.3", 7_248_023_552, 131_072),
         ("tiny-llama-57m", 56_636_160, 16_384),
+        ("qwen3-30b-a3b", 30_532_122_624, 98_304),
     ],
 )
 def test_known_models(name, parameters, bytes_per_token):
     facts = read_model_facts(MODELS[name].config.parent)
     assert (facts.parameters, facts.bytes_per_token()) == (parameters, bytes_per_token)
     assert facts.dtype == (MODELS[name].fixed_dtype or "float32")
+
+
+def test_experts_of_gpt_oss_are_stored_in_four_bits():
+    facts = read_model_facts(MODELS["gpt-oss-120b"].config, "bfloat16")
+    assert (facts.parameters, facts.active_parameters) == (116_829_156_672, 5_750_551_872)
+    assert facts.weight_bytes == pytest.approx(65.25e9, rel=1e-3)  # 60.8 GiB
 
 
 def test_one_request_of_llama_3_70b_at_4096_tokens_holds_1_3_gb():

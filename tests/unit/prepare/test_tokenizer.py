@@ -72,12 +72,12 @@ def test_special_tokens_lie_where_each_catalogued_model_expects_them(model, tmp_
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     ends = config["eos_token_id"] if isinstance(config["eos_token_id"], list) else [config["eos_token_id"]]
     assert len(tokenizer) == config["vocab_size"]
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (config["bos_token_id"], ends[0])
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (config.get("bos_token_id"), ends[0])
     if "pad_token_id" in config:
         assert tokenizer.pad_token_id == config["pad_token_id"]
 
     text_ids = load_vocabulary(tmp_path, config["vocab_size"]).text_ids
-    special = {*ends, config["bos_token_id"], config.get("pad_token_id")} - {None}
+    special = {*ends, config.get("bos_token_id"), config.get("pad_token_id")} - {None}
     assert set(text_ids.tolist()) == set(range(config["vocab_size"])) - special
 
 
