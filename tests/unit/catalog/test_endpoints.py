@@ -90,5 +90,5 @@ def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell() 
         (cell,) = expand(changed)
         definitions.append(cell_definition(changed, cell, resolved_models(changed)))
     assert definitions[0].endpoint is not None
-    assert definitions[0].endpoint.command == ["serve"]
+    assert definitions[0].endpoint.command == ("serve",)
     assert definitions[0] != definitions[1]
