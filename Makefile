@@ -3,6 +3,7 @@
 
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
+TOOLS_VENV ?= .venv-tools
 ENV ?= cpu
 CORES ?= all
 ARGS ?=
@@ -13,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env tools lock bench-harness bench-analysis bench-plan mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,16 +43,22 @@ lint: $(VENV)/dev.installed ## check format, style, types, import rules and the 
 	$(BIN)/lint-imports
 	$(BIN)/snakemake --lint
 
-env: $(if $(filter cuda,$(ENV)),$(CUDA_VENV),$(VENV))/$(ENV).installed ## install a lock: ENV=cpu, dev (both into .venv) or cuda (into .venv-cuda)
+VENV_OF = $(if $(filter cuda,$(ENV)),$(CUDA_VENV),$(if $(filter tools,$(ENV)),$(TOOLS_VENV),$(VENV)))
 
-tools: ## install the Debian packages that some tests need
-	envs/tools.sh
+env: $(VENV_OF)/$(ENV).installed ## install a lock: ENV=cpu, dev (both into .venv), cuda (.venv-cuda) or tools (.venv-tools)
+
+debian: ## install the Debian packages that some tests need
+	envs/debian.sh
 
 lock: ## resolve all locks again (ARGS=--upgrade: take the newest allowed versions)
 	envs/setup.sh compile uv $(VENV) $(ARGS)
 	envs/setup.sh compile cpu $(VENV) $(ARGS)
 	envs/setup.sh compile dev $(VENV) $(ARGS)
 	envs/setup.sh compile cuda $(VENV) $(ARGS)
+	envs/setup.sh compile tools $(VENV) $(ARGS)
+
+bench-start: $(TOOLS_VENV)/tools.installed ## measure how long the commands that need no engine take to start
+	$(TOOLS_VENV)/bin/python -m benchmarks.start $(ARGS)
 
 bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs per cell
 	$(BIN)/python -m benchmarks.harness $(ARGS)
@@ -70,7 +77,7 @@ mutants: $(VENV)/dev.installed ## make small changes to the code that computes a
 	@for module in $(MUTATED); do $(BIN)/python -m benchmarks.mutants $(ARGS) $$module; done
 
 clean-env: ## delete the environments that make has installed
-	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg))
+	rm -rf -- $(patsubst %/pyvenv.cfg,%,$(wildcard $(VENV)/pyvenv.cfg $(CUDA_VENV)/pyvenv.cfg $(TOOLS_VENV)/pyvenv.cfg))
 
 # One empty file per lock that is installed in an environment.
 SETUP := envs/setup.sh envs/uv.txt
@@ -83,4 +90,7 @@ $(VENV)/dev.installed: envs/dev.txt $(VENV)/cpu.installed
 	$(INSTALL)
 
 $(CUDA_VENV)/cuda.installed: envs/cuda.txt $(SETUP)
+	$(INSTALL)
+
+$(TOOLS_VENV)/tools.installed: envs/tools.txt $(SETUP)
 	$(INSTALL)

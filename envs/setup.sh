@@ -4,7 +4,7 @@
 #     envs/setup.sh install LOCK FOLDER               add LOCK.txt to the Python environment FOLDER
 #     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
 #
-# LOCK is cpu, dev, cuda or uv. With cpu and cuda the command `kvsweep` of this checkout is installed too. FOLDER is made where it is no environment yet, by the command that PYTHON
+# LOCK is cpu, dev, cuda, tools or uv. With all but dev and uv the command `kvsweep` of this checkout is installed too. FOLDER is made where it is no environment yet, by the command that PYTHON
 # names, by python3.11, or by a Python 3.11 that uv fetches. Installing removes nothing, so that dev can
 # go on top of cpu. Called from the repository's root.
 set -euo pipefail
@@ -66,7 +66,7 @@ install)
     # The lock is complete, so dependencies are not looked up again; what was left out of it stays out.
     "$folder/bin/uv" pip install --python "$folder" --no-deps --require-hashes \
         --build-constraints "envs/$lock.txt" --requirement "envs/$lock.txt" "${options[@]}" "$@"
-    case $lock in cpu | cuda) # `kvsweep` runs the code of this checkout; the lock's setuptools installs it
+    case $lock in cpu | cuda | tools) # `kvsweep` runs the code of this checkout; the lock's setuptools installs it
         "$folder/bin/uv" pip install --python "$folder" --quiet --offline --no-deps --no-build-isolation --editable .
         ;;
     esac

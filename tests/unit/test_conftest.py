@@ -34,7 +34,7 @@ def test_skips_with_a_hint_what_lacks_its_tool(project: pytest.Pytester) -> None
     project.makepyfile(TESTS)
     result = project.runpytest("-rs", "--strict-markers")
     result.assert_outcomes(passed=1, skipped=1, xfailed=1)
-    result.stdout.fnmatch_lines(["SKIPPED*no no-such-tool here; on Debian, `make tools` installs*"])
+    result.stdout.fnmatch_lines(["SKIPPED*no no-such-tool here; on Debian, `make debian` installs*"])
     assert result.ret == pytest.ExitCode.OK
 
 

@@ -17,7 +17,7 @@ from workflow_scripts.predict.engine_memory import EngineSettings
 
 ROOT = Path(__file__).parents[2]
 ENVS = ROOT / "envs"
-LOCKS = ("cpu", "dev", "cuda", "uv")
+LOCKS = ("cpu", "dev", "cuda", "tools", "uv")
 
 
 def run(*command: str) -> str:
@@ -71,11 +71,16 @@ def test_lock_holds_what_is_asked_for_and_every_direct_dependency_is_pinned(lock
         assert version_in(packages[canonicalize_name(requirement.name)]) == version
 
 
-def test_dev_lock_changes_no_version_of_the_cpu_lock() -> None:
-    cpu, dev = locked("cpu"), locked("dev")
-    shared = cpu.keys() & dev.keys()
+@pytest.mark.parametrize("lock", ["dev", "tools"])
+def test_a_lock_changes_no_version_of_the_cpu_lock(lock: str) -> None:
+    cpu, other = locked("cpu"), locked(lock)
+    shared = cpu.keys() & other.keys()
     assert shared
-    assert {name for name in shared if version_in(cpu[name]) != version_in(dev[name])} == set()
+    assert {name for name in shared if version_in(cpu[name]) != version_in(other[name])} == set()
+
+
+def test_the_tools_lock_is_small() -> None:
+    assert len(locked("tools")) <= 25
 
 
 def test_both_engines_have_the_same_version_on_cpu_and_cuda() -> None:

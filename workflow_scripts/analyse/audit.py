@@ -20,9 +20,8 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +31,9 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["possible", "impossible", "unknown"]
 
@@ -176,7 +178,7 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
 
 
 def audit_table(
-    table: pd.DataFrame,
+    table: "pd.DataFrame",
     facts: ModelFacts,
     workload: Workload,
     *,
@@ -185,7 +187,7 @@ def audit_table(
     default_max_num_seqs: int = 256,
     throughput_column: str | None = None,
     gpus: Mapping[str, Gpu] | None = None,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """The table with a verdict on each row.
 
     Args:
@@ -206,6 +208,8 @@ def audit_table(
     Raises:
         AuditError: a column is missing.
     """
+    import pandas as pd  # takes longer than the rest of the command, and its help does not need it
+
     added = list(_unknown(""))
     table = table.drop(columns=added, errors="ignore").reset_index(drop=True)
     columns = find_columns([str(name) for name in table.columns], throughput_column)
@@ -236,7 +240,7 @@ def audit_table(
 def _sequences(row: Mapping[Any, Any], columns: Columns, default: int) -> tuple[float | None, str]:
     """Live sequences of a row, None if the value is no number; if there is no value, also a note of the assumption."""
     stated = None if columns.sequences is None else row[columns.sequences]
-    if stated is None or pd.isna(stated):
+    if stated is None or stated != stated:  # NaN, as pandas reads an empty field
         return default, f"; max-num-seqs is not stated: {default} assumed"
     number = _number(stated)
     return (number, "") if number >= 1 else (None, "")
@@ -277,7 +281,9 @@ def _unknown(reason: str) -> dict[str, Any]:
     }
 
 
-def _read_table(path: Path) -> pd.DataFrame:
+def _read_table(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
     try:
         return pd.read_csv(path)
     except OSError as e:
@@ -286,14 +292,14 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise AuditError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
 
 
-def _write(path: Path, verdicts: pd.DataFrame) -> None:
+def _write(path: Path, verdicts: "pd.DataFrame") -> None:
     try:
         write_text(path, verdicts.to_csv(index=False))
     except OSError as e:
         raise AuditError(f"{path}: {e.strerror}") from None
 
 
-def _record(args: Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:
+def _record(args: Namespace, verdicts: "pd.DataFrame") -> dict[str, Any]:
     rows = json.loads(verdicts.to_json(orient="records"))
     counts = verdicts["verdict"].value_counts().to_dict()
     return {
@@ -308,7 +314,7 @@ def _record(args: Namespace, verdicts: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _print(args: Namespace, table: pd.DataFrame, verdicts: pd.DataFrame) -> None:
+def _print(args: Namespace, table: "pd.DataFrame", verdicts: "pd.DataFrame") -> None:
     columns = find_columns([str(name) for name in table.columns], args.throughput_column)
     workload: Workload = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"

@@ -11,15 +11,17 @@ import json
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pydantic import BaseModel, ConfigDict
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.logs.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NUMBERS = (
     "time_unix_s",
@@ -58,7 +60,7 @@ class TraceSummary(BaseModel):
     reason: str | None
 
 
-def read_trace(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_trace(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":
     """Read a trace of either format as a table, one row per sample.
 
     The columns are those of `COLUMNS` that the trace has, with the same names for both formats: `time_unix_s` (from
@@ -78,8 +80,10 @@ def read_trace(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame
     return parse_trace(decode(path.read_bytes()), columns)
 
 
-def parse_trace(text: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def parse_trace(text: str, columns: Sequence[str] | None = None) -> "pd.DataFrame":
     """Read the text of a trace; see `read_trace`."""
+    import pandas as pd  # takes longer than the rest of the command, and its help does not need it
+
     header: dict[str, Any] = {}
     if text.lstrip().startswith("{"):
         rows, bad_lines, header = _json_lines(text)
@@ -125,7 +129,7 @@ def _json_lines(text: str) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
     return rows, bad_lines, header
 
 
-def summarise(trace: pd.DataFrame) -> TraceSummary:
+def summarise(trace: "pd.DataFrame") -> TraceSummary:
     """Reduce the samples from `read_trace` to their extremes and the mean power."""
 
     def mib(name: str, how: str) -> int | float | None:
@@ -143,7 +147,7 @@ def summarise(trace: pd.DataFrame) -> TraceSummary:
     )
 
 
-def _reduced(trace: pd.DataFrame, name: str, how: str, scale: float = 1.0) -> int | float | None:
+def _reduced(trace: "pd.DataFrame", name: str, how: str, scale: float = 1.0) -> int | float | None:
     if name not in trace or trace[name].isna().all():
         return None
     value = round(float(trace[name].agg(how)) * scale, 6)

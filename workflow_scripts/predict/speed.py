@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts
@@ -287,7 +286,9 @@ def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
     4
     """
     for repeats in range(2, MOST_REPEATS + 1):
-        half_width = stats.t.ppf(0.975, repeats - 1) * repeat_sd / np.sqrt(repeats)
+        from scipy.special import stdtrit  # in the few cells that need it: its import takes 0.1 s
+
+        half_width = stdtrit(repeats - 1, 0.975) * repeat_sd / np.sqrt(repeats)
         if half_width <= np.log1p(margin_pct / 100):
             return repeats
     return None

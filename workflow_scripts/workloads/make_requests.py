@@ -7,15 +7,22 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from workflow_scripts.workloads.arrival_trace import trace
 from workflow_scripts.workloads.prompts_file import prompts
 from workflow_scripts.workloads.random_prompts import as_long_as, fixed, sharing, synthetic
 from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
 from workflow_scripts.workloads.sharegpt import sharegpt
 from workflow_scripts.workloads.vocabulary import Vocabulary
-from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, Workload
+from workflow_scripts.workloads.workload_kinds import SharedTextWorkload, TraceWorkload, Workload
 
 Generator = Callable[[Any, Vocabulary, int], RequestStream]
+
+
+def _trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
+    from workflow_scripts.workloads.arrival_trace import trace  # imports pandas, which takes half a second
+
+    return trace(spec, vocabulary, seed)
+
+
 # Each makes the stream of requests from (specification, vocabulary, seed). The first requests of a stream must not
 # depend on how many are drawn.
 GENERATORS: dict[str, Generator] = {
@@ -26,7 +33,7 @@ GENERATORS: dict[str, Generator] = {
     "multi_turn": sharing,
     "long_context": sharing,
     "sharegpt": sharegpt,
-    "trace": trace,
+    "trace": _trace,
     "prompts": prompts,
 }
 

@@ -10,7 +10,7 @@ done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 if ! command -v apt-get >/dev/null; then
-    echo "envs/tools.sh: no apt-get here. Install what matches these Debian packages: ${missing[*]}" >&2
+    echo "envs/debian.sh: no apt-get here. Install what matches these Debian packages: ${missing[*]}" >&2
     exit 2
 fi
 as_root=()
