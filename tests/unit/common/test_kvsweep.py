@@ -13,7 +13,7 @@ from workflow_scripts import __version__
 from workflow_scripts.__main__ import COMMANDS, GROUPS, main, overview, sentence
 from workflow_scripts.common.command import Command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # The fork server and what it calls in a child; they are no commands.
 STARTED_OTHERWISE = {"__main__", "measure.forkserver", "measure.run"}
 
