@@ -62,9 +62,13 @@ function predictionsTable(cell) {
   return rows.length ? [el("h3", {}, "Prediction (made before measuring)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
 }
 
+function quoted(word) {
+  return /^[\w./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+}
+
 function command(cell, data) {
   const target = `${data.study.cells}/${cell.cell_id}/outcome.json`;
-  return `snakemake --cores all --configfile ${data.study.file} --force ${target}`;
+  return `snakemake --cores all --configfile ${quoted(data.study.file)} --force ${quoted(target)}`;
 }
 
 function part(title, ...children) {

@@ -81,7 +81,8 @@ export function pointsOf(cells, x, y, colourBy, facets, hidden) {
     if (!x.isSetting) continue;
     const others = facets.filter((facet) => facet.id !== x.id && facet.id !== "outcome" && !(x.id === "sequences" && ["set.max_num_seqs", "set.batch_size"].includes(facet.id)));
     const key = JSON.stringify(others.map((facet) => facet.of(cell)));
-    lines.set(key, [...(lines.get(key) ?? []), point]);
+    if (!lines.has(key)) lines.set(key, []);
+    lines.get(key).push(point);
   }
   const joined = [...lines.values()].filter((line) => line.length > 1);
   for (const line of joined) line.sort((a, b) => a.x - b.x);

@@ -77,10 +77,11 @@ function build() {
     next.focus();
     next.click();
   });
-  const header = document.querySelector("body > header");
-  const rest = [...document.body.children].filter((node) => node !== header && !node.matches(".skip, script, template"));
-  panels.get("report").append(...rest);
-  header.after(list, ...panels.values());
+  // All views are inside the page's main part; what was there and the contents belong to the report.
+  const main = document.querySelector("main");
+  const others = [...document.body.children].filter((node) => node !== main && !node.matches("header, .skip, script, template"));
+  panels.get("report").append(...others, ...main.children);
+  main.append(list, ...panels.values());
 }
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);

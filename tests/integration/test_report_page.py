@@ -1,46 +1,33 @@
 """The report in a real browser: it fits the window, logs no errors and requests nothing from outside."""
 
-import json
+import base64
 import re
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.browser import Tab
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.present import figures, page
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--allow-file-access-from-files",
-    "--enable-logging=stderr",
-)
-# Run inside the page, which a frame of the wanted width holds: a window can't be as narrow as a phone.
-PROBE = """
-const page = document.documentElement;
-const wide = [...document.querySelectorAll("body *")].filter((e) =>
-  !e.closest(".scroll, pre, .skip") && e.getBoundingClientRect().right > innerWidth + 0.5);
-parent.document.getElementById("seen").textContent = JSON.stringify({
-  width: innerWidth,
-  scrollWidth: page.scrollWidth,
-  tooWide: wide.map((e) => e.outerHTML.slice(0, 80)),
-  images: [...document.images].map((i) => ({loaded: i.complete && i.naturalWidth > 0, width: i.clientWidth,
-    drawn: i.currentSrc === i.src ? "page" : "column"})),
-  sortable: document.querySelectorAll("thead th button").length,
-  firstScreen: document.getElementById("summary").getBoundingClientRect().bottom,
-  background: getComputedStyle(document.body).backgroundColor,
-});
-"""
+LOADED = "[...document.images].every((image) => image.complete)"
+PROBE = """(() => {
+  const wide = [...document.querySelectorAll("body *")].filter((e) =>
+    !e.closest(".scroll, pre, .skip") && e.getBoundingClientRect().right > innerWidth + 0.5);
+  return {
+    width: innerWidth,
+    scrollWidth: document.documentElement.scrollWidth,
+    tooWide: wide.map((e) => e.outerHTML.slice(0, 80)),
+    images: [...document.images].map((i) => ({loaded: i.complete && i.naturalWidth > 0, width: i.clientWidth,
+      drawn: i.currentSrc === i.src ? "page" : "column"})),
+    sortable: document.querySelectorAll("thead th button").length,
+    firstScreen: document.getElementById("summary").getBoundingClientRect().bottom,
+    background: getComputedStyle(document.body).backgroundColor,
+  };
+})()"""
 
 
 @pytest.fixture(scope="module")
@@ -54,34 +41,20 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def chromium(profile: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the browser once, with a new profile."""
-    command = ["chromium", *FLAGS, f"--user-data-dir={profile}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-
-
-def seen_at(report: Path, width: int, tmp_path: Path, *arguments: str) -> dict[str, object]:
-    """What the probe finds in the page at a width in CSS pixels."""
-    html = report.read_text(encoding="utf-8")
-    # The page's policy would forbid the probe, as it should.
-    probed = re.sub(r"<meta http-equiv=.*?>", "", html).replace("</body>", f"<script>{PROBE}</script></body>")
-    assert probed.count("<script>") == 2
-    (tmp_path / "page.html").write_text(probed, encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(f'<pre id="seen"></pre><iframe src="page.html" style="width:{width}px;height:900px;border:0">')
-    # A probe that runs before the images are decoded would see none of them.
-    dom = chromium(tmp_path / "profile", "--virtual-time-budget=20000", *arguments, "--dump-dom", frame.as_uri()).stdout
-    found = re.search(r'<pre id="seen">(.+?)</pre>', dom, re.DOTALL)
-    assert found, dom[:2000]
-    seen: dict[str, object] = json.loads(found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+def seen_at(tab: Tab, report: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
+    """What the probe finds in the page at a width in CSS pixels; the console must stay silent."""
+    tab.open(report, width=width, dark=dark)
+    tab.wait(LOADED)
+    seen: dict[str, Any] = tab.evaluate(PROBE)
+    assert tab.complaints == []
     return seen
 
 
 @pytest.mark.parametrize(("width", "drawn", "screens"), [(1280, "page", 1), (400, "column", 2)])
 def test_the_page_fits_its_width_with_every_figure(
-    report: Path, width: int, drawn: str, screens: int, tmp_path: Path
+    one_tab: Tab, report: Path, width: int, drawn: str, screens: int
 ) -> None:
-    seen = seen_at(report, width, tmp_path)
+    seen = seen_at(one_tab, report, width)
     assert seen["width"] == width
     assert seen["tooWide"] == []
     assert seen["scrollWidth"] == width
@@ -92,33 +65,35 @@ def test_the_page_fits_its_width_with_every_figure(
     assert 0 < seen["firstScreen"] <= screens * 800
 
 
-def test_the_page_turns_dark_with_the_reader(report: Path, tmp_path: Path) -> None:
-    light = seen_at(report, 1280, tmp_path)
-    dark = seen_at(report, 1280, tmp_path, "--blink-settings=preferredColorScheme=0")
+def test_the_page_turns_dark_with_the_reader(one_tab: Tab, report: Path) -> None:
+    light, dark = seen_at(one_tab, report, 1280), seen_at(one_tab, report, 1280, dark=True)
     assert (light["background"], dark["background"]) == ("rgb(254, 254, 254)", "rgb(20, 24, 29)")
 
 
-def test_the_console_stays_silent_and_the_page_is_drawn(report: Path, tmp_path: Path) -> None:
-    shot = tmp_path / "page.png"
-    ended = chromium(tmp_path / "profile", "--window-size=1280,3000", f"--screenshot={shot}", report.as_uri())
-    assert "CONSOLE" not in ended.stderr
-    assert shot.stat().st_size > 100_000
+def test_the_page_is_drawn_and_has_one_main_part_that_holds_its_views(
+    one_tab: Tab, report: Path, tmp_path: Path
+) -> None:
+    one_tab.open(report)
+    one_tab.wait(LOADED)
+    one_tab.picture(tmp_path / "page.png", whole=True)
+    assert (tmp_path / "page.png").stat().st_size > 100_000
+    assert one_tab.evaluate("document.querySelectorAll('main').length") == 1
+    outside = "[...document.body.children].filter((e) => !e.matches('main, header, .skip, script, template')).length"
+    assert one_tab.evaluate(outside) == 0
 
 
-def test_the_probe_for_a_silent_console_would_hear(report: Path, tmp_path: Path) -> None:
-    """A script that was planted in the page is refused by its policy, and the browser says so."""
+def test_a_planted_script_is_refused_and_the_console_says_so(one_tab: Tab, report: Path, tmp_path: Path) -> None:
     planted = tmp_path / "planted.html"
     html = report.read_text(encoding="utf-8").replace("</body>", "<script>document.body.remove()</script></body>")
     planted.write_text(html, encoding="utf-8")
-    ended = chromium(tmp_path / "profile", "--dump-dom", planted.as_uri())
-    assert "CONSOLE" in ended.stderr
-    assert "Content Security Policy" in ended.stderr
-    assert '<main id="content">' in ended.stdout
+    one_tab.open(planted)
+    assert one_tab.evaluate("document.querySelectorAll('main section').length") > 10
+    assert any("Content Security Policy" in complaint for complaint in one_tab.complaints)
 
 
-def test_the_page_prints(report: Path, tmp_path: Path) -> None:
-    pdf = tmp_path / "page.pdf"
-    chromium(tmp_path / "profile", f"--print-to-pdf={pdf}", "--no-pdf-header-footer", report.as_uri())
-    printed = pdf.read_bytes()
+def test_the_page_prints_with_all_folds_open(one_tab: Tab, report: Path) -> None:
+    one_tab.open(report)
+    printed = base64.b64decode(one_tab.call("Page.printToPDF")["data"])
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type /Page\b", printed)) > 3
+    assert one_tab.evaluate("document.querySelectorAll('#view-report details:not([open])').length") == 0
