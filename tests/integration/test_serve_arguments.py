@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.analyse.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
 from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 
 DEFAULTS = VllmKnobs(max_num_seqs=8, enable_prefix_caching=True, enforce_eager=False, kv_cache_dtype="auto")
 

@@ -21,6 +21,7 @@ from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics import formulas
 from workflow_scripts.study.study_file import Study
 
@@ -186,7 +187,7 @@ def _of_published(predictions: pd.DataFrame) -> pd.DataFrame:
             "source": PUBLISHED,
             "cell_id": [row["cell_id"] for row in rows],
             "gpu": [row["published"]["gpu"] for row in rows],
-            "engine": "vllm",
+            "engine": VLLM.name,
             "model": [row["published"]["model"] for row in rows],
             "engine_version": [f"vllm {row['vllm_version']}" for row in rows],
             "observed_block_size": [row["block_size"] for row in rows],

@@ -27,6 +27,7 @@ from workflow_scripts.analyse.timeline import (
     trace_facts,
 )
 from workflow_scripts.common.command import PARSED, STUDY, command, out
+from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import Study, load_study
@@ -261,20 +262,6 @@ _START_FACTS = {
     "lock_sha256": ["provenance.lock_sha256"],
     "definition_sha256": ["definition_sha256"],
 }
-_REPEAT_FACTS = {
-    "wall_s": ["wall_s"],
-    "preemptions_counted": ["metric.vllm:num_preemptions"],
-    "drafts": ["metric.vllm:spec_decode_num_drafts"],
-    "draft_tokens": ["metric.vllm:spec_decode_num_draft_tokens"],
-    "accepted_draft_tokens": ["metric.vllm:spec_decode_num_accepted_tokens"],
-    "torch_memory_bytes_max": ["metric.torch_max_memory_allocated_bytes"],
-    "start_unix_s": ["start_unix_s"],
-    "prefix_cache_queries": ["metric.vllm:prefix_cache_queries"],
-    "prefix_cache_hits": ["metric.vllm:prefix_cache_hits"],
-    "estimated_read_bytes": ["metric.vllm:estimated_read_bytes_per_gpu"],
-    "estimated_write_bytes": ["metric.vllm:estimated_write_bytes_per_gpu"],
-    "estimated_flops": ["metric.vllm:estimated_flops_per_gpu"],
-}
 # Facts that are used only to compute others.
 _USED_UP = (
     "start_unix_s",
@@ -343,7 +330,8 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     start["not_as_asked"] = not_as_asked(asked, told).where(start["outcome"] == "ok")
     # A start that did not end ok has no measured values: those of an earlier repeat are evidence, not a result.
     ok = start.index[start["outcome"] == "ok"]
-    repeat = _chosen(of_repeat, _REPEAT_FACTS)
+    counted = {column: [f"metric.{name}" for name in names] for column, names in metrics_of_columns().items()}
+    repeat = _chosen(of_repeat, {"wall_s": ["wall_s"], "start_unix_s": ["start_unix_s"], **counted})
     repeat = repeat[repeat.reset_index("repeat").index.isin(ok)]
     requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
     steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)

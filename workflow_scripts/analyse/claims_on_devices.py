@@ -33,6 +33,7 @@ from workflow_scripts.analyse.statistics import CHANGES, FLAT
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import Claim
 from workflow_scripts.engines.block_sizes import why_block_size_is_refused
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 
@@ -119,7 +120,7 @@ def _flatness(
     evidence: Evidence, knob: str, ends: tuple[float, float], must_cover: Collection[float]
 ) -> Iterator[Finding]:
     effects = evidence.tables["effects"]
-    rows = effects[(effects["knob"] == knob) & (effects["comparison"] == OVERALL) & (effects["engine"] == "vllm")]
+    rows = effects[(effects["knob"] == knob) & (effects["comparison"] == OVERALL) & (effects["engine"] == VLLM.name)]
     for row in records(rows):
         values = [float(value) for value in row["values"].split(", ")]
         says = None

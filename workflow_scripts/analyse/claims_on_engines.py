@@ -33,6 +33,8 @@ from workflow_scripts.analyse.statistics import (
 )
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim
+from workflow_scripts.engines.hf_engines import HF_STATIC
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics import formulas
 
 RATE = "output_tokens_per_s"
@@ -56,7 +58,7 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     cells = evidence.tables["cells"]
     if "knob_batch_size" not in cells:
         return
-    static = cells[(cells["engine"] == "hf-static") & cells["knob_batch_size"].eq(batch)]
+    static = cells[(cells["engine"] == HF_STATIC.name) & cells["knob_batch_size"].eq(batch)]
     summary = cell_summary(static, RATE)
     for row, value, low, high in zip(records(summary), *mean_interval(LogSamples.of(summary)), strict=True):
         text = f"HuggingFace makes {interval_text(value, low, high)} output tokens/s at batch {batch:g}."
@@ -104,7 +106,7 @@ def _improvements(evidence: Evidence, kind: str) -> list[Record]:
 
 
 def _ids_of(row: Record) -> list[str]:
-    cells = ("vllm", row["vllm_knobs"]), (row["hf_engine"], row["hf_knobs"])
+    cells = (VLLM.name, row["vllm_knobs"]), (row["hf_engine"], row["hf_knobs"])
     return [f"{row['gpu']}/{engine}/{row['model']}/{row['workload']}/{knobs}" for engine, knobs in cells]
 
 
@@ -191,7 +193,7 @@ def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     summary = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"}).dropna(subset="utilization_pct_mean")
     alike = [*PLACE, *ENVIRONMENT]
     batched = summary[summary["max_concurrency_allowed"] > 1].sort_values("log_mean", kind="stable")
-    batched = batched.assign(is_static=batched["engine"] == "hf-static")
+    batched = batched.assign(is_static=batched["engine"] == HF_STATIC.name)
     fastest = batched.drop_duplicates([*alike, "is_static"], keep="last").sort_values("is_static")
     for _, rows in fastest.groupby(alike, dropna=False, sort=False):
         if rows["is_static"].tolist() == [False, True]:

@@ -46,7 +46,7 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.engines.registry import every_knob, metrics_of_columns
 from workflow_scripts.study.study_file import Study
 
 METRIC = "output_tokens_per_s"
@@ -132,8 +132,6 @@ SCHEMA = table_schema(
 _OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
 # Settings that follow from many others and have a column or a table of their own.
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
-# Counters grow in each repeat; everything else that engines show of a knob is a setting.
-_COUNTERS = ("prefix_cache_hits", "draft_tokens")
 
 
 def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
@@ -144,7 +142,9 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
         cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
         margin_pct: differences within this are `flat`.
     """
-    observed = {column: "mean" if column in _COUNTERS else "first" for column in ("effective", *_shown_in())}
+    # What engines count is another number in each repeat; everything else that they show of a knob is a setting.
+    counted = metrics_of_columns()
+    observed = {column: "mean" if column in counted else "first" for column in ("effective", *_shown_in())}
     summary = cell_summary(cells, METRIC, observed | BOUND_BY_NEEDS)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)

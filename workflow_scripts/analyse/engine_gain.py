@@ -19,7 +19,9 @@ from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import option
-from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
+from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.study_file import Study
 
 METRIC = "output_tokens_per_s"
@@ -152,7 +154,7 @@ def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int
 
 def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
     numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
-    is_vllm, is_hf = numbered["engine"] == "vllm", numbered["engine"].str.startswith("hf-")
+    is_vllm, is_hf = numbered["engine"] == VLLM.name, numbered["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])
     pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
     a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
     cells = _cells(rows)
@@ -186,7 +188,7 @@ def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kind(hf: Record) -> str:
-    if hf["engine"] == "hf-continuous":
+    if hf["engine"] == HF_CONTINUOUS.name:
         return CONTINUOUS
     return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
 
@@ -215,17 +217,17 @@ def _decompositions(rows: pd.DataFrame) -> pd.DataFrame:
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
         one, batch, continuous = _references(place)
         if any(row != NOT_MEASURED for row in (one, batch, continuous)):
-            for vllm in place.loc[(place["engine"] == "vllm") & (place["max_concurrency_allowed"] > 1), "row"]:
+            for vllm in place.loc[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1), "row"]:
                 steps += [
-                    {"vllm": vllm, "factor": STATIC_BATCHING, "a": batch, "b": one},
-                    {"vllm": vllm, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch},
-                    {"vllm": vllm, "factor": ENGINE, "a": vllm, "b": continuous},
-                    {"vllm": vllm, "factor": TOTAL, "a": vllm, "b": one},
+                    {"last": vllm, "factor": STATIC_BATCHING, "a": batch, "b": one},
+                    {"last": vllm, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch},
+                    {"last": vllm, "factor": ENGINE, "a": vllm, "b": continuous},
+                    {"last": vllm, "factor": TOTAL, "a": vllm, "b": one},
                 ]
     cells = _cells(rows)
     found = records(_compared(rows, cells, [step["a"] for step in steps], [step["b"] for step in steps]))
-    totals = {step["vllm"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
-    table = [_step_row(cells, step, result, totals[step["vllm"]]) for step, result in zip(steps, found, strict=True)]
+    totals = {step["last"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
+    table = [_step_row(cells, step, result, totals[step["last"]]) for step, result in zip(steps, found, strict=True)]
     return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))
 
 
@@ -233,13 +235,13 @@ def _references(place: pd.DataFrame) -> tuple[int, int, int]:
     """Rows of HuggingFace with single requests, with the fastest static batch (and the same kind of cache), and with
     the fastest continuous batching.
     """
-    static = place[place["engine"] == "hf-static"]
+    static = place[place["engine"] == HF_STATIC.name]
     batch = _fastest(static[static["knob_batch_size"] > 1])
     single = static[static["knob_batch_size"] == 1]
     if batch != NOT_MEASURED:
         cache = place.loc[place["row"] == batch, "knob_cache_implementation"].item()
         single = single[single["knob_cache_implementation"] == cache]
-    return _fastest(single), batch, _fastest(place[place["engine"] == "hf-continuous"])
+    return _fastest(single), batch, _fastest(place[place["engine"] == HF_CONTINUOUS.name])
 
 
 def _fastest(cells: pd.DataFrame) -> int:
@@ -247,7 +249,7 @@ def _fastest(cells: pd.DataFrame) -> int:
 
 
 def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -> Record:
-    vllm = cells[step["vllm"]]
+    vllm = cells[step["last"]]
     row: Record = {name: vllm[name] for name in PLACE}
     share_pct = _share_pct(found, total)
     return (

@@ -21,6 +21,7 @@ from workflow_scripts.analyse.statistics import FloatArray
 from workflow_scripts.catalog.gpus_and_models import Gpu, get_gpu
 from workflow_scripts.common.command import command, one_of, option, out
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics.calibration import (
     DEFAULT_FLOP_EFFICIENCY,
     DEFAULT_MEMORY_EFFICIENCY,
@@ -249,7 +250,7 @@ def _others(path: Path, gpu: str, device_name: str | None) -> dict[str, EngineCa
 @command(
     "calibrate",
     option("--gpu", required=True, help="name in config/gpus.yaml"),
-    option("--engine", default="vllm", help="the engine of the cells (%(default)s)"),
+    option("--engine", default=VLLM.name, help="the engine of the cells (%(default)s)"),
     option("--work", type=Path, required=True, help="the file that `kvsweep step-work` wrote"),
     one_of(
         option("--cells", type=Path, help="cells.parquet with the measurements"),

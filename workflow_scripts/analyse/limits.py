@@ -38,7 +38,7 @@ from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.command import PARSED, option
-from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study.study_file import Study

@@ -21,6 +21,7 @@ from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, colu
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError, read_calibration
 from workflow_scripts.study.study_file import Study
 
@@ -172,7 +173,7 @@ def published_rates(study: Study, published: Published) -> Rates:
             rows = published_table(published, claim)
             try:
                 for name, seqs, rate in zip(rows["gpu"], rows["max_num_seqs"], rows["throughput_tok_s"], strict=True):
-                    rates |= {("vllm", claim.model, gpu.name, float(seqs)): float(rate) for gpu in resolve(name)}
+                    rates |= {(VLLM.name, claim.model, gpu.name, float(seqs)): float(rate) for gpu in resolve(name)}
             except (ValueError, KeyError) as e:
                 words = " ".join(str(e).split())
                 raise TableError(f"{claim.table}: no published sweep over max-num-seqs: {words}") from None

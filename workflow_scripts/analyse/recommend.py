@@ -27,7 +27,7 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import RESULTS, option
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study
@@ -126,7 +126,7 @@ def recommendations(
 
 def _summary(cells: pd.DataFrame) -> pd.DataFrame:
     """vLLM's cells with means and intervals of rate and latencies; the columns `log_*` are for the rate."""
-    vllm = cells[cells["engine"] == "vllm"].assign(dtype=dtypes)
+    vllm = cells[cells["engine"] == VLLM.name].assign(dtype=dtypes)
     summary = _with_interval(cell_summary(vllm, RATE, _OBSERVED), RATE)
     for latency in LATENCIES:
         other = _with_interval(cell_summary(vllm, latency), latency)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.statistics import FloatArray, summarise
 from workflow_scripts.catalog.gpus_and_models import readable_models
-from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.engines.registry import every_knob, load_engines
 
 Record = dict[str, Any]
 
@@ -105,8 +105,8 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     Null if the engine does not report how many sequences ran.
     """
     running, requests = numbers(summary["running_peak"]), numbers(summary["num_requests"])
-    # HuggingFace's continuous batching has no limit on sequences; its maximum comes from its token budget.
-    allowed = np.where(summary["engine"] == "hf-continuous", np.inf, numbers(summary["max_concurrency_allowed"]))
+    unbounded = [engine.name for engine in load_engines().values() if not engine.bounds_sequences]
+    allowed = np.where(summary["engine"].isin(unbounded), np.inf, numbers(summary["max_concurrency_allowed"]))
     limit = np.select(
         [
             numbers(summary["preemptions"]) > 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from workflow_scripts.engines.knobs import VllmKnobs, command_line
+from workflow_scripts.engines.vllm_engines import SERVE_COMMAND, VllmKnobs, command_line
 from workflow_scripts.study.definition import ResolvedModel
 
 
@@ -26,7 +26,7 @@ class ServeSettings:
         >>> ServeSettings("org/model", {"max-num-seqs": 16, "enable-prefix-caching": False}, {}).command()
         'vllm serve org/model --max-num-seqs 16 --no-enable-prefix-caching'
         """
-        words = [f"{name}={value}" for name, value in self.environment.items()] + ["vllm", "serve", self.model]
+        words = [f"{name}={value}" for name, value in self.environment.items()] + [*SERVE_COMMAND, self.model]
         return shlex.join(words + command_line(self.arguments))
 
     def config(self) -> str:

@@ -23,11 +23,10 @@ from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import tokens_inside
 from workflow_scripts.common.command import PARSED, option
-from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.arrivals import Load
 
-SERVING_ENGINES = [name for name, knobs in ENGINES.items() if issubclass(knobs, Load)]
 PERCENTS = (50, 90, 99)
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
@@ -168,7 +167,8 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
         parsed: folder with a folder of parsed tables for each GPU.
         slo: latency -> bound that a request must keep to count for goodput.
     """
-    rows = cells[cells["engine"].isin(SERVING_ENGINES) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
+    servers = [engine.name for engine in load_engines().values() if engine.serves]
+    rows = cells[cells["engine"].isin(servers) & cells["outcome"].eq("ok") & cells["repeat"].notna()]
     knobs = {f"knob_{name}": name for name in ("endpoint", *Load.model_fields)}
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]

@@ -1,1 +1,1 @@
-"""Engines: their knobs, and which block sizes they accept."""
+"""Engines: one description of each, with its knobs, and which block sizes they accept."""

@@ -4,13 +4,11 @@ Field names are the engines' own argument names. A knob that a study leaves out 
 does not appear in the slug. Everything else that the pipeline knows of a knob is in the `Knob` of its field.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.workloads.arrivals import Load
@@ -42,10 +40,13 @@ class Knobs(BaseModel):
         return {name: knob for name in ordered if (knob := found[name]) is not None}
 
     def slug(self) -> str:
-        """Canonical name of the settings, e.g. `bs16-seqs128-pc0`; `default` if nothing is set.
+        """Canonical name of the settings; `default` if nothing is set.
 
-        >>> VllmKnobs(max_num_seqs=128, block_size=16, enable_prefix_caching=False).slug()
-        'bs16-seqs128-pc0'
+        >>> class Some(Knobs):
+        ...     block_size: Annotated[int | None, Knob("bs")] = None
+        ...     enable_prefix_caching: Annotated[bool | None, Knob("pc")] = None
+        >>> Some(enable_prefix_caching=False, block_size=16).slug(), Some().slug()
+        ('bs16-pc0', 'default')
         """
         values = self.set_values()
         described = self.described()
@@ -80,229 +81,3 @@ def _text(value: Any) -> str:
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return str(value)
-
-
-def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments, given by their Python names, as words of vLLM's command line.
-
-    >>> command_line({"block_size": 16, "enable_prefix_caching": False, "speculative_config": {"method": "ngram"}})
-    ['--block-size', '16', '--no-enable-prefix-caching', '--speculative-config', '{"method": "ngram"}']
-    """
-    words: list[str] = []
-    for name, value in arguments.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return words
-
-
-class VllmKnobs(Knobs):
-    """Arguments of vLLM's engine."""
-
-    block_size: Annotated[Positive | None, Knob("bs", value_in="block_size_effective")] = None
-    max_num_seqs: Annotated[Positive | None, Knob("seqs", value_in="running_peak", limits="sequences", pinned=True)] = (
-        None
-    )
-    max_num_batched_tokens: Annotated[
-        Positive | None, Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True)
-    ] = None
-    max_model_len: Annotated[
-        Positive | None, Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True)
-    ] = None
-    gpu_memory_utilization: Annotated[
-        Annotated[float, Field(gt=0, le=1)] | None,
-        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share"),
-    ] = None
-    enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
-    enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
-    kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None,
-        Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16")),
-    ] = None
-    quantization: Annotated[
-        Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
-        Knob("quant", settles=("dtype",), neutral=()),
-    ] = None
-    tensor_parallel_size: Annotated[Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,))] = None
-    pipeline_parallel_size: Annotated[Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,))] = None
-    enforce_eager: Annotated[bool | None, Knob("eager")] = None
-    attention_backend: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend")
-    ] = None
-    cpu_kv_cache_gib: Annotated[
-        Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None,
-        Knob(
-            "cpukv",
-            effect_in="kv_cache_tokens",
-            limits="kv_cache",
-            reserves="amount",
-            only_on="cpu",
-            variable="VLLM_CPU_KVCACHE_SPACE",
-        ),
-    ] = None
-    speculative_method: Annotated[
-        Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
-    ] = None
-    num_speculative_tokens: Annotated[
-        Annotated[int, Field(ge=0, description="tokens drafted a step; 0 is no speculative decoding")] | None,
-        Knob(
-            "draft",
-            effect_in="draft_tokens",
-            settles=("speculative_method",),
-            neutral=(0,),
-            argument="speculative_config.num_speculative_tokens",
-        ),
-    ] = None
-    prompt_lookup_max: Annotated[
-        Annotated[int, Field(ge=1, description="longest n-gram that ngram looks up")] | None,
-        Knob("lookup", argument="speculative_config.prompt_lookup_max"),
-    ] = None
-    prompt_lookup_min: Annotated[
-        Annotated[int, Field(ge=1, description="shortest n-gram that ngram looks up")] | None,
-        Knob("lookupmin", argument="speculative_config.prompt_lookup_min"),
-    ] = None
-    speculative_model: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None,
-        Knob(
-            "by",
-            settles=("speculative_method", "num_speculative_tokens"),
-            argument="speculative_config.model",
-        ),
-    ] = None
-
-    @model_validator(mode="after")
-    def _speculation_is_whole(self) -> Self:
-        if (self.speculative_method is None) != (self.num_speculative_tokens is None):
-            raise ValueError("speculative_method and num_speculative_tokens go together; one is set without the other")
-        if self.speculative_method != "ngram" and (self.prompt_lookup_max or self.prompt_lookup_min):
-            raise ValueError("prompt_lookup_max and prompt_lookup_min need speculative_method: ngram")
-        if (self.speculative_method == "draft_model") != (self.speculative_model is not None):
-            raise ValueError("speculative_method: draft_model and speculative_model go together; one is set alone")
-        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or math.inf):
-            raise ValueError(
-                f"prompt_lookup_min {self.prompt_lookup_min} must be at most prompt_lookup_max {self.prompt_lookup_max}"
-            )
-        return self
-
-    @property
-    def max_concurrency(self) -> int:
-        """`max_num_seqs`; if a study sets none, 256, vLLM's own default for the offline engine."""
-        return self.max_num_seqs or 256
-
-    @property
-    def ranks(self) -> int:
-        """Tensor parallel ranks of each stage of the pipeline.
-
-        >>> VllmKnobs(tensor_parallel_size=4, pipeline_parallel_size=2).ranks, VllmKnobs().ranks
-        (8, 1)
-        """
-        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
-
-    @property
-    def draft_model(self) -> str | None:
-        """`speculative_model`, unless zero tokens are drafted."""
-        return self.speculative_model if self.num_speculative_tokens else None
-
-    def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
-        """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names.
-
-        Args:
-            draft_model: folder or repository of the model named by `draft_model`.
-
-        >>> VllmKnobs(block_size=16, speculative_method="ngram", num_speculative_tokens=4).engine_arguments()
-        {'block_size': 16, 'speculative_config': {'method': 'ngram', 'num_speculative_tokens': 4}}
-        """
-        values = self.set_values()
-        if "speculative_model" in values:
-            values["speculative_model"] = draft_model
-        arguments: dict[str, Any] = {}
-        for name, knob in VllmKnobs.described().items():
-            if values.get(name) is None or knob.variable:
-                continue
-            whole, _, part = (knob.argument or name).partition(".")
-            if not part:
-                arguments[whole] = values[name]
-            elif self.num_speculative_tokens:
-                arguments.setdefault(whole, {})[part] = values[name]
-        return arguments
-
-    def environment(self) -> dict[str, str]:
-        """Settings that vLLM reads only from the environment.
-
-        >>> VllmKnobs(block_size=32, cpu_kv_cache_gib=4).environment()
-        {'VLLM_CPU_KVCACHE_SPACE': '4'}
-        """
-        values, described = self.set_values(), self.described()
-        return {
-            knob.variable: str(values[name]) for name, knob in described.items() if knob.variable and name in values
-        }
-
-
-class HfStaticKnobs(Knobs):
-    """`transformers` `generate()` on left-padded static batches."""
-
-    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak")]
-    cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache")] = "dynamic"
-
-    @property
-    def max_concurrency(self) -> int:
-        """The batch size: a batch's requests start together, and the next batch waits for the longest."""
-        return self.batch_size
-
-
-class HfContinuousKnobs(Knobs):
-    """`transformers` `generate_batch()`: continuous batching over a paged cache."""
-
-    page_size: Annotated[Positive, Knob("continuous-page", value_in="block_size_effective", settles=("block_size",))]
-    # Without it the cache is sized from the host's memory and takes all of it.
-    num_blocks: Annotated[Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount")]
-    max_batch_tokens: Annotated[
-        Positive, Knob("tokens", value_in="max_num_batched_tokens_effective", settles=("max_num_batched_tokens",))
-    ]
-
-    @property
-    def max_concurrency(self) -> int:
-        """Each live sequence takes at least one token of every step's budget."""
-        return self.max_batch_tokens
-
-
-class VllmServeKnobs(VllmKnobs, Load):
-    """Arguments of vLLM's engine behind its OpenAI-compatible server, and the load on it."""
-
-    @property
-    def max_concurrency(self) -> int:
-        """`max_num_seqs`, or the number of users if that is smaller."""
-        allowed = super().max_concurrency
-        return allowed if self.users is None else min(allowed, self.users)
-
-
-class OpenAiKnobs(Load, Knobs):
-    """A server of config/endpoints.yaml, and the load on it. The server's own settings are in its command there."""
-
-    endpoint: Annotated[
-        str,
-        Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="a name in config/endpoints.yaml"),
-        Knob("at-", settles=("prompts", "ignores_eos")),
-    ]
-
-    @property
-    def max_concurrency(self) -> int:
-        """The users if a study sets them; otherwise the limit is unknown, and vLLM's default is assumed."""
-        return self.users or 256
-
-
-ENGINES: dict[str, type[Knobs]] = {
-    "vllm": VllmKnobs,
-    "vllm-serve": VllmServeKnobs,
-    "openai": OpenAiKnobs,
-    "hf-static": HfStaticKnobs,
-    "hf-continuous": HfContinuousKnobs,
-}
-
-
-@cache
-def every_knob() -> Mapping[str, Knob]:
-    """The description of each knob of any engine by name; a name that several engines share means the same to each."""
-    return {name: knob for kind in ENGINES.values() for name, knob in kind.described().items()}

@@ -1,6 +1,5 @@
-"""The interface between the measuring code and an engine, and the list of engines."""
+"""The interface between the measuring code and an engine."""
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workflow_scripts.catalog.endpoints import Endpoint
+from workflow_scripts.engines.description import named
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Preload
 
 # Folder below the evidence for files that an engine needs only while it runs.
@@ -139,32 +140,16 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S)
         time.sleep(_RESET_POLL_S)
 
 
-_VLLM_MODULES = ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
-# On import vLLM changes its process (variables, torch's backends). Users of vLLM have these changes, users of
-# transformers do not.
-_VLLM = Preload(_VLLM_MODULES)
-_HF = Preload(("torch", "transformers", "transformers.modeling_utils"))
-# The client is a part of vLLM, but a server that it starts must not inherit vLLM's variables: a user's does not.
-_VLLM_CLIENT = Preload(_VLLM_MODULES, with_variables=False)
-
-# The module and class of each engine, and what the process has imported that is forked for it. The class is imported
-# only when a cell needs it: the libraries of other engines may be absent.
-_ENGINES = {
-    "vllm": ("workflow_scripts.measure.vllm_offline:VllmOffline", _VLLM),
-    "vllm-serve": ("workflow_scripts.measure.vllm_serve:VllmServe", _VLLM),
-    "openai": ("workflow_scripts.measure.openai_endpoint:OpenAiEndpoint", _VLLM_CLIENT),
-    "hf-static": ("workflow_scripts.measure.hf_static:HfStatic", _HF),
-    "hf-continuous": ("workflow_scripts.measure.hf_continuous:HfContinuous", _HF),
-}
-
-
 def preload_of(name: str) -> Preload:
     """What is imported before a cell of this engine is forked."""
-    return _ENGINES[name][1]
+    engine = get_engine(name)
+    return Preload(engine.preload, with_variables=engine.inherits_variables)
 
 
 def make_engine(name: str, setup: EngineSetup) -> Engine:
-    """The engine with that name, not started yet."""
-    module, _, kind = _ENGINES[name][0].partition(":")
-    engine: Engine = getattr(importlib.import_module(module), kind)(setup)
+    """The engine with that name, not started yet.
+
+    Its adapter is imported only now, because the libraries of other engines may be absent.
+    """
+    engine: Engine = named(get_engine(name).adapter)(setup)
     return engine

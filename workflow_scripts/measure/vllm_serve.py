@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.common.files import read_json, write_json
-from workflow_scripts.engines.knobs import VllmServeKnobs, command_line
+from workflow_scripts.engines.vllm_engines import VllmServeKnobs, command_line
 from workflow_scripts.measure.client import Target
 from workflow_scripts.measure.engine import forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess

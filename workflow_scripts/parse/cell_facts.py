@@ -10,6 +10,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.outcome import Outcome, read_outcome
@@ -93,9 +94,6 @@ _LOG_FACTS = (
     "attention_backend",
 )
 
-# Metrics that are reset each time they are read.
-_PEAKS = ("torch_max_memory_allocated_bytes",)
-
 
 @dataclass
 class CellFacts:
@@ -177,9 +175,10 @@ def _log_facts(log: Path, rows: CellFacts) -> None:
 def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
     """Add counters as their growth during the repeat, and peaks as their value at its end."""
     before, after = record.get("before", {}), record.get("after", {})
+    peaks = {metric for engine in load_engines().values() for metric in engine.peaks.values()}
     for name, value in after.items():
         if isinstance(value, bool | int | float):
-            earlier = None if name in _PEAKS else before.get(name)
+            earlier = None if name in peaks else before.get(name)
             growth = value - earlier if isinstance(earlier, int | float) else value
             rows.add(f"metric.{name}", growth, "raw/metrics.jsonl", record["repeat"])
         elif isinstance(value, dict) and isinstance(before.get(name), dict):

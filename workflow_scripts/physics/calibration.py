@@ -128,7 +128,7 @@ def speed_of(
         rates: the device's measured rates.
         calibration: constants fitted to cells on it.
     """
-    fitted = calibration and (calibration.engines.get(engine) or calibration.engines.get("vllm"))
+    fitted = calibration and (calibration.engines.get(engine) or next(iter(calibration.engines.values()), None))
     if calibration and fitted and (factor := _dtype_factor(gpu, dtype, fitted.dtype)):
         constants = fitted.constants.model_copy(update={"flop_per_s": fitted.constants.flop_per_s * factor})
         tested = engine in calibration.engines and (fitted.model, fitted.dtype) == (model, dtype)

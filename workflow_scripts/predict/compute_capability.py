@@ -8,7 +8,7 @@ FlashInfer accepts an fp8 cache from 8.0 on.
 from collections.abc import Mapping
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFacts
 
 _BFLOAT16 = (8, 0)

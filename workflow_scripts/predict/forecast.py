@@ -13,7 +13,8 @@ from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.knobs import HfStaticKnobs, VllmKnobs
+from workflow_scripts.engines.hf_engines import HfStaticKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.calibration import CALIBRATIONS, Calibration, Speed, read_calibration, speed_of
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts

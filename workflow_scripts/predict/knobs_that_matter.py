@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.common.knob import Limit
-from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.predict.speed import KV_BLOCKS, PROMPTS, TOKEN_BUDGET
 from workflow_scripts.study.grid import Cell
 

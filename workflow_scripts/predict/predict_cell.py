@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
 from workflow_scripts.common.command import RESULTS, command, option
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics.calibration import CALIBRATIONS
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.speed import COSTS, COUNTS, SHARES, TIMES, Record
@@ -58,7 +59,7 @@ def one_cell(args: Namespace) -> Study:
             known = ", ".join(study.workloads)
             raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {known}")
         workload: Any = study.workloads[args.workload].model_dump(exclude_unset=True)
-        defaults = study.engine_defaults.get("vllm", {})
+        defaults = study.engine_defaults.get(VLLM.name, {})
     else:
         workload = {
             "kind": "fixed",
@@ -71,7 +72,7 @@ def one_cell(args: Namespace) -> Study:
     sweep = {
         "name": "one",
         "gpu": gpus[0].name,
-        "engine": "vllm",
+        "engine": VLLM.name,
         "model": args.model,
         "workload": args.workload or "fixed",
         "knobs": {**defaults, **knobs},

@@ -22,6 +22,7 @@ from workflow_scripts.common.command import command, one_of, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes
 from workflow_scripts.device.processor import dtype_on
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import StepWork
 from workflow_scripts.predict.forecast import tasks_of
@@ -87,7 +88,7 @@ def of_published(path: Path) -> Iterator[pd.DataFrame]:
             record = {
                 "cell_id": f"published/{path.stem}/{number}",
                 "gpu": gpu.name,
-                "engine": "vllm",
+                "engine": VLLM.name,
                 "model": model.name,
             }
             yield _rows(work, record | {"output_tokens": prompts * output}, facts.dtype)

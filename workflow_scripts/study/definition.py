@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_v
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.catalog.gpus_and_models import Model, ModelDtype, load_models
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.engines.knobs import ENGINES, Knobs
+from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, as_list
@@ -72,7 +73,7 @@ class Definition(_Record):
             return record
         workload = dict(record["workload"])
         name = workload.pop("name")
-        knobs = ENGINES[record["engine"]].model_validate(record["knobs"])
+        knobs = get_engine(record["engine"]).knobs.model_validate(record["knobs"])
         return {**record, "workload_name": name, "workload": workload, "knobs": knobs}
 
     @model_serializer

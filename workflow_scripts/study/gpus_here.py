@@ -47,8 +47,8 @@ def _are(gpu: Gpu, names: Sequence[str], count: int) -> bool:
 def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     """Which cells are left out because their GPUs are missing, in words.
 
-    >>> from workflow_scripts.engines.knobs import VllmKnobs
-    >>> cells = [Cell("h200", "vllm", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]
+    >>> from workflow_scripts.engines.vllm_engines import VllmKnobs
+    >>> cells = [Cell("h200", "e", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]
     >>> what_is_left(cells, ["NVIDIA L40S"])
     '3 cells are left out, for this machine has NVIDIA L40S: 1 needs h200, 2 need 2 h200'
     """

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
-from workflow_scripts.engines.knobs import ENGINES, Knobs, every_knob
+from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.study.study_file import Study, StudyError, Sweep
 
 MOST_CELLS = 100_000
@@ -157,7 +158,7 @@ def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
 
 
 def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place: str) -> Knobs:
-    kind = ENGINES[engine]
+    kind = get_engine(engine).knobs
     try:
         return kind.model_validate({**defaults, **chosen})
     except ValidationError as e:

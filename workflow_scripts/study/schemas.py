@@ -15,14 +15,14 @@ from pydantic import BaseModel
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
-from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.engines.registry import BUILT_IN
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.study_file import Study
 
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "study": Study,
     "outcome": Outcome,
-    **{f"knobs.{engine}": knobs for engine, knobs in ENGINES.items()},
+    **{f"knobs.{engine.name}": engine.knobs for engine in BUILT_IN},
 }
 
 

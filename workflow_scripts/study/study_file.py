@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload, Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -125,7 +125,7 @@ class Study(_Strict):
         for i, sweep in enumerate(self.sweeps):
             place = f"sweeps[{i}] ({sweep.name})"
             for engine in sweep.engine:
-                _check_known(engine, ENGINES, f"{place}.engine")
+                _check_known(engine, load_engines(), f"{place}.engine")
             for workload in sweep.workload:
                 _check_known(workload, self.workloads, f"{place}.workload")
             if sweep.name in seen.values():
@@ -135,10 +135,10 @@ class Study(_Strict):
                 raise ValueError(f"{place}: a duplicate of sweep {seen[content]!r}; remove one of them")
             seen[content] = sweep.name
         for engine, knobs in self.engine_defaults.items():
-            _check_known(engine, ENGINES, "engine_defaults")
+            _check_known(engine, load_engines(), "engine_defaults")
             for name, value in knobs.items():
                 place = f"engine_defaults.{engine}"
-                _check_known(name, ENGINES[engine].model_fields, place)
+                _check_known(name, get_engine(engine).knobs.model_fields, place)
                 if isinstance(value, list):
                     raise ValueError(f"{place}.{name}: one value for all sweeps; a list to cross belongs to a sweep")
         return self

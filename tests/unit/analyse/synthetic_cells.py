@@ -3,7 +3,7 @@
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA
-from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.engines.registry import load_engines
 
 COLUMNS = [name for name in SCHEMA.columns if not name.startswith("^")]
 
@@ -21,7 +21,7 @@ def cell(
     **columns,
 ):
     """Rows of one cell: a repeat for each of the output rates; a list among `columns` has a value for each."""
-    settings = ENGINES[engine].model_validate(knobs)
+    settings = load_engines()[engine].knobs.model_validate(knobs)
     values = settings.set_values()
     rows = []
     for repeat, rate in enumerate(rates):

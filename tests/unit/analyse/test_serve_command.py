@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.definition import ResolvedModel
 
 HUB = ResolvedModel(

@@ -22,7 +22,7 @@ from workflow_scripts.cluster.site import (
     predicted_limits_s,
     sbatch_options,
 )
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import pytest
 
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.knobs import ENGINES, Knobs, VllmKnobs, every_knob
+from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.registry import every_knob, load_engines
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 
 VLLM: dict[str, Any] = {
     "block_size": 16,
@@ -56,7 +58,7 @@ SLUGS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("engine", "settings", "slug"), SLUGS)
 def test_a_setting_keeps_its_name_for_ever(engine: str, settings: dict[str, Any], slug: str) -> None:
-    assert ENGINES[engine].model_validate(settings).slug() == slug
+    assert load_engines()[engine].knobs.model_validate(settings).slug() == slug
 
 
 def test_every_knob_of_every_engine_is_in_a_name_that_is_kept() -> None:
@@ -65,11 +67,13 @@ def test_every_knob_of_every_engine_is_in_a_name_that_is_kept() -> None:
         named.setdefault(engine, set()).update(settings)
     named["vllm-serve"] |= named["vllm"]
     named["hf-static"].add("cache_implementation")
-    assert named == {engine: set(kind.model_fields) for engine, kind in ENGINES.items()}
+    assert named == {name: set(engine.knobs.model_fields) for name, engine in load_engines().items()}
 
 
 def test_the_hash_of_a_definition_sees_the_same_settings() -> None:
-    settings = json.dumps({engine: ENGINES[engine].model_validate(s).set_values() for engine, s, _ in SLUGS[2:]})
+    settings = json.dumps(
+        {engine: load_engines()[engine].knobs.model_validate(s).set_values() for engine, s, _ in SLUGS[2:]}
+    )
     canonical = json.dumps(json.loads(settings), sort_keys=True)
     assert hashlib.sha256(canonical.encode()).hexdigest()[:12] == "39a86618d5d3"
 

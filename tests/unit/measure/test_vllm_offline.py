@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup, Request
 from workflow_scripts.measure.vllm_offline import (
     VllmOffline,

@@ -11,7 +11,7 @@ import yaml
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.catalog.published import Published, PublishedError
 from workflow_scripts.common.files import read_jsonl
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
 from workflow_scripts.predict.capacity_of_cells import (

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from workflow_scripts.engines.knobs import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.predict import check_study
 from workflow_scripts.predict.check_study import fault_lines, notes
-from workflow_scripts.predict.check_vllm import Fault
+from workflow_scripts.predict.engine_setting import Fault
 from workflow_scripts.study.grid import Cell
 
 

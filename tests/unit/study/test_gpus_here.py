@@ -11,7 +11,7 @@ import pynvml
 import pytest
 import yaml
 
-from workflow_scripts.engines.knobs import ENGINES
+from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here
 from workflow_scripts.study.grid import Cell, expand
@@ -58,7 +58,7 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
-    return Cell(gpu, engine, "opt-125m", "w", ENGINES[engine].model_validate(knobs), ("s",))
+    return Cell(gpu, engine, "opt-125m", "w", load_engines()[engine].knobs.model_validate(knobs), ("s",))
 
 
 def write_study(folder: Path) -> Path:

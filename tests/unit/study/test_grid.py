@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.engines.knobs import ENGINES, HfContinuousKnobs, HfStaticKnobs, VllmKnobs
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.definition import (
     Definition,
     cell_definition,
@@ -35,7 +37,7 @@ def test_slugs_name_what_is_set_in_a_fixed_order() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("kind", [engine.knobs for engine in load_engines().values()], ids=load_engines())
 def test_every_knob_has_a_code_of_its_own(kind: type[VllmKnobs]) -> None:
     codes = [knob.code for knob in kind.described().values()]
     assert set(kind.described()) == set(kind.model_fields)

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workflow_scripts.engines.knobs import every_knob
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.present.blocks import Block, Finding, Findings, shown
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, plain_log_ticks, write_label
 from workflow_scripts.present.report import Report

@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, plain_log_ticks, some_panels
 from workflow_scripts.present.report import Report
@@ -106,7 +107,7 @@ def predicted_by_max_num_seqs(tables: Tables) -> Plot:
     cells = tables.cells.drop_duplicates("cell_id")
     if "knob_max_num_seqs" not in cells:
         raise MissingError("no cell sets max-num-seqs")
-    rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == "vllm")]
+    rows = table[(table["quantity"] == TOTAL) & table["predicted"].notna() & (table["engine"] == VLLM.name)]
     rows = rows.merge(cells[["cell_id", "knob_max_num_seqs"]], on="cell_id").dropna(subset=["knob_max_num_seqs"])
     lines = ["gpu", "model", "workload"]
     rows = rows[rows.groupby(lines)["knob_max_num_seqs"].transform("nunique") > 1]

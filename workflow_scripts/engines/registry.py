@@ -1,0 +1,72 @@
+"""All engines by name. Whatever depends on an engine asks here, and no other module names one in a string.
+
+`KVSWEEP_ENGINES=module:NAME` adds an engine from outside this package: NAME is an `EngineDescription` in a module that
+Python finds, for instance through PYTHONPATH. Several are separated by commas.
+"""
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from workflow_scripts.catalog.gpus_and_models import CatalogError
+from workflow_scripts.common.knob import Knob
+from workflow_scripts.engines.description import EngineDescription, named
+from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
+from workflow_scripts.engines.openai_engine import OPENAI
+from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
+
+VARIABLE = "KVSWEEP_ENGINES"
+BUILT_IN = (VLLM, VLLM_SERVE, OPENAI, HF_STATIC, HF_CONTINUOUS)
+
+
+def load_engines() -> Mapping[str, EngineDescription]:
+    """All engines by name: those of this package, and those that $KVSWEEP_ENGINES adds.
+
+    Raises:
+        CatalogError: the variable names no description, or an engine whose name is taken.
+    """
+    return _engines(os.environ.get(VARIABLE, ""))
+
+
+def get_engine(name: str) -> EngineDescription:
+    """The engine with exactly this name.
+
+    Raises:
+        CatalogError: there is none; the message lists the existing names.
+    """
+    engines = load_engines()
+    if name not in engines:
+        raise CatalogError(f"unknown engine {name!r}; allowed: {', '.join(engines)}")
+    return engines[name]
+
+
+def every_knob() -> Mapping[str, Knob]:
+    """The description of each knob of any engine by name; a name that several engines share means the same to each."""
+    return {name: knob for engine in load_engines().values() for name, knob in engine.knobs.described().items()}
+
+
+def metrics_of_columns() -> Mapping[str, list[str]]:
+    """Columns of the cells table that engines count, each with the metrics of any engine that give its value."""
+    columns: dict[str, list[str]] = {}
+    for engine in load_engines().values():
+        for column, metric in {**engine.counters, **engine.peaks}.items():
+            columns.setdefault(column, [])
+            columns[column] += [metric] if metric not in columns[column] else []
+    return columns
+
+
+@cache
+def _engines(added: str) -> Mapping[str, EngineDescription]:
+    engines = {engine.name: engine for engine in BUILT_IN}
+    for place in filter(None, added.split(",")):
+        try:
+            engine = named(place)
+        except (ImportError, AttributeError, ValueError) as e:
+            raise CatalogError(f"${VARIABLE}: {place!r} is not module:NAME of an engine's description: {e}") from None
+        if not isinstance(engine, EngineDescription):
+            raise CatalogError(f"${VARIABLE}: {place!r} is {type(engine).__name__}, not an EngineDescription")
+        if engine.name in engines:
+            raise CatalogError(f"${VARIABLE}: {place!r}: the name {engine.name!r} is taken; choose another one")
+        engines[engine.name] = engine
+    return MappingProxyType(engines)

@@ -1,0 +1,27 @@
+"""One way to start an engine, as it is checked before a study is queued, and what the engine refuses of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.engines.knobs import Knobs
+
+
+@dataclass(frozen=True)
+class EngineSetting:
+    """What an engine would be started with; of a model's folder only `config.json` is needed."""
+
+    gpu: Gpu
+    model_dir: Path
+    dtype: str
+    knobs: Knobs
+    draft_dir: Path | None = None
+    serves: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an engine refuses, in its own words. `knobs`: without any one of them it accepts the setting."""
+
+    knobs: tuple[str, ...]
+    words: str
