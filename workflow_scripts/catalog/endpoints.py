@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError
+from workflow_scripts.common.yaml_file import read_yaml
 
 ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
@@ -77,12 +77,7 @@ def load_endpoints(path: Path = ENDPOINTS) -> Mapping[str, Endpoint]:
     Raises:
         CatalogError: the file is missing or an entry is not valid.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise CatalogError(f"{path}: {e.strerror}") from None
-    except yaml.YAMLError as e:
-        raise CatalogError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
+    content = read_yaml(path, CatalogError)
     if not isinstance(content, dict):
         raise CatalogError(f"{path}: must be a mapping of names to servers")
     return {name: _validated(name, entry, path) for name, entry in content.items()}

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.yaml_file import read_yaml
 
 CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
@@ -274,12 +274,7 @@ def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:
 
 
 def _read_mapping(path: Path) -> dict[str, object]:
-    try:
-        return _mapping(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
-    except OSError as e:
-        raise CatalogError(f"{path}: {e.strerror}") from None
-    except yaml.YAMLError as e:
-        raise CatalogError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
+    return _mapping(read_yaml(path, CatalogError), str(path))
 
 
 def _mapping(value: object, place: str) -> dict[str, object]:

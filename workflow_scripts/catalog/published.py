@@ -5,11 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.yaml_file import read_yaml
 
 PUBLISHED = CONFIG / "published"
 CLAIMS = "claims.yaml"
@@ -142,11 +142,7 @@ class Published:
         """
         path = self.folder / CLAIMS
         try:
-            found = _CLAIMS.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
-        except OSError as e:
-            raise PublishedError(f"{path}: {e.strerror}") from None
-        except yaml.YAMLError as e:
-            raise PublishedError(f"{path}: not YAML: {' '.join(str(e).split())}") from None
+            found = _CLAIMS.validate_python(read_yaml(path, PublishedError))
         except ValidationError as e:
             fault = e.errors()[0]
             raise PublishedError(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None

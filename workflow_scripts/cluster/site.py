@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.grid import Cell, expand
@@ -113,12 +113,7 @@ def load_site(path: Path) -> Site:
     Raises:
         SiteError: the file is missing, is no YAML, or contains something that is not allowed.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise SiteError(f"{path}: {e.strerror}") from None
-    except yaml.YAMLError as e:
-        raise SiteError(f"{path}: not readable as YAML: {' '.join(str(e).split())}") from None
+    content = read_yaml(path, SiteError)
     try:
         return Site.model_validate(content)
     except ValidationError as e:

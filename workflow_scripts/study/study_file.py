@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload, Workload
 
@@ -149,35 +150,15 @@ def _check_known(name: str, allowed: Any, place: str) -> None:
         raise ValueError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses duplicate keys in a mapping; YAML itself would silently take the last one."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is said twice", problem_mark=key.start_mark)
-                seen.add(key.value)
-        return node
-
-
 def load_study(path: Path) -> Study:
     """Read and check a study file.
 
     Raises:
         StudyError: the file is missing, is no YAML, or contains something that is not allowed.
     """
-    try:
-        content = _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
-    except FileNotFoundError:
-        raise StudyError(f"{path}: there is no such study file") from None
-    except OSError as e:
-        raise StudyError(f"{path}: {e.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as e:  # PyYAML raises ValueError for an invalid date
-        words = " ".join(str(e).split()).replace('in "<unicode string>", line', "in line")
-        raise StudyError(f"{path}: not readable as YAML: {words}") from None
+    if not path.exists():
+        raise StudyError(f"{path}: there is no such study file")
+    content = read_yaml(path, StudyError)
     if not isinstance(content, dict):
         raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
     try:

@@ -50,7 +50,7 @@ def test_a_bad_file_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=rf"{path}: mine.portt: .*; allowed: command, "):
         load_endpoints(path)
     path.write_text("[")
-    with pytest.raises(CatalogError, match="not YAML"):
+    with pytest.raises(CatalogError, match="not readable as YAML"):
         load_endpoints(path)
     with pytest.raises(CatalogError, match="No such file"):
         load_endpoints(tmp_path / "none.yaml")

@@ -146,7 +146,7 @@ def test_a_bad_file_names_the_place_and_the_allowed_keys(tmp_path):
     with pytest.raises(CatalogError, match=r"gpus.yaml: x.core: .*allowed: .*cpu_cores"):
         load_gpus(path)
     path.write_text("x: [\n")
-    with pytest.raises(CatalogError, match="not YAML"):
+    with pytest.raises(CatalogError, match="not readable as YAML"):
         load_gpus(path)
     path.write_text("- x\n")
     with pytest.raises(CatalogError, match="must be a mapping"):

@@ -107,7 +107,7 @@ def test_a_file_that_is_missing_or_no_yaml_is_refused(tmp_path):
     with pytest.raises(PublishedError, match=r"claims.yaml: No such file"):
         _ = Published(tmp_path).claims
     (tmp_path / "claims.yaml").write_text("[")
-    with pytest.raises(PublishedError, match=r"claims.yaml: not YAML"):
+    with pytest.raises(PublishedError, match=r"claims.yaml: not readable as YAML"):
         _ = Published(tmp_path).claims
 
 
