@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import numbers
-from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.tables import TableError
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates

@@ -26,7 +26,6 @@ from workflow_scripts.analyse.repeats import ENVIRONMENT, Record, cell_summary, 
 from workflow_scripts.analyse.statistics import (
     CHANGES,
     NOT_DECIDED,
-    LogSamples,
     interval_text,
     mean_interval,
     number_text,
@@ -59,9 +58,12 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     if "knob_batch_size" not in cells:
         return
     static = cells[(cells["engine"] == HF_STATIC.name) & cells["knob_batch_size"].eq(batch)]
-    summary = cell_summary(static, RATE)
-    for row, value, low, high in zip(records(summary), *mean_interval(LogSamples.of(summary)), strict=True):
-        text = f"HuggingFace makes {interval_text(value, low, high)} output tokens/s at batch {batch:g}."
+    summary, samples = cell_summary(static, RATE)
+    intervals, scopes = mean_interval(samples)
+    for row in records(summary):
+        value, low, high = (float(end[row["sample"]]) for end in intervals)
+        rate_text = interval_text(value, low, high, "", scopes[row["sample"]])
+        text = f"HuggingFace makes {rate_text} output tokens/s at batch {batch:g}."
         bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
         yield measured(bears, row, text, SUPPORTED if is_same(value, rate) else CONTRADICTED, (row["cell_id"],))
 
@@ -175,7 +177,7 @@ def _several_ratios(low: Record, high: Record) -> Finding:
 
 def _over(row: Record) -> str:
     ratio, low, high = (row[f"improvement_ratio{end}"] for end in ("", "_low", "_high"))
-    return f"{interval_text(ratio, low, high, 'x')} over HuggingFace {row['hf_kind']} ({row['hf_knobs']})"
+    return f"{interval_text(ratio, low, high, 'x', row['scope'])} over HuggingFace {row['hf_kind']} ({row['hf_knobs']})"
 
 
 # --- what batching keeps busy ----------------------------------------------------------------------------------------
@@ -190,7 +192,8 @@ def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     text = "NVML's utilisation is the share of time in which any kernel runs, however little of the GPU it uses."
     yield Finding(text, PUBLISHED, "any GPU", ("NVML",))
     cells = evidence.tables["cells"]
-    summary = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"}).dropna(subset="utilization_pct_mean")
+    summary, _ = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"})
+    summary = summary.dropna(subset="utilization_pct_mean")
     alike = [*PLACE, *ENVIRONMENT]
     batched = summary[summary["max_concurrency_allowed"] > 1].sort_values("log_mean", kind="stable")
     batched = batched.assign(is_static=batched["engine"] == HF_STATIC.name)

@@ -27,20 +27,22 @@ from workflow_scripts.analyse.repeats import (
     numbers,
     records,
 )
+from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
+    ASSUMED_SD,
     CHANGES,
     CONFIDENCE,
     FLAT,
-    MOST_FURTHER_REPEATS,
+    MOST_FURTHER_STARTS,
     NOT_DECIDED,
-    FloatArray,
-    LogSamples,
-    further_repeats,
+    SCOPE_MEANING,
+    STARTS_TO_SEE_MODES,
+    WITHIN_START,
+    Samples,
+    compare,
+    further_starts,
     interval_text,
-    is_beyond,
-    is_equivalent,
     log_margin,
-    ratio_interval,
     verdicts,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
@@ -84,18 +86,27 @@ SCHEMA = table_schema(
     columns("value baseline", TEXT, "the compared values of the knob"),
     columns("values", TEXT, "all values of the group, in order"),
     columns("cell_id baseline_cell_id", TEXT, "the cells of `value` and `baseline`"),
-    columns("repeats baseline_repeats", INTEGER, "repeats that count"),
+    columns("repeats baseline_repeats", INTEGER, "repeats that count, of all starts"),
+    columns("starts", INTEGER, "starts that both have in the same rounds"),
     columns(
         "ratio ratio_low ratio_high",
         NUMBER,
-        "rate of `value` over that of `baseline`, with its 95 % interval; null with one repeat on a side",
+        "rate of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null if "
+        "nothing shows what varies, or if the starts of a cell fall into two groups",
     ),
-    columns("verdict", TEXT, "`flat`: shown to be within the margin; `changes`: shown to be beyond it; `not decided`"),
+    columns("scope", TEXT, SCOPE_MEANING),
+    columns(
+        "verdict",
+        TEXT,
+        "`flat`: shown to be within the margin; `changes`: shown to be beyond it, with the error of all comparisons of "
+        "the study together at most 5 %; `not decided`. From one start it must hold also if starts vary by "
+        f"{100 * ASSUMED_SD:g} %",
+    ),
     columns("margin_pct", NUMBER, "the study's `equivalence_margin_pct`"),
     columns(
-        "repeats_needed",
+        "starts_needed",
         INTEGER,
-        "further repeats of each cell that would decide, if means and variances stay the same; 0 if decided; null if "
+        "further starts of each cell that would decide, if means and variances stay the same; 0 if decided; null if "
         "not known or more than 100",
     ),
     columns(
@@ -134,39 +145,84 @@ _OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 
-def knob_effects(cells: pd.DataFrame, margin_pct: float) -> pd.DataFrame:
+def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: int = 1) -> pd.DataFrame:
     """The effects table. For every knob and group of cells that differ only in it, compare each value with the baseline
     (the smallest value, or false), then all values of the group together. The model counts as a knob.
 
     Args:
         cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
         margin_pct: differences within this are `flat`.
+        looks: how often the study is looked at to decide whether to go on.
+    """
+    knobs = knob_columns(cells)
+    effects = [
+        row
+        for column, rows, pairs in compared_pairs(cells, margin_pct, looks)
+        for row in _effects_of(rows, pairs, column, knobs, margin_pct)
+    ]
+    return pd.DataFrame(effects, columns=list(SCHEMA.columns))
+
+
+def compared_pairs(
+    cells: pd.DataFrame, margin_pct: float, looks: int = 1
+) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """For each knob's column that was varied: the cells in groups that differ in nothing else, and all pairs of these.
+
+    Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
+    the baseline. Verdicts allow for all pairs of all knobs.
     """
     # What engines count is another number in each repeat; everything else that they show of a knob is a setting.
     counted = metrics_of_columns()
     observed = {column: "mean" if column in counted else "first" for column in ("effective", *_shown_in())}
-    summary = cell_summary(cells, METRIC, observed | BOUND_BY_NEEDS)
+    summary, samples = cell_summary(cells, METRIC, observed | BOUND_BY_NEEDS)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
-    effects = [row for knob in (*knobs, MODEL) for row in _effects_of(summary, knob, knobs, margin_pct)]
-    return pd.DataFrame(effects, columns=list(SCHEMA.columns))
+    groups = {column: _groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
+    groups = {column: rows for column, rows in groups.items() if len(rows)}
+    if not groups:
+        return []
+    paired = {column: _pairs(rows) for column, rows in groups.items()}
+    decided = _decided(samples, pd.concat(paired.values(), ignore_index=True), margin_pct, looks)
+    ends = np.cumsum([len(pairs) for pairs in paired.values()])
+    parts = np.split(np.arange(len(decided)), ends[:-1])
+    return [
+        (column, rows, decided.iloc[part].reset_index(drop=True))
+        for (column, rows), part in zip(groups.items(), parts, strict=True)
+    ]
 
 
-def _effects_of(summary: pd.DataFrame, column: str, knobs: list[str], margin_pct: float) -> Iterator[Record]:
+def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: int) -> pd.DataFrame:
+    """What the comparison of each pair shows."""
+    found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
+    ratio, low, high = found.interval()
+    values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
+    _, low_of_all, high_of_all = found.interval(1 - (1 - CONFIDENCE) / values_of_group)
+    verdict = verdicts(found, margin_pct, looks)
+    needed = further_starts(found, margin_pct, len(pairs), looks)
+    return pairs.assign(
+        distance=np.abs(found.difference),
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        low_of_all=low_of_all,
+        high_of_all=high_of_all,
+        scope=found.scope,
+        starts=found.starts,
+        verdict=verdict,
+        starts_needed=np.where(verdict == NOT_DECIDED, np.maximum(needed, 1), 0.0),
+        bimodal=found.bimodal,
+    )
+
+
+def _effects_of(
+    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float
+) -> Iterator[Record]:
     others = [other for other in knobs if other != column]
-    rows = _groups(summary, column, others)
-    if rows.empty:
-        return
     knob = column.removeprefix("knob_")
     described = every_knob().get(knob, _OF_MODEL)
     seen_in = described.shown_in
-    pairs = _pairs(rows["group"])
-    is_first = ~rows["group"].duplicated().to_numpy()
     effects = pd.concat(
-        [
-            _against_baseline(rows, pairs[is_first[pairs["b"]]], seen_in, margin_pct),
-            _overall(rows, pairs, seen_in, margin_pct),
-        ]
+        [_against_baseline(rows, pairs[pairs["first"]], seen_in), _overall(rows, pairs, seen_in, margin_pct)]
     ).sort_values("group", kind="stable")
     cells = records(rows)
     values = _by_group(rows, "value")
@@ -212,29 +268,21 @@ def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFra
     alike = [name for name in (*_PLACE, *ENVIRONMENT, *others) if name != column]
     rows = summary[summary[column].notna()]
     group = rows.groupby(alike, dropna=False, sort=False).ngroup()
-    rows = rows.assign(group=group, value=rows[column].map(knob_text)).sort_values(["group", column])
+    rows = rows.assign(group=group, knob=column, value=rows[column].map(knob_text)).sort_values(["group", column])
     return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
 
 
-def _pairs(group: pd.Series) -> pd.DataFrame:
-    """All pairs of rows `a` and `b` of one group, `b` above `a`: row numbers."""
-    numbered = pd.DataFrame({"group": group, "row": np.arange(len(group))})
-    pairs = numbered.merge(numbered, on="group", suffixes=("_b", "_a"))
+def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
+    """All pairs of rows `a` and `b` of one group, `b` above `a`: row numbers, and those of their samples."""
+    numbered = rows[["group", "sample", "knob"]].assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
+    pairs = numbered.merge(numbered.drop(columns=["knob", "first"]), on="group", suffixes=("_b", "_a"))
     pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})
     return pairs.reset_index(drop=True)
 
 
-def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
-    samples = LogSamples.of(rows)
-    a, b = samples.at(pairs["a"]), samples.at(pairs["b"])
-    ratio, low, high = ratio_interval(a, b)
+def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.DataFrame:
     return pairs.assign(
         comparison=PAIR,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        verdict=verdicts(a, b, margin_pct),
-        repeats_needed=further_repeats(a, b, margin_pct),
         took_effect=_took_effect(rows, pairs, seen_in),
         bound_by=rows["bound_by"].iloc[pairs["a"]].array,
     )
@@ -250,50 +298,35 @@ def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> Exten
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
     """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
-    The verdict is flat if every pair is flat, which needs no correction. It is changes if any pair changes at its part
-    of the 5 %; the row then shows the pair among these that is furthest apart.
+    The verdict is flat if every pair is flat, which needs no correction. It is changes if any pair changes; the row
+    then shows the pair among these that is furthest apart. Its interval holds over all pairs of the group.
     """
-    samples = LogSamples.of(rows)
-    a, b = samples.at(pairs["a"]), samples.at(pairs["b"])
-    comparisons = pairs.groupby("group").size().astype(float)
-    pairs = pairs.assign(
-        beyond=is_beyond(a, b, margin_pct, numbers(comparisons.loc[pairs["group"]])),
-        flat=is_equivalent(a, b, margin_pct),
-        distance=np.abs(a.mean - b.mean),
-    )
+    pairs = pairs.assign(beyond=pairs["verdict"] == CHANGES, flat=pairs["verdict"] == FLAT)
     ends = pairs.sort_values(["group", "beyond", "distance"], kind="stable").groupby("group").tail(1)
-    first, last = numbers(ends["a"]).astype(int), numbers(ends["b"]).astype(int)
-    rises = samples.at(first).mean >= samples.at(last).mean
-    ends = ends.assign(a=np.where(rises, first, last), b=np.where(rises, last, first))
-    a, b = samples.at(ends["a"]), samples.at(ends["b"])
-    ratio, low, high = ratio_interval(a, b, 1 - (1 - CONFIDENCE) / numbers(comparisons))
+    ends = ends.assign(ratio_low=ends["low_of_all"], ratio_high=ends["high_of_all"])
+    falls = (ends["ratio"] < 1).to_numpy()
+    inverse = {"a": ends["b"], "b": ends["a"], "ratio": 1 / ends["ratio"]}
+    inverse |= {"ratio_low": 1 / ends["ratio_high"], "ratio_high": 1 / ends["ratio_low"]}
+    ends = ends.assign(**{name: np.where(falls, turned, ends[name]) for name, turned in inverse.items()})
 
     flat = pairs.groupby("group")["flat"].all()
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
-    # With more repeats, values further apart than the margin can only show a change; others only that all are flat.
-    to_change = further_repeats(a, b, margin_pct, numbers(comparisons))
-    needed = np.where(ends["distance"] > log_margin(margin_pct), to_change, _to_flat(samples, pairs, margin_pct))
+    # With more starts, values further apart than the margin can only show a change; others only that all are flat.
+    needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], _to_flat(pairs))
     known = _by_group(rows[rows["bound_by"].notna()], "bound_by")
     bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
     return ends.assign(
         comparison=OVERALL,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
         verdict=verdict,
-        repeats_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
+        starts_needed=np.where(verdict == NOT_DECIDED, needed, 0.0),
         took_effect=_ever_took_effect(rows, seen_in),
         bound_by=bounds.mask(bounds == "").array,
     )
 
 
-def _to_flat(samples: LogSamples, pairs: pd.DataFrame, margin_pct: float) -> FloatArray:
-    """Further repeats until all pairs of each group are flat; NaN if a pair never will be."""
-    opened = pairs[~pairs["flat"]]
-    needed = further_repeats(samples.at(opened["a"]), samples.at(opened["b"]), margin_pct)
-    of_all = pd.Series(0.0, index=pairs.index)
-    of_all[opened.index] = np.where(np.isnan(needed), np.inf, needed)
-    return numbers(of_all.groupby(pairs["group"]).max().replace(np.inf, np.nan))
+def _to_flat(pairs: pd.DataFrame) -> FloatArray:
+    """Further starts until all pairs of each group are flat; NaN if a pair never will be."""
+    return numbers(pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan))
 
 
 def _ever_took_effect(rows: pd.DataFrame, seen_in: str) -> ExtensionArray | None:
@@ -314,7 +347,7 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
 
 
 def _explanation(row: Record, a: Record, b: Record, knob: Knob) -> str:
-    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
+    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x", row["scope"])
     if row["comparison"] == OVERALL:
         observed = (
             f"{row['knob']} over {row['values']}: {row['value']} makes {ratio} the output tokens/s of {row['baseline']}"
@@ -337,14 +370,20 @@ def _verdict_text(row: Record) -> str:
         return f"flat: any difference is within {margin}"
     if row["verdict"] == CHANGES:
         return f"a change of more than {margin}"
+    if row["bimodal"]:
+        return "not decided: the starts of a cell fall into two groups, so no one number describes it"
     if math.isnan(row["ratio_low"]):
-        return "not decided: it takes at least two repeats of each"
-    if math.isnan(row["repeats_needed"]):
+        return "not decided: it takes at least two starts of each"
+    if row["scope"] == WITHIN_START:
+        return f"not decided at a margin of {margin}: one start of each does not show what another would give"
+    if math.isnan(row["starts_needed"]):
         return (
-            f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_REPEATS} further repeats of each"
+            f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_STARTS} further starts of each"
         )
-    few = "1 further repeat" if row["repeats_needed"] == 1 else f"{row['repeats_needed']:g} further repeats"
-    return f"not decided at a margin of {margin}: about {few} of each would decide"
+    few = "1 further start" if row["starts_needed"] == 1 else f"{row['starts_needed']:g} further starts"
+    modes = row["starts"] < STARTS_TO_SEE_MODES and not row["ratio_low"] <= 1 <= row["ratio_high"]
+    why = ", because in so few starts a cell with two modes may show only one" if modes else ""
+    return f"not decided at a margin of {margin}{why}: about {few} of each would decide"
 
 
 def _effect_text(row: Record, a: Record, b: Record, knob: Knob) -> str:

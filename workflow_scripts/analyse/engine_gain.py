@@ -10,12 +10,13 @@ docs/tables.md documents every column of both tables.
 import math
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import Record, cell_summary, records
-from workflow_scripts.analyse.statistics import LogSamples, interval_text, ratio_interval
+from workflow_scripts.analyse.statistics import SCOPE_MEANING, Samples, compare, interval_text, is_higher
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import option
@@ -37,13 +38,13 @@ SCHEMA = table_schema(
     columns("study source gpu model workload", TEXT, "what the cells share"),
     columns("vllm_knobs", TEXT, "settings of vLLM"),
     columns("vllm_max_num_seqs", INTEGER, "maximum number of sequences that may run at once with these settings"),
-    columns("vllm_repeats", INTEGER, "repeats that count"),
-    columns("vllm_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("vllm_repeats", INTEGER, "repeats that count, of all starts"),
+    columns("vllm_output_tokens_per_s", NUMBER, "geometric means over the starts"),
     columns("hf_engine hf_knobs", TEXT, "engine and settings of HuggingFace"),
     columns("hf_kind", TEXT, "`batch 1`, `static batch` or `continuous batching`"),
     columns("hf_batch_size", INTEGER, "size of the static batches; null for continuous batching"),
-    columns("hf_repeats", INTEGER, "repeats that count"),
-    columns("hf_output_tokens_per_s", NUMBER, "geometric means over the repeats"),
+    columns("hf_repeats", INTEGER, "repeats that count, of all starts"),
+    columns("hf_output_tokens_per_s", NUMBER, "geometric means over the starts"),
     columns("comparable", FLAG, "whether the work and the environment were equal"),
     columns("reason", TEXT, "why not"),
     columns(
@@ -51,13 +52,15 @@ SCHEMA = table_schema(
         NUMBER,
         "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
     ),
+    columns("scope", TEXT, SCOPE_MEANING),
     columns("explanation", TEXT, "the same in words, and what the ratio includes"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
     "The gain of each vLLM cell that batches over HuggingFace with single requests, as a product of steps: `total` = "
-    "`static_batching` x `continuous_batching` x `engine`. Static batch and continuous batching are the fastest ones "
-    "that were measured; the single requests have the same kind of cache as the static batch. HuggingFace's "
+    "`static_batching` x `continuous_batching` x `engine`. The static batch is the one of as many sequences as vLLM "
+    "may run, or else the largest below that. It and the single requests have the same kind of cache. Continuous "
+    "batching is the fastest that was measured. HuggingFace's "
     "continuous batching keeps its cache in pages too, so paging is part of that step, and `engine` is the rest.",
     columns("study source gpu model workload", TEXT, "what the cells share"),
     columns("vllm_knobs", TEXT, "the vLLM cell"),
@@ -67,6 +70,7 @@ DECOMPOSITION_SCHEMA = table_schema(
     columns("comparable", FLAG, "as in `engines`"),
     columns("reason", TEXT, "as in `engines`"),
     columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null if not comparable"),
+    columns("scope", TEXT, SCOPE_MEANING),
     columns(
         "share_pct",
         NUMBER,
@@ -92,11 +96,11 @@ def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
-    rows = _work_summary(cells)
-    return _improvements(rows), _decompositions(rows)
+    rows, samples = _work_summary(cells)
+    return _improvements(rows, samples), _decompositions(rows, samples)
 
 
-def _work_summary(cells: pd.DataFrame) -> pd.DataFrame:
+def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
     """Cells with the work of a repeat: its minimum in the columns of _WORK, its maximum in `*_most`."""
     most = {f"{name}_most": cells[name] for name in _WORK}
     observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
@@ -134,7 +138,7 @@ def _why_not_comparable(a: Record, b: Record) -> str | None:
     return "; ".join(dict.fromkeys([*versions, *a["faults"], *b["faults"], *amounts])) or None
 
 
-def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
+def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
     """For each pair of row numbers whether the two cells did equal work, and if so the ratio of their rates.
 
     NOT_MEASURED stands for a missing cell.
@@ -145,20 +149,21 @@ def _compared(rows: pd.DataFrame, cells: list[Record], a: list[int], b: list[int
         else "one of the two was not measured"
         for one, other in zip(a, b, strict=True)
     ]
-    samples = LogSamples.of(rows)
-    ratio, low, high = ratio_interval(samples.at(a), samples.at(b))
+    sample = rows["sample"].to_numpy(dtype=int)
+    found = compare(samples, sample[a], sample[b])
     comparable = np.array([reason is None for reason in reasons], dtype=bool)
-    ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, (ratio, low, high), strict=True)}
-    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends)
+    ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, found.interval(), strict=True)}
+    scope = pd.Series(found.scope, dtype=object).where(comparable, None)
+    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends | {"scope": scope})
 
 
-def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
+def _improvements(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
     numbered = rows[[*PLACE, "engine"]].assign(row=np.arange(len(rows)))
     is_vllm, is_hf = numbered["engine"] == VLLM.name, numbered["engine"].isin([HF_STATIC.name, HF_CONTINUOUS.name])
     pairs = numbered[is_vllm].merge(numbered[is_hf], on=list(PLACE), suffixes=("_a", "_b"))
     a, b = pairs["row_a"].tolist(), pairs["row_b"].tolist()
     cells = _cells(rows)
-    vllm, hf, found = rows.iloc[a].reset_index(), rows.iloc[b].reset_index(), _compared(rows, cells, a, b)
+    vllm, hf, found = rows.iloc[a].reset_index(), rows.iloc[b].reset_index(), _compared(rows, samples, cells, a, b)
     return pd.DataFrame(
         {name: vllm[name] for name in PLACE}
         | {
@@ -177,10 +182,11 @@ def _improvements(rows: pd.DataFrame) -> pd.DataFrame:
             "improvement_ratio": found["ratio"],
             "improvement_ratio_low": found["ratio_low"],
             "improvement_ratio_high": found["ratio_high"],
+            "scope": found["scope"],
             "explanation": [
                 _improvement_text(cells[one], cells[other], reason, interval)
                 for one, other, reason, *interval in zip(
-                    a, b, found["reason"], *(found[end] for end in ENDS), strict=True
+                    a, b, found["reason"], *(found[end] for end in (*ENDS, "scope")), strict=True
                 )
             ],
         }
@@ -193,13 +199,13 @@ def _kind(hf: Record) -> str:
     return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
 
 
-def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: list[float]) -> str:
+def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: list[Any]) -> str:
     seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
     subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['knobs']})"
     if reason is not None:
         return f"{subject}: not comparable, {reason}."
-    value, low, high = interval
-    ratio = interval_text(value, low, high, "x")
+    value, low, high, scope = interval
+    ratio = interval_text(value, low, high, "x", scope)
     if kind == CONTINUOUS:
         what = f"Both take in requests as others end, over a paged cache; vLLM has up to {seqs} at a time."
     elif kind == STATIC_BATCH:
@@ -212,52 +218,75 @@ def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: li
     return f"{subject}: {ratio} the output tokens/s. {what}"
 
 
-def _decompositions(rows: pd.DataFrame) -> pd.DataFrame:
+def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
     steps: list[Record] = []
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
-        one, batch, continuous = _references(place)
-        if any(row != NOT_MEASURED for row in (one, batch, continuous)):
-            for vllm in place.loc[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1), "row"]:
+        continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
+        vllm = place[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1)]
+        for row, sequences in zip(vllm["row"], vllm["max_concurrency_allowed"], strict=True):
+            one, batch = _static_references(place[place["engine"] == HF_STATIC.name], sequences)
+            if any(cell != NOT_MEASURED for cell in (one, batch, continuous)):
                 steps += [
-                    {"last": vllm, "factor": STATIC_BATCHING, "a": batch, "b": one},
-                    {"last": vllm, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch},
-                    {"last": vllm, "factor": ENGINE, "a": vllm, "b": continuous},
-                    {"last": vllm, "factor": TOTAL, "a": vllm, "b": one},
+                    {"last": row, "factor": STATIC_BATCHING, "a": batch, "b": one},
+                    {"last": row, "factor": CONTINUOUS_BATCHING, "a": continuous, "b": batch, "ties": ties},
+                    {"last": row, "factor": ENGINE, "a": row, "b": continuous, "ties": ties},
+                    {"last": row, "factor": TOTAL, "a": row, "b": one},
                 ]
     cells = _cells(rows)
-    found = records(_compared(rows, cells, [step["a"] for step in steps], [step["b"] for step in steps]))
+    found = records(_compared(rows, samples, cells, [step["a"] for step in steps], [step["b"] for step in steps]))
     totals = {step["last"]: result for step, result in zip(steps, found, strict=True) if step["factor"] == TOTAL}
     table = [_step_row(cells, step, result, totals[step["last"]]) for step, result in zip(steps, found, strict=True)]
     return pd.DataFrame(table, columns=list(DECOMPOSITION_SCHEMA.columns))
 
 
-def _references(place: pd.DataFrame) -> tuple[int, int, int]:
-    """Rows of HuggingFace with single requests, with the fastest static batch (and the same kind of cache), and with
-    the fastest continuous batching.
+def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int]:
+    """Rows of HuggingFace with single requests and with the static batch that is most like so many sequences.
+
+    What was measured of both kinds decides on the type of the cache, then the batch's size, then the name. How fast the
+    cells were does not: two of a speed would change places from run to run.
     """
-    static = place[place["engine"] == HF_STATIC.name]
-    batch = _fastest(static[static["knob_batch_size"] > 1])
-    single = static[static["knob_batch_size"] == 1]
-    if batch != NOT_MEASURED:
-        cache = place.loc[place["row"] == batch, "knob_cache_implementation"].item()
-        single = single[single["knob_cache_implementation"] == cache]
-    return _fastest(single), batch, _fastest(place[place["engine"] == HF_CONTINUOUS.name])
+    static = static.assign(cache=static["knob_cache_implementation"].fillna("").astype(str))
+    sizes = static["knob_batch_size"].astype(float)
+    single, batched = static[sizes == 1], static[sizes > 1]
+    order = batched.assign(
+        unpaired=~batched["cache"].isin(single["cache"]),
+        too_many=sizes[batched.index] > sequences,
+        apart=(sizes[batched.index] - sequences).abs(),
+    ).sort_values(["unpaired", "too_many", "apart", "cache", "knobs"])
+    if not order.empty:
+        single = single[single["cache"] == order["cache"].iloc[0]]
+    return _first(single.sort_values(["cache", "knobs"])), _first(order)
 
 
-def _fastest(cells: pd.DataFrame) -> int:
-    return NOT_MEASURED if cells.empty else int(cells.sort_values("log_mean", kind="stable")["row"].iloc[-1])
+def _first(rows: pd.DataFrame) -> int:
+    return NOT_MEASURED if rows.empty else int(rows["row"].iloc[0])
+
+
+def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[str]]:
+    """The row of the fastest cell, and the knobs of those that are not shown to be slower."""
+    if cells.empty:
+        return NOT_MEASURED, []
+    cells = cells.sort_values(["log_mean", "knobs"], ascending=[False, True])
+    others = cells.iloc[1:]
+    first = cells["sample"].iloc[[0] * len(others)].to_numpy(dtype=int)
+    return _first(cells), others["knobs"][
+        ~is_higher(compare(samples, first, others["sample"].to_numpy(dtype=int)))
+    ].tolist()
 
 
 def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -> Record:
     vllm = cells[step["last"]]
     row: Record = {name: vllm[name] for name in PLACE}
     share_pct = _share_pct(found, total)
+    text = _step_text(step["factor"], vllm, found, share_pct)
+    if ties := step.get("ties"):
+        text += f" That continuous batching is not told apart in speed from {', '.join(ties)}."
     return (
         row
         | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
         | {"numerator": _name(cells, step["a"]), "denominator": _name(cells, step["b"])}
         | found
-        | {"share_pct": share_pct, "explanation": _step_text(step["factor"], vllm, found, share_pct)}
+        | {"share_pct": share_pct, "explanation": text}
     )
 
 
@@ -283,7 +312,7 @@ def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> st
     }[factor]
     if not found["comparable"]:
         return f"{subject}: not comparable, {found['reason']}."
-    ratio = interval_text(found["ratio"], found["ratio_low"], found["ratio_high"], "x")
+    ratio = interval_text(found["ratio"], found["ratio_low"], found["ratio_high"], "x", found["scope"])
     has_share = factor != TOTAL and not math.isnan(share_pct)
     return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
 

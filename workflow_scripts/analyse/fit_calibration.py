@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.catalog.gpus_and_models import Gpu, get_gpu
 from workflow_scripts.common.command import command, one_of, option, out
 from workflow_scripts.common.faults import InputError

@@ -16,7 +16,7 @@ import pandas as pd
 from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
-from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import PARSED

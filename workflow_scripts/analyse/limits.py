@@ -32,7 +32,7 @@ from workflow_scripts.analyse.ceilings import (
 from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
-from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.work import read_work

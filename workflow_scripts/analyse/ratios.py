@@ -34,7 +34,8 @@ from workflow_scripts.analyse.repeats import (
     numbers,
     records,
 )
-from workflow_scripts.analyse.statistics import FloatArray, LogSamples, interval_text, ratio_interval
+from workflow_scripts.analyse.start_spread import FloatArray
+from workflow_scripts.analyse.statistics import SCOPE_MEANING, compare, interval_text
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
@@ -55,9 +56,11 @@ SCHEMA = table_schema(
     columns("gpu_a gpu_b", TEXT, "the two devices; every ratio is of `a` over `b`"),
     columns("engine model workload knobs", TEXT, "what both were measured with"),
     columns("metric", TEXT, "`output_tokens_per_s` or `total_tokens_per_s`"),
-    columns("repeats_a repeats_b", INTEGER, "repeats that count"),
-    columns("ratio", NUMBER, "observed: ratio of the geometric means over the repeats"),
-    columns("ratio_low ratio_high", NUMBER, "its 95 % interval; null with one repeat on a side"),
+    columns("repeats_a repeats_b", INTEGER, "repeats that count, of all starts"),
+    columns("starts", INTEGER, "starts that both have in the same rounds"),
+    columns("ratio", NUMBER, "observed: geometric mean of the ratios within rounds"),
+    columns("ratio_low ratio_high", NUMBER, "its 95 % interval; null if nothing shows what varies"),
+    columns("scope", TEXT, SCOPE_MEANING),
     columns("bandwidth_ratio", NUMBER, "of the data sheets' memory bandwidths"),
     columns("flop_ratio", NUMBER, "of the data sheets' dense rates for the model's dtype; null for quantised weights"),
     columns(
@@ -136,11 +139,7 @@ def device_ratios(
     pairs = pd.concat([_pairs(cells, metric) for metric in METRICS], ignore_index=True)
     if pairs.empty:
         return pd.DataFrame(columns=list(SCHEMA.columns))
-    ratio, low, high = ratio_interval(LogSamples.of(pairs, "_a"), LogSamples.of(pairs, "_b"))
     pairs = pairs.assign(
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
         **_capability_columns(pairs, load_gpus(), ""),
         **_capability_columns(pairs, measured or {}, "measured_"),
         kv_tokens_ratio=numbers(pairs["kv_cache_tokens_a"]) / numbers(pairs["kv_cache_tokens_b"]),
@@ -152,11 +151,11 @@ def device_ratios(
 def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Cells of two devices with all else equal, side by side in columns `_a` and `_b`, the faster device first."""
     observed = BOUND_BY_NEEDS | {"kv_cache_tokens": "first", "prefill_s_mean": "mean", "decode_s_mean": "mean"}
-    summary = cell_summary(cells.assign(dtype=dtypes), metric, observed | {"dtype": "first"})
+    summary, samples = cell_summary(cells.assign(dtype=dtypes), metric, observed | {"dtype": "first"})
     summary["bound_by"] = bound_by(summary)
     summary["decode_share"] = summary["decode_s_mean"] / (summary["prefill_s_mean"] + summary["decode_s_mean"])
     alike = ["study", "source", *ENVIRONMENT, "engine", "model", "dtype", "workload", "knobs"]
-    sides = ["gpu", "repeats", "log_mean", "log_variance", "kv_cache_tokens", "decode_share", "bound_by"]
+    sides = ["gpu", "repeats", "log_mean", "sample", "kv_cache_tokens", "decode_share", "bound_by"]
     quantization = [name for name in ("knob_quantization",) if name in summary]
     one = summary[[*alike, *quantization, *sides]]
     pairs = one.merge(one[[*alike, *sides]], on=alike, suffixes=("_a", "_b")).assign(metric=metric)
@@ -166,7 +165,10 @@ def _pairs(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
         .groupby([pairs[name] for name in ("study", "source", "gpu_a", "gpu_b")])
         .transform("mean")
     )
-    return pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
+    pairs = pairs[(lead > 0) | ((lead == 0) & (pairs["gpu_a"] < pairs["gpu_b"]))]
+    found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
+    ratio, low, high = found.interval()
+    return pairs.assign(ratio=ratio, ratio_low=low, ratio_high=high, scope=found.scope, starts=found.starts)
 
 
 def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: str) -> dict[str, FloatArray]:
@@ -236,7 +238,7 @@ def _measured_row(row: Record) -> Record:
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
     unasked = set() if kv_bound else {"kv_tokens_ratio"}
     known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
-    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x")
+    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x", row["scope"])
     rate = row["metric"].removesuffix("_tokens_per_s")
     texts = [f"{row['gpu_a']} makes {observed} the {rate} tokens/s of {row['gpu_b']}.", text]
     if not math.isnan(row["decode_share_a"]) and not math.isnan(row["decode_share_b"]):

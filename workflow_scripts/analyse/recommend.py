@@ -15,14 +15,15 @@ import pandas as pd
 
 from workflow_scripts.analyse.repeats import ENVIRONMENT, IDENTITY, Record, cell_summary, dtypes, numbers, records
 from workflow_scripts.analyse.serve_command import Prepared, ServeSettings, serve_settings
+from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
 from workflow_scripts.analyse.statistics import (
-    BoolArray,
-    FloatArray,
-    LogSamples,
+    SCOPE_MEANING,
+    Comparisons,
+    Samples,
+    compare,
     interval_text,
-    is_not_below,
+    is_higher,
     mean_interval,
-    ratio_interval,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
@@ -60,13 +61,18 @@ SCHEMA = table_schema(
         "row per configuration that no other beats in rate, `tpot_s_p50` and `ttft_s_p50`",
     ),
     columns("cell_id knobs", TEXT, "the configuration"),
-    columns("repeats", INTEGER, "repeats that count"),
-    columns("output_tokens_per_s", NUMBER, "geometric means over the repeats"),
-    columns("output_tokens_per_s_low output_tokens_per_s_high", NUMBER, "their 95 % intervals; null with one repeat"),
-    columns("tpot_s_p50", NUMBER, "geometric means over the repeats"),
-    columns("tpot_s_p50_low tpot_s_p50_high", NUMBER, "their 95 % intervals; null with one repeat"),
-    columns("ttft_s_p50", NUMBER, "geometric means over the repeats"),
-    columns("ttft_s_p50_low ttft_s_p50_high", NUMBER, "their 95 % intervals; null with one repeat"),
+    columns("repeats", INTEGER, "repeats that count, of all starts"),
+    columns("output_tokens_per_s", NUMBER, "geometric means over the starts"),
+    columns(
+        "output_tokens_per_s_low output_tokens_per_s_high",
+        NUMBER,
+        "their 95 % intervals; null if nothing shows what varies",
+    ),
+    columns("tpot_s_p50", NUMBER, "geometric means over the starts"),
+    columns("tpot_s_p50_low tpot_s_p50_high", NUMBER, "their 95 % intervals; null if nothing shows what varies"),
+    columns("ttft_s_p50", NUMBER, "geometric means over the starts"),
+    columns("ttft_s_p50_low ttft_s_p50_high", NUMBER, "their 95 % intervals; null if nothing shows what varies"),
+    columns("scope", TEXT, f"of these intervals, {SCOPE_MEANING}"),
     columns("ttft_s_p99_worst tpot_s_p99_worst", NUMBER, "the highest 99th percentile of any repeat"),
     columns(
         "latency_bound",
@@ -115,46 +121,54 @@ def recommendations(
         ttft_p99_s, tpot_p99_s: bounds on the 99th percentiles, to be kept in every repeat. If neither is given, the
             bound on the time per output token is DEFAULT_TPOT_FACTOR times the lowest median of that time.
     """
-    summary = _summary(cells)
+    summary, samples = _summary(cells)
     rows = [
         row
         for _, place in summary.groupby([*PLACE, *ENVIRONMENT], dropna=False, sort=False)
-        for row in _of_place(place.reset_index(drop=True), margin_pct, models, ttft_p99_s, tpot_p99_s)
+        for row in _of_place(place.reset_index(drop=True), samples, margin_pct, models, ttft_p99_s, tpot_p99_s)
     ]
     return pd.DataFrame(rows, columns=list(SCHEMA.columns))
 
 
-def _summary(cells: pd.DataFrame) -> pd.DataFrame:
-    """vLLM's cells with means and intervals of rate and latencies; the columns `log_*` are for the rate."""
+def _summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
+    """vLLM's cells with means and intervals of rate and latencies; samples are of the rate."""
     vllm = cells[cells["engine"] == VLLM.name].assign(dtype=dtypes)
-    summary = _with_interval(cell_summary(vllm, RATE, _OBSERVED), RATE)
+    summary, samples = cell_summary(vllm, RATE, _OBSERVED)
+    summary = _with_interval(summary, samples, RATE)
     for latency in LATENCIES:
-        other = _with_interval(cell_summary(vllm, latency), latency)
+        other = _with_interval(*cell_summary(vllm, latency), latency)
         columns = [*IDENTITY, latency, f"{latency}_low", f"{latency}_high"]
         summary = summary.merge(other[columns], on=list(IDENTITY), how="left")
-    return summary.rename(columns={"ttft_s_p99": "ttft_s_p99_worst", "tpot_s_p99": "tpot_s_p99_worst"})
+    summary = summary.rename(columns={"ttft_s_p99": "ttft_s_p99_worst", "tpot_s_p99": "tpot_s_p99_worst"})
+    return summary, samples
 
 
-def _with_interval(summary: pd.DataFrame, metric: str) -> pd.DataFrame:
-    value, low, high = mean_interval(LogSamples.of(summary))
-    return summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
+def _with_interval(summary: pd.DataFrame, samples: Samples, metric: str) -> pd.DataFrame:
+    (value, low, high), scope = mean_interval(samples)
+    found = pd.DataFrame({metric: value, f"{metric}_low": low, f"{metric}_high": high, "scope": scope})
+    return summary.join(found, on="sample")
 
 
 def _of_place(
-    place: pd.DataFrame, margin_pct: float, models: Settings, ttft_p99_s: float | None, tpot_p99_s: float | None
+    place: pd.DataFrame,
+    samples: Samples,
+    margin_pct: float,
+    models: Settings,
+    ttft_p99_s: float | None,
+    tpot_p99_s: float | None,
 ) -> Iterator[Record]:
     cells = records(place)
     everything = np.ones(len(place), dtype=bool)
     best = _fastest(place, everything)
 
     bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
-    ties = _ties(place, best, everything)
+    ties = _ties(place, samples, best, everything)
     yield _row(cells[best], BEST, models, ties, _fastest_text(cells[best], f"of {_configurations(len(cells))}", ties))
 
     latency: Record = {"latency_bound": bound}
     if within.any():
         fastest = _fastest(place, within)
-        ties = _ties(place, fastest, within)
+        ties = _ties(place, samples, fastest, within)
         which = f"of the {within.sum()} of {_configurations(len(cells))} that keep {bound}"
         text = _fastest_text(cells[fastest], which, ties)
         yield _row(cells[fastest], WITHIN_LATENCY, models, ties, text) | latency
@@ -167,7 +181,7 @@ def _of_place(
         )
         yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
 
-    as_fast = is_not_below(LogSamples.of(place), _repeated(place, best), margin_pct)
+    as_fast = _against(samples, place, place.iloc[[best]]).is_not_below(margin_pct)
     as_fast[best] = True
     smallest = _smallest(place, as_fast)
     text = _smallest_text(cells, smallest, best, int(as_fast.sum()), margin_pct)
@@ -193,17 +207,16 @@ def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
     return int(np.where(among, numbers(place["log_mean"]), -np.inf).argmax())
 
 
-def _ties(place: pd.DataFrame, best: int, among: BoolArray) -> list[str]:
+def _ties(place: pd.DataFrame, samples: Samples, best: int, among: BoolArray) -> list[str]:
     """Knobs of the other cells that are not shown to be slower than the best."""
-    _, low, _ = ratio_interval(_repeated(place, best), LogSamples.of(place))
-    tied = among & ~(low > 1)
-    tied[best] = False
-    return [str(knobs) for knobs in place["knobs"][tied]]
+    others = place[among & (np.arange(len(place)) != best)]
+    slower = is_higher(_against(samples, place.iloc[[best]], others))
+    return [str(knobs) for knobs in others["knobs"][~slower]]
 
 
-def _repeated(place: pd.DataFrame, row: int) -> LogSamples:
-    """One cell, repeated as often as there are cells, to compare it with each."""
-    return LogSamples.of(place).at([row] * len(place))
+def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
+    """Cells `a` compared with cells `b`, of which one side may be a single cell."""
+    return compare(samples, *np.broadcast_arrays(*(numbers(cells["sample"]).astype(int) for cells in (a, b))))
 
 
 def _within_latency(
@@ -252,7 +265,7 @@ def _configurations(count: int) -> str:
 
 
 def _fastest_text(cell: Record, which: str, ties: list[str]) -> str:
-    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"])
+    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], "", cell["scope"])
     text = f"{cell['knobs']} makes the most output tokens/s {which}: {rate}."
     if ties:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""

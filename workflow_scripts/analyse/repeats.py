@@ -1,12 +1,13 @@
-"""The cells table with the repeats of each cell summed up: one row per cell, for comparisons of cells."""
+"""The cells table with the starts and repeats of each cell summed up: one row per cell, for comparisons of cells."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.statistics import FloatArray, summarise
+from workflow_scripts.analyse.start_spread import FloatArray
+from workflow_scripts.analyse.statistics import Samples
 from workflow_scripts.catalog.gpus_and_models import readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines
 
@@ -19,6 +20,9 @@ ENVIRONMENT = ("lock_sha256", "processor")
 
 # The identity of a cell. Cells of different studies or sources are never pooled either, whatever their names.
 IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT)
+
+# What cells must share to be pooled: a device, an engine and its environment.
+POOLED = ("study", "source", "gpu", "engine", *ENVIRONMENT)
 
 # From this share of used KV blocks on, the cache counts as full: a waiting request needs several blocks.
 KV_CACHE_FULL = 0.95
@@ -34,23 +38,101 @@ def counted(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["outcome"].eq("ok").fillna(False) & cells["comparable"].fillna(False)]
 
 
-def cell_summary(cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """One row per counted cell: identity, knobs, and `repeats`, `log_mean`, `log_variance` of `metric`.
+def cell_summary(
+    cells: pd.DataFrame, metric: str, observed: Mapping[str, str] | None = None
+) -> tuple[pd.DataFrame, Samples]:
+    """One row per counted cell: identity, knobs, and `starts`, `repeats`, `log_mean` of `metric`; and its samples.
 
-    A cell without any value of the metric has no row. For a throughput, a cell whose requests arrived at a rate has no
-    row either. `observed` names further columns of the cells table and how to reduce their values over the repeats:
-    `first`, `min`, `max`, `mean` or `sum`. Nulls are ignored; if all values are null, the result is null.
+    The column `sample` is the cell's position among the samples. A cell without any value of the metric has no row. For
+    a throughput, a cell whose requests arrived at a rate has no row either. `observed` names further columns of the
+    cells table and how to reduce their values over the repeats: `first`, `min`, `max`, `mean` or `sum`. Nulls are
+    ignored; if all values are null, the result is null.
     """
     rows = counted(cells)
     if RATE_OF_ARRIVALS in rows and metric in THROUGHPUT:
         rows = rows[rows[RATE_OF_ARRIVALS].isna()]
-    summary = summarise(rows, IDENTITY, metric)
+    summary, samples = summarise(rows, IDENTITY, metric)
     further = dict.fromkeys(["max_concurrency_allowed", *knob_columns(cells)], "first") | dict(observed or {})
     groups = rows.groupby(list(IDENTITY), dropna=False, sort=False)
     for name, how in further.items():
         taken = groups[name].sum(min_count=1) if how == "sum" else groups[name].agg(how)
         summary[name] = taken.array
-    return summary[summary["repeats"] > 0].reset_index(drop=True)
+    return summary[summary["repeats"] > 0].reset_index(drop=True), samples
+
+
+def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.DataFrame, Samples]:
+    """Sum up starts and repeats: one row per cell with the columns `by`, then `starts`, `repeats`, `log_mean` and
+    `sample`, its position among the samples.
+
+    A value that is null or not above zero has no logarithm and does not count as a repeat. Rows without the columns
+    `start` and `round` are of one start.
+
+    >>> rows = pd.DataFrame({"gpu": "h200", "cell": list("aaab"), "start": [1, 1, 2, 1], "round": [1, 1, 2, 1]})
+    >>> summary, samples = summarise(rows.assign(rate=np.exp([1.0, 3.0, 4.0, 1.0])), ["gpu", "cell"], "rate")
+    >>> summary.drop(columns="gpu").values.tolist(), samples.log.tolist()
+    ([['a', 2, 3, 3.0, 0], ['b', 1, 1, 1.0, 1]], [[2.0, 4.0], [1.0, nan]])
+    """
+    by = list(by)
+    values = rows[column].astype(float)
+    logs = rows[by].assign(log=np.log(values.where(values > 0)), card=_text(rows, "device_uuid"))
+    for name in ("start", "round"):
+        logs[name] = rows[name].fillna(1).astype(int) if name in rows else 1
+    groups = logs.groupby(by, dropna=False, sort=False)
+    cell = groups.ngroup().to_numpy()
+    summary = groups.agg(repeats=("log", "count")).reset_index()
+    group = (
+        summary.groupby([name for name in POOLED if name in by], dropna=False, sort=False).ngroup().to_numpy(dtype=int)
+    )
+
+    logs = pd.DataFrame({"cell": cell, "log": logs["log"], "start": logs["start"], "round": logs["round"]}).assign(
+        card=logs["card"], group=group[cell]
+    )
+    logs = logs[logs["log"].notna()]
+    starts = logs.groupby(["cell", "start"]).agg(
+        group=("group", "first"),
+        card=("card", "first"),
+        round=("round", "first"),
+        log=("log", "mean"),
+        n=("log", "count"),
+        variance=("log", "var"),
+    )
+    columns, between_cards = _columns(starts)
+    log = np.full((len(summary), columns.nunique()), np.nan)
+    means = starts.groupby([starts.index.get_level_values("cell"), columns])["log"].mean()
+    log[means.index.get_level_values(0), means.index.get_level_values(1)] = means
+    of_cell = starts.assign(squares=starts["variance"] * (starts["n"] - 1), df=starts["n"] - 1).groupby("cell")
+    within = (of_cell["squares"].sum(min_count=1) / of_cell["df"].sum()).reindex(summary.index)
+    samples = Samples(
+        log=log,
+        within=numbers(within),
+        repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
+        group=group.astype(int),
+        between_cards=np.isin(group, between_cards),
+    )
+    known = ~np.isnan(log)
+    summary.insert(len(by), "starts", known.sum(axis=1))
+    with np.errstate(invalid="ignore"):
+        summary["log_mean"] = np.where(known, log, 0).sum(axis=1) / known.sum(axis=1)
+    return summary.assign(sample=np.arange(len(summary))), samples
+
+
+def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
+    """The column of each start: its round, or its card where the cells of a device and engine were on several.
+
+    A second start in a round has a column of its own. Also the groups that were on several cards.
+    """
+    several = starts.groupby("group")["card"].nunique()
+    between_cards = several.index[several > 1].tolist()
+    of_cards = starts["group"].isin(between_cards)
+    order = starts.groupby([starts.index.get_level_values("cell"), "round"]).cumcount().where(~of_cards, 0)
+    card = starts["card"].astype("category").cat.codes.groupby(starts["group"]).rank(method="dense")
+    keys = pd.DataFrame({"order": order, "column": card.where(of_cards, starts["round"])})
+    return keys.groupby(["order", "column"]).ngroup(), between_cards
+
+
+def _text(rows: pd.DataFrame, name: str) -> pd.Series:
+    column = rows[name] if name in rows else pd.Series(pd.NA, index=rows.index)
+    return column.astype("string")
 
 
 def dtypes(cells: pd.DataFrame) -> pd.Series:

@@ -17,8 +17,8 @@ import pandas as pd
 import statsmodels.api as sm
 
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
-from workflow_scripts.analyse.repeats import counted, records
-from workflow_scripts.analyse.statistics import LogSamples, mean_interval, number_text, summarise
+from workflow_scripts.analyse.repeats import counted, records, summarise
+from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval, number_text, quantile_interval
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import tokens_inside
@@ -110,17 +110,17 @@ SCHEMA = table_schema(
     columns("explanation", TEXT, "the same in words"),
 )
 
-# Columns with a geometric mean over the repeats and its interval.
+# Columns with a geometric mean over the starts and its interval.
 MEANS = (
     "requests_per_s",
     "output_tokens_per_s",
     "ttft_s_p50",
-    "ttft_s_p99",
     "tpot_s_p50",
     "itl_s_p50",
     "e2e_s_p50",
-    "e2e_s_p99",
 )
+# Latencies with a 99th percentile over the requests of all repeats.
+TAILS = ("ttft_s", "e2e_s")
 _OVER_REPEATS = {
     "slo": "first",
     "slo_attainment": "mean",
@@ -145,7 +145,14 @@ SUMMARY_SCHEMA = table_schema(
     columns(
         [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
         NUMBER,
-        "geometric mean over the repeats with its 95 % interval; null with one repeat",
+        "geometric mean over the starts with its 95 % interval; null if nothing shows what varies",
+    ),
+    columns("scope", TEXT, f"of these intervals, {SCOPE_MEANING}"),
+    columns(
+        [f"{name}_p99{end}" for name in TAILS for end in ("", "_low", "_high")],
+        NUMBER,
+        "99th percentile over the requests of all repeats, with its exact (binomial) 95 % interval for requests like "
+        "these in these starts; null with fewer than 368 requests",
     ),
     columns("slo", TEXT, "as in `serving`"),
     columns("slo_attainment goodput_requests_per_s", NUMBER, "means over the repeats"),
@@ -173,8 +180,15 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    table = table.reindex(columns=list(SCHEMA.columns))  # perhaps no repeat was long enough for a steady state
-    return table, _summary(table, counted(cells)["cell_id"])
+    # Perhaps no repeat was long enough for a steady state.
+    table = table.reindex(columns=[*SCHEMA.columns, *map(_each, TAILS)])
+    summary = _summary(table, counted(cells)["cell_id"])
+    return table[list(SCHEMA.columns)], summary
+
+
+def _each(latency: str) -> str:
+    """The column with the latencies of all requests of a repeat."""
+    return f"{latency}_each"
 
 
 def _of_gpu(rows: pd.DataFrame, parsed: Path, gpu: str, slo: Mapping[str, float]) -> pd.DataFrame:
@@ -231,6 +245,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     found: dict[str, Any] = {
         f"{name}_p{percent}": _quantile(values, percent) for name, values in latency.items() for percent in PERCENTS
     }
+    found |= {_each(name): latency[name] for name in TAILS}
     # A request without a time per further token keeps any bound on that time.
     kept = np.logical_and.reduce([~(latency[name] > bound) for name, bound in slo.items()] or [np.full(len(r), False)])
     kind = load_kind(asked, queued, sent)
@@ -399,8 +414,13 @@ def _summary(table: pd.DataFrame, cell_ids: pd.Series) -> pd.DataFrame:
     groups = table.groupby(by, dropna=False, sort=False)
     summary = groups.size().rename("repeats").reset_index()
     for metric in MEANS:
-        value, low, high = mean_interval(LogSamples.of(summarise(table, by, metric)))
+        (value, low, high), scope = mean_interval(summarise(table, by, metric)[1])
         summary = summary.assign(**{metric: value, f"{metric}_low": low, f"{metric}_high": high})
+        summary["scope"] = scope if metric == MEANS[0] else summary["scope"]
+    for name in TAILS:
+        tails = [quantile_interval(np.concatenate(list(each)), 0.99) for _, each in groups[_each(name)]]
+        ends = [f"{name}_p99{end}" for end in ("", "_low", "_high")]
+        summary[ends] = np.array(tails, dtype=float).reshape(len(summary), 3)
     for name, how in _OVER_REPEATS.items():
         summary[name] = groups[name].sum(min_count=1).array if how == "sum" else groups[name].agg(how).array
     # If one repeat is undecided, "not saturated" in the others is not enough for the cell.

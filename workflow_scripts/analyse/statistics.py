@@ -1,128 +1,250 @@
-"""Means and ratios of repeats with their intervals, and what they decide; all on arrays of many cells at once.
+"""Ratios of cells with their intervals, what they decide, and for what they hold: the statistics of all tables.
 
-Rates and times of repeats are compared as logarithms: there a ratio of two cells is a difference, and so is a margin
-in per cent. Repeats of a cell are assumed to be independent draws from a lognormal distribution. Variances of two cells
-need not be equal. A cell with one repeat has a value but no interval.
+Rates and times are compared as logarithms: there a ratio of two cells is a difference, and so is a margin in per cent.
+The unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so what a round does to
+both cells cancels. Several independent studies can be computed at once, along leading axes.
 
-Sources: [Welch] The generalization of Student's problem when several different population variances are involved,
-Biometrika 34, 1947; [Schuirmann] A comparison of the two one-sided tests procedure and the power approach,
-J. Pharmacokinet. Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and
-equivalence confidence sets, Statistical Science 11, 1996.
+Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
+Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
+sets, Statistical Science 11, 1996; [Holm] A simple sequentially rejective multiple test procedure, Scand. J. Statist.
+6, 1979; [Welch] The generalization of Student's problem, Biometrika 34, 1947.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from scipy import stats
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
+from workflow_scripts.analyse.start_spread import BoolArray, FloatArray, Spread, spread
+
+IntArray = npt.NDArray[np.int_]
+Rows = Sequence[int] | IntArray
 
 CONFIDENCE = 0.95
 # Size of each of the two one-sided tests; together they are one test of this size. [Berger]
 EQUIVALENCE_ALPHA = 0.05
-# If more further repeats than this are needed, they are not worth asking for.
-MOST_FURTHER_REPEATS = 100
+# Standard deviation of logarithms between starts, where nothing is known of it: the most that was seen of one machine
+# at different times. What one start decides must hold also if starts vary so much.
+ASSUMED_SD = 0.15
+# Fewer starts of a cell that has two equal modes fall all into one of them too often: in 1 of 8 cells or more.
+STARTS_TO_SEE_MODES = 5
+# If more further starts than this are needed, they are not worth asking for.
+MOST_FURTHER_STARTS = 100
+# A pair that varies more than the pooled cells let expect is not pooled; size of the test.
+_OWN_VARIANCE_ALPHA = 0.2
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
+WITHIN_START, BETWEEN_STARTS, BETWEEN_CARDS = "within one start", "between starts on this card", "between cards"
 
-
-@dataclass(frozen=True)
-class LogSamples:
-    """Repeats of many cells, summarised by their logarithms; arrays of one shape.
-
-    `n` counts the repeats, `mean` and `variance` are of the natural logarithms; `variance` is that of the sample
-    (divided by n - 1) and NaN where n < 2.
-    """
-
-    n: FloatArray
-    mean: FloatArray
-    variance: FloatArray
-
-    @classmethod
-    def of(cls, summary: pd.DataFrame, suffix: str = "") -> "LogSamples":
-        """From the columns of `summarise`, whose names end in `suffix`."""
-        return cls(*(summary[f"{name}{suffix}"].to_numpy(dtype=float, na_value=np.nan) for name in SUMMARY))
-
-    def at(self, rows: Sequence[int] | npt.NDArray[np.int_] | pd.Series) -> "LogSamples":
-        """The cells at these positions, which may repeat."""
-        i = np.asarray(rows, dtype=int)
-        return LogSamples(self.n[i], self.mean[i], self.variance[i])
-
-    def with_further(self, repeats: FloatArray) -> "LogSamples":
-        """The same cells with more repeats of the same mean and variance."""
-        return LogSamples(self.n + repeats, self.mean, self.variance)
-
-
-SUMMARY = ("repeats", "log_mean", "log_variance")
+SCOPE_MEANING = (
+    "what the interval covers: `within one start`: only what varies between repeats, so it says nothing about another "
+    "start; `between starts on this card`; `between cards`"
+)
 
 
 class Interval(NamedTuple):
-    """A value with its interval; `low` and `high` are NaN if there are too few repeats for an interval."""
+    """A value with its interval; `low` and `high` are NaN if there is none."""
 
     value: FloatArray
     low: FloatArray
     high: FloatArray
 
 
-def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
-    """Sum up repeats: one row per group, with the columns `by`, then `repeats`, `log_mean`, `log_variance`.
+@dataclass(frozen=True)
+class Samples:
+    """Measurements of many cells, as natural logarithms.
 
-    A value that is null or not above zero has no logarithm and does not count as a repeat.
-
-    >>> rows = pd.DataFrame({"cell": ["a", "a", "a", "b"], "rate": [math.e, math.e**3, 0.0, 1.0]})
-    >>> summarise(rows, ["cell"], "rate").values.tolist()
-    [['a', 2, 2.0, 2.0], ['b', 1, 0.0, nan]]
+    Attributes:
+        log: mean of each start, shape (..., cells, rounds); NaN if the cell was not started in the round. If cells were
+            measured on several cards, a column is a card, because that is then the highest level that varies.
+        within: variance of the repeats within a start; NaN if no start has two.
+        repeats: how many repeats a start has in the mean.
+        group: a number for each cell; cells of one device and engine have the same.
+        between_cards: for each cell whether columns are cards.
     """
-    values = rows[column].astype(float)
-    logs = rows[list(by)].assign(log=np.log(values.where(values > 0)))
-    groups = logs.groupby(list(by), dropna=False, sort=False)["log"]
-    return groups.agg(repeats="count", log_mean="mean", log_variance="var").reset_index()
+
+    log: FloatArray
+    within: FloatArray
+    repeats: FloatArray
+    group: IntArray
+    between_cards: BoolArray
+
+    @cached_property
+    def spread(self) -> Spread:
+        """What starts vary."""
+        return spread(self.log, self.group)
+
+    @cached_property
+    def starts(self) -> IntArray:
+        """How many starts each cell has."""
+        counted: IntArray = (~np.isnan(self.log)).sum(axis=-1)
+        return counted
+
+    def scope(self, starts: IntArray, cells: Rows | slice = slice(None)) -> npt.NDArray[np.str_]:
+        """For what an interval from so many starts of these cells holds."""
+        several = np.where(self.between_cards[cells], BETWEEN_CARDS, BETWEEN_STARTS)
+        return np.where(starts > 1, several, WITHIN_START)
 
 
-def mean_interval(samples: LogSamples, confidence: float = CONFIDENCE) -> Interval:
-    """Geometric means with t intervals.
+def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.str_]]:
+    """Geometric means of cells over their starts with t intervals, and the scope of each.
 
-    Three repeats with a standard deviation of 2 %, and a single one:
+    An interval from several starts covers what a round does to the cell. That from one start covers only what its
+    repeats vary. A cell whose starts fall into two groups has none.
 
-    >>> cells = LogSamples(np.array([3.0, 1.0]), np.log([100.0, 50.0]), np.array([0.0004, np.nan]))
-    >>> [end.round(2).tolist() for end in mean_interval(cells)]
-    [[100.0, 50.0], [95.15, nan], [105.09, nan]]
+    Three starts with a standard deviation of 2 %, and one start with three repeats that vary by 1 %:
+
+    >>> log = np.log([[98.0, 100.0, 102.04], [50.0, np.nan, np.nan]])
+    >>> nothing = np.zeros(2, dtype=int)
+    >>> cells = Samples(log, np.array([np.nan, 0.0001]), np.array([1.0, 3.0]), nothing, nothing > 0)
+    >>> interval, scope = mean_interval(cells)
+    >>> [end.round(1).tolist() for end in interval], scope.tolist()
+    ([[100.0, 50.0], [95.1, 48.8], [105.1, 51.3]], ['between starts on this card', 'within one start'])
     """
-    half = _half_width(samples.variance / samples.n, samples.n - 1, confidence)
-    return Interval(np.exp(samples.mean), np.exp(samples.mean - half), np.exp(samples.mean + half))
+    n = samples.starts.astype(float)
+    mean, variance = _moments(samples.log)
+    one = n == 1
+    squared = np.where(one, samples.within / samples.repeats, variance / np.where(n > 1, n, np.nan))
+    half = _half_width(squared, np.where(one, samples.repeats - 1, n - 1), CONFIDENCE)
+    half = np.where(samples.spread.bimodal, np.nan, half)
+    interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
+    return interval, samples.scope(samples.starts)
 
 
-def ratio_interval(a: LogSamples, b: LogSamples, confidence: float | FloatArray = CONFIDENCE) -> Interval:
-    """Ratios of the geometric means of `a` and `b` with Welch's t intervals. [Welch]
+@dataclass(frozen=True)
+class Comparisons:
+    """Pairs of cells `a` and `b`, compared.
 
-    >>> three = np.array([3.0])
-    >>> fast = LogSamples(three, np.log([200.0]), np.array([0.0004]))
-    >>> slow = LogSamples(three, np.log([100.0]), np.array([0.0001]))
-    >>> [round(float(end[0]), 3) for end in ratio_interval(fast, slow)]
-    [2.0, 1.919, 2.085]
+    Attributes:
+        difference: mean of the differences of logarithms within rounds.
+        variance, df: of one start of both, with its degrees of freedom; NaN where nothing is known.
+        starts: starts in common, over which the mean is taken.
+        shown: squared standard error and degrees of freedom of the interval that is shown; where both cells have one
+            start it covers only their repeats.
+        scope: for what that interval holds.
+        pooled: whether the variance is that of all cells of the device and engine.
+        bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
     """
-    difference, half = _welch(a, b, confidence)
-    return Interval(np.exp(difference), np.exp(difference - half), np.exp(difference + half))
+
+    difference: FloatArray
+    variance: FloatArray
+    df: FloatArray
+    starts: IntArray
+    shown: tuple[FloatArray, FloatArray]
+    scope: npt.NDArray[np.str_]
+    pooled: BoolArray
+    bimodal: BoolArray
+
+    def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
+        """Ratios of `a` over `b` with their intervals."""
+        half = _half_width(*self.shown, confidence)
+        return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
+
+    def p_beyond(self, margin_pct: float) -> FloatArray:
+        """P values of the tests whether ratios are beyond the margin: below 5 % the 95 % interval is outside it.
+
+        They are 1 for a smaller change in few starts than a cell with two modes may show, if all fell into one mode.
+        """
+        beyond = np.abs(self.difference) - log_margin(margin_pct)
+        by_modes = (self.starts > 1) & (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)
+        return np.where(by_modes, 1.0, np.minimum(self._p(beyond), 1.0))
+
+    def p_higher(self) -> FloatArray:
+        """P values of the one-sided tests whether `a` is higher than `b`."""
+        return np.minimum(self._p(self.difference) / 2, 1.0)
+
+    def is_within(self, margin_pct: float, alpha: float | FloatArray = EQUIVALENCE_ALPHA) -> BoolArray:
+        """Whether two one-sided t tests of size `alpha` show that the ratio is within the margin. [Schuirmann]"""
+        within: BoolArray = np.abs(self.difference) + self._half(1 - 2 * np.asarray(alpha)) <= log_margin(margin_pct)
+        return within
+
+    def is_not_below(self, margin_pct: float) -> BoolArray:
+        """Whether a one-sided t test of 5 % shows that `a` is not below `b` by more than the margin."""
+        not_below: BoolArray = self.difference - self._half(1 - 2 * EQUIVALENCE_ALPHA) >= -log_margin(margin_pct)
+        return not_below
+
+    def after(self, further: FloatArray | float) -> "Comparisons":
+        """The same if both had so many further starts of the same means and variances."""
+        n = self.starts + further
+        df = np.where(self.pooled, self.df * np.maximum(n - 1, 1) / np.maximum(self.starts - 1, 1), n - 1)
+        variance = np.where(self.starts > 1, self.variance, np.nan)
+        counted = (n * np.ones_like(self.difference)).astype(int)
+        return Comparisons(
+            self.difference, variance, df, counted, (variance / n, df), self.scope, self.pooled, self.bimodal
+        )
+
+    def _half(self, confidence: float | FloatArray) -> FloatArray:
+        return _half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
+
+    def _p(self, distance: FloatArray) -> FloatArray:
+        error = np.sqrt(self.variance / np.maximum(self.starts, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = np.where(distance > 0, 0.0, 2.0)
+            p = np.where(error == 0, exact, 2 * stats.t.sf(distance / error, self.df))
+        return np.where(np.isnan(error), np.nan, np.minimum(p, 2))
 
 
-def _welch(a: LogSamples, b: LogSamples, confidence: float | FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Difference of the means of logarithms, and half the width of its interval."""
-    of_a, of_b = a.variance / a.n, b.variance / b.n
+def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
+    """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
+
+    Within a device and engine the variance is pooled over the cells that are alike. A pair that varies more than these,
+    or is of two devices or engines, has its own. Where both share one start only, what is tested allows for ASSUMED_SD
+    between starts.
+
+    Two cells in three rounds, of which the second is 10 % slower:
+
+    >>> rounds, nothing = np.log([1.0, 0.9, 1.0]), np.zeros(2, dtype=int)
+    >>> cells = Samples(
+    ...     np.stack([np.log([200, 202, 198]), np.log([100, 100, 100])]) + rounds,
+    ...     np.full(2, np.nan), np.ones(2), nothing, nothing > 0
+    ... )
+    >>> found = compare(cells, [0], [1])
+    >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
+    ([2.0, 1.95, 2.05], 'between starts on this card')
+    """
+    a, b = np.asarray(a, dtype=int), np.asarray(b, dtype=int)
+    log_a, log_b = samples.log[..., a, :], samples.log[..., b, :]
+    found = samples.spread
+    mean, own = _moments(log_a - log_b)
+    n = (~np.isnan(log_a - log_b)).sum(axis=-1)
+    apart = _moments(log_a)[0] - _moments(log_b)[0]
+
+    together, together_df = 2 * found.variance[..., a], found.df[..., a]
+    pooled = (samples.group[a] == samples.group[b]) & found.pooled[..., a] & found.pooled[..., b] & (n > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        df = (of_a + of_b) ** 2 / (of_a**2 / (a.n - 1) + of_b**2 / (b.n - 1))
-    return a.mean - b.mean, _half_width(of_a + of_b, df, confidence)
+        pooled &= ~(stats.f.sf(own / together, n - 1, together_df) < _OWN_VARIANCE_ALPHA)
+        of_a, of_b = (samples.within[..., i] / samples.repeats[..., i] for i in (a, b))
+        welch = (of_a + of_b) ** 2 / (of_a**2 / (samples.repeats[..., a] - 1) + of_b**2 / (samples.repeats[..., b] - 1))
+    single = (n < 2) & ~pooled
+    variance = np.where(pooled, together, np.where(single, of_a + of_b + 2 * ASSUMED_SD**2, own))
+    df = np.where(pooled, together_df, np.where(single, np.inf, np.maximum(n - 1, 1)))
+    bimodal = found.bimodal[..., a] | found.bimodal[..., b]
+    variance = np.where(bimodal, np.nan, variance)
+    error = np.where(bimodal, np.nan, np.where(single, of_a + of_b, variance / np.maximum(n, 1)))
+    scope = samples.scope(np.where(single, 1, 2), a)
+    difference = np.where(n > 0, mean, apart)
+    return Comparisons(difference, variance, df, n, (error, np.where(single, welch, df)), scope, pooled, bimodal)
 
 
-def _half_width(squared_standard_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
-    # If repeats agree to the last digit, the interval has no width and Welch's degrees of freedom are 0/0.
-    df = np.where(squared_standard_error == 0, 1.0, df)
-    half: FloatArray = stats.t.ppf((1 + confidence) / 2, df) * np.sqrt(squared_standard_error)
+def _moments(log: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance over the last axis without what is missing; NaN without a value, and variance with one."""
+    known = ~np.isnan(log)
+    n = known.sum(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(known, log, 0).sum(axis=-1) / n
+        variance = (np.where(known, log - mean[..., None], 0) ** 2).sum(axis=-1) / np.where(n > 1, n - 1, np.nan)
+    return np.where(n > 0, mean, np.nan), variance
+
+
+def _half_width(squared_error: FloatArray, df: FloatArray, confidence: float | FloatArray) -> FloatArray:
+    # If starts agree to the last digit, the interval has no width, and Welch's degrees of freedom are 0/0.
+    df = np.where(squared_error == 0, 1.0, df)
+    half: FloatArray = stats.t.ppf((1 + np.asarray(confidence)) / 2, df) * np.sqrt(squared_error)
     return half
 
 
@@ -135,97 +257,79 @@ def log_margin(margin_pct: float) -> float:
     return math.log1p(margin_pct / 100)
 
 
-def is_equivalent(a: LogSamples, b: LogSamples, margin_pct: float) -> BoolArray:
-    """Whether two one-sided t tests show that two means differ by no more than the margin.
+def holm(p: FloatArray) -> FloatArray:
+    """P values adjusted for all comparisons along the last axis; an unknown one counts as one of them. [Holm]
 
-    This is the same as requiring that the 90 % interval of the ratio lies within the margin. [Schuirmann]
-
-    Two cells of 3 repeats with a standard deviation of 0.5 %: half of that interval is 2.132 * 0.5 % * sqrt(2/3), which
-    is 0.87 %. Means that are 1 % apart are shown to be within 2 %, and means that are 1.5 % apart are not:
-
-    >>> a = LogSamples(np.full(2, 3.0), np.log([101.0, 101.5]), np.full(2, 0.005**2))
-    >>> is_equivalent(a, LogSamples(a.n, np.log([100.0, 100.0]), a.variance), 2.0).tolist()
-    [True, False]
+    >>> holm(np.array([0.01, 0.04, np.nan, 0.001])).tolist()
+    [0.03, 0.08, nan, 0.004]
     """
-    difference, half = _welch(a, b, 1 - 2 * EQUIVALENCE_ALPHA)
-    within: BoolArray = np.abs(difference) + half <= log_margin(margin_pct)
-    return within
+    order = np.argsort(p, axis=-1)  # unknown values come last
+    ordered = np.take_along_axis(p, order, axis=-1) * np.arange(p.shape[-1], 0, -1)
+    ordered = np.minimum(np.maximum.accumulate(ordered, axis=-1), 1)
+    adjusted = np.empty_like(p)
+    np.put_along_axis(adjusted, order, ordered, axis=-1)
+    return adjusted
 
 
-def is_not_below(a: LogSamples, b: LogSamples, margin_pct: float) -> BoolArray:
-    """Whether a one-sided t test shows that the mean of `a` is not below that of `b` by more than the margin.
+def verdicts(found: Comparisons, margin_pct: float, looks: int = 1) -> npt.NDArray[np.str_]:
+    """`flat` if a ratio is shown to be within the margin, `changes` if beyond it, else `not decided`.
 
-    Cells as in `is_equivalent`, also compared in the other direction:
-
-    >>> a = LogSamples(np.full(2, 3.0), np.log([101.5, 98.5]), np.full(2, 0.005**2))
-    >>> is_not_below(a, LogSamples(a.n, np.log([100.0, 100.0]), a.variance), 2.0).tolist()
-    [True, False]
+    `found` are all comparisons of a study: in at most 5 % of studies any change is false (Holm's method). Each is
+    falsely flat in at most 5 %. Both hold over so many `looks` at the data, of which each has its part.
     """
-    difference, half = _welch(a, b, 1 - 2 * EQUIVALENCE_ALPHA)
-    not_below: BoolArray = difference - half >= -log_margin(margin_pct)
-    return not_below
+    changes = holm(found.p_beyond(margin_pct)) * looks <= 1 - CONFIDENCE
+    return np.select([found.is_within(margin_pct, EQUIVALENCE_ALPHA / looks), changes], [FLAT, CHANGES], NOT_DECIDED)
 
 
-def is_beyond(a: LogSamples, b: LogSamples, margin_pct: float, comparisons: float | FloatArray = 1) -> BoolArray:
-    """Whether the 95 % interval of the ratio lies wholly outside the margin.
-
-    If any of several `comparisons` is enough, each of them uses its part of the 5 % (Bonferroni).
-
-    Two cells of 3 repeats with a standard deviation of 0.5 %: half of the interval is 2.776 * 0.5 % * sqrt(2/3), or
-    1.13 %. So means must be 3.2 % apart to be beyond 2 %, and more if they are one pair of ten:
-
-    >>> a = LogSamples(np.full(2, 3.0), np.log([103.1, 103.2]), np.full(2, 0.005**2))
-    >>> b = LogSamples(a.n, np.log([100.0, 100.0]), a.variance)
-    >>> is_beyond(a, b, 2.0).tolist(), is_beyond(a, b, 2.0, comparisons=10).tolist()
-    ([False, True], [False, False])
-    """
-    difference, half = _welch(a, b, 1 - (1 - CONFIDENCE) / comparisons)
-    beyond: BoolArray = np.abs(difference) - half > log_margin(margin_pct)
-    return beyond
+def is_higher(found: Comparisons) -> BoolArray:
+    """Whether `a` is shown to be higher than `b`, falsely in at most 2.5 % of cases over all of these comparisons."""
+    higher: BoolArray = holm(found.p_higher()) <= (1 - CONFIDENCE) / 2
+    return higher
 
 
-def verdicts(
-    a: LogSamples, b: LogSamples, margin_pct: float, comparisons: float | FloatArray = 1
-) -> npt.NDArray[np.str_]:
-    """`flat` if the means are equivalent within the margin, `changes` if they differ by more, else `not decided`.
+def further_starts(found: Comparisons, margin_pct: float, family: int = 1, looks: int = 1) -> FloatArray:
+    """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
 
-    A cell without an interval decides nothing.
-
-    >>> a = LogSamples(np.full(3, 3.0), np.log([101.0, 102.0, 104.0]), np.full(3, 0.005**2))
-    >>> verdicts(a, LogSamples(a.n, np.log([100.0] * 3), a.variance), 2.0).tolist()
-    ['flat', 'not decided', 'changes']
-    """
-    return np.select(
-        [is_equivalent(a, b, margin_pct), is_beyond(a, b, margin_pct, comparisons)], [FLAT, CHANGES], NOT_DECIDED
-    )
-
-
-def further_repeats(a: LogSamples, b: LogSamples, margin_pct: float, comparisons: float | FloatArray = 1) -> FloatArray:
-    """Minimum number of further repeats of both cells that would decide, if means and variances stay as observed.
-
-    The number is 0 if they decide already. It is NaN if the variance is unknown, or if MOST_FURTHER_REPEATS are not
-    enough (the ratio is close to the margin). Means move as repeats are added, so the number may not be enough.
-
-    Means 1.5 % apart with a standard deviation of 0.5 % are within 2 % from 7 repeats on: half of the interval is then
-    1.782 * 0.5 % * sqrt(2/7), which is 0.48 %. Means 2 % apart never are:
-
-    >>> a = LogSamples(np.full(3, 3.0), np.log([101.0, 101.5, 102.0]), np.full(3, 0.005**2))
-    >>> further_repeats(a, LogSamples(a.n, np.log([100.0] * 3), a.variance), 2.0).tolist()
-    [0.0, 4.0, nan]
+    NaN if no two starts show what starts vary, or if MOST_FURTHER_STARTS are not enough. `family` is the number of
+    comparisons among which a change must be shown. Means move as starts are added, so the number may not be enough.
     """
 
-    def decided(repeats: FloatArray) -> BoolArray:
-        a_then, b_then = a.with_further(repeats), b.with_further(repeats)
-        return is_equivalent(a_then, b_then, margin_pct) | is_beyond(a_then, b_then, margin_pct, comparisons)
+    def decided(further: FloatArray) -> BoolArray:
+        then = found.after(further)
+        beyond = then.p_beyond(margin_pct) * family * looks <= 1 - CONFIDENCE
+        return then.is_within(margin_pct, EQUIVALENCE_ALPHA / looks) | beyond
 
-    # Intervals shrink with every repeat, so deciding is monotone and can be bisected.
-    too_few, enough = np.full(a.n.shape, -1.0), np.full(a.n.shape, float(MOST_FURTHER_REPEATS))
+    # Intervals shrink with every start, so deciding is monotone and can be bisected.
+    shape = found.difference.shape
+    too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
     hopeless = ~decided(enough)
     while (enough - too_few > 1).any():
         middle = np.ceil((too_few + enough) / 2)
         does = decided(middle)
         too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
     return np.where(hopeless, np.nan, enough)
+
+
+def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tuple[float, float, float]:
+    """A quantile of independent values with its exact 95 % interval, which ends at two of the values; all NaN if there
+    are too few for one: a 99th percentile takes 368.
+
+    The number of values below the quantile is binomial, so no distribution is assumed.
+
+    >>> [round(float(x)) for x in quantile_interval(np.arange(1, 1001), 0.99)]
+    [990, 983, 997]
+    >>> quantile_interval(np.arange(300), 0.99)
+    (nan, nan, nan)
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))
+    n = len(ordered)
+    if n == 0:
+        return math.nan, math.nan, math.nan
+    low = int(stats.binom.ppf((1 - CONFIDENCE) / 2, n, share))
+    high = int(stats.binom.ppf((1 + CONFIDENCE) / 2, n, share)) + 1
+    if low < 1 or high > n:
+        return math.nan, math.nan, math.nan
+    return float(np.quantile(ordered, share)), float(ordered[low - 1]), float(ordered[high - 1])
 
 
 def number_text(value: float) -> str:
@@ -237,14 +341,15 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def interval_text(value: float, low: float, high: float, unit: str = "") -> str:
-    """A value with its interval in words.
+def interval_text(value: float, low: float, high: float, unit: str = "", scope: Any = None) -> str:
+    """A value with its interval, and for what that holds, in words.
 
-    >>> interval_text(2.9541, 2.93, 2.98, "x")
-    '2.954x (95 % interval 2.93x to 2.98x)'
+    >>> interval_text(2.9541, 2.93, 2.98, "x", WITHIN_START)
+    '2.954x (95 % interval 2.93x to 2.98x, within one start)'
     >>> interval_text(2.9541, math.nan, math.nan, "x")
-    '2.954x (too few repeats for an interval)'
+    '2.954x (no interval)'
     """
     if math.isnan(low):
-        return f"{number_text(value)}{unit} (too few repeats for an interval)"
-    return f"{number_text(value)}{unit} (95 % interval {number_text(low)}{unit} to {number_text(high)}{unit})"
+        return f"{number_text(value)}{unit} (no interval)"
+    ends = f"95 % interval {number_text(low)}{unit} to {number_text(high)}{unit}"
+    return f"{number_text(value)}{unit} ({ends}{f', {scope}' if isinstance(scope, str) else ''})"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
-from workflow_scripts.analyse.statistics import FloatArray
+from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFactsError, Reach, read_model_facts

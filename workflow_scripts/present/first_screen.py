@@ -157,9 +157,8 @@ def _cells(report: Report) -> Iterator[tuple[str, str]]:
 def _intervals(report: Report) -> Iterator[tuple[str, str]]:
     repeats = f"{report.study.repeats} repeat{'s' if report.study.repeats > 1 else ''} per cell"
     effects = report.tables.get("effects")
-    scopes = list(effects["scope"].dropna().unique()) if effects is not None and "scope" in effects else []
-    covered = listed(scopes, "or") if scopes else "within one start of the engine, not between starts, days or cards"
-    yield "Intervals", f"95 %, in brackets; {repeats}; {covered}"
+    scopes = [] if effects is None else list(effects["scope"].dropna().unique())
+    yield "Intervals", "; ".join(["95 %, in brackets", repeats, *([listed(scopes, "or")] if scopes else [])])
 
 
 def _load(report: Report) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ EFFECT_COLUMNS: Mapping[str, str] = {
     "scope": "Interval covers",
     "verdict": "Verdict",
     "moved_with_it": "Settings that changed with it",
-    "repeats_needed": "Further repeats that would decide",
+    "starts_needed": "Further starts that would decide",
     "bound_by": "Sequences limited by",
 }
 # Knobs whose effects have a section of their own.
@@ -86,8 +86,8 @@ def _verdict(rows: pd.DataFrame) -> Finding:
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
     """What the verdicts compare, and which variation their intervals cover."""
     effects = report.tables.need("effects")
-    scopes = list(effects["scope"].dropna().unique()) if "scope" in effects else []
-    covered = ", or ".join(scopes) or "between repeats in one start of an engine, not between starts, days or cards"
+    scopes = list(effects["scope"].dropna().unique())
+    covered = ", or ".join(scopes)
     yield Text(
         "Verdicts compare output tokens per second, within the margin that a sentence names. Their intervals cover "
         f"what varies {covered}."

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from tests.unit.analyse.synthetic_cells import table
+from tests.unit.analyse.synthetic_cells import starts_table
 from workflow_scripts.analyse.claims import RULES  # importing it enters all rules
 from workflow_scripts.analyse.evidence import Evidence, read_tables, verdict
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
@@ -51,7 +51,7 @@ NOTHING = read_tables(Path("no such folder"))
 
 def evidence(published=PUBLISHED, study=STUDY, **tables):
     """Evidence with these tables, each a list of rows; other columns are null."""
-    found = {name: table(*rows) if name == "cells" else _table(name, rows) for name, rows in tables.items()}
+    found = {name: starts_table(*rows) if name == "cells" else _table(name, rows) for name, rows in tables.items()}
     return Evidence(study, NOTHING | found, published)
 
 

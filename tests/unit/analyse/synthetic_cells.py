@@ -64,3 +64,9 @@ def table(*cells):
     rows[knobs] = rows[knobs].convert_dtypes()
     # What the schema would make of it, ten times as fast.
     return rows.astype({name: str(SCHEMA.columns[name].dtype) for name in COLUMNS})
+
+
+def starts_table(*cells):
+    """The same with a start in a round of its own for each rate, instead of a repeat of one start."""
+    rows = table(*cells)
+    return rows.assign(start=rows["repeat"] + 1, round=rows["repeat"] + 1)

@@ -55,8 +55,8 @@ def test_the_rate_measured_on_the_same_cards_must_be_the_published_one(rate, ver
     assert judged(HF, of, tokens_per_s=30) == verdict
     (found,) = [f for f in findings(HF, of, tokens_per_s=30) if f.label == MEASURED]
     assert found.text == (
-        f"{A100}, {LLAMA}, chat: HuggingFace makes {rate:.4g} (95 % interval {rate:.4g} to {rate:.4g}) output tokens/s"
-        " at batch 1."
+        f"{A100}, {LLAMA}, chat: HuggingFace makes {rate:.4g} (95 % interval {rate:.4g} to {rate:.4g}, between"
+        " starts on this card) output tokens/s at batch 1."
     )
     assert found.ids == (f"{A100}/hf-static/{LLAMA}/chat/static-batch1-cachedynamic",)
 

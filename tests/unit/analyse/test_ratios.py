@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.analyse.synthetic_cells import cell, starts_table
 from workflow_scripts.analyse.ratios import (
     PUBLISHED_COLUMNS,
     SCHEMA,
@@ -27,7 +27,7 @@ LAB = CHECKOUT / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
 
 
 def ratios(*cells, measured=None, metric="output_tokens_per_s"):
-    found = SCHEMA.validate(device_ratios(table(*cells), measured))
+    found = SCHEMA.validate(device_ratios(starts_table(*cells), measured))
     return found[found["metric"] == metric].reset_index(drop=True)
 
 
@@ -98,27 +98,28 @@ def test_of_equals_the_first_in_the_alphabet_is_first():
 
 
 def test_no_pairs_no_rows():
-    assert device_ratios(table(cell(SEQS))).columns.tolist() == list(SCHEMA.columns)
+    assert device_ratios(starts_table(cell(SEQS))).columns.tolist() == list(SCHEMA.columns)
     assert ratios(cell(SEQS)).empty
 
 
 # --- the numbers
 
 
-def test_observed_ratio_with_welchs_interval_for_both_metrics():
+def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
     cells = (
         cell(SEQS, [300.0, 310.0, 305.0], total_tokens_per_s=[900.0, 930.0, 915.0]),
-        cell(SEQS, [100.0, 99.0], gpu="l40s", total_tokens_per_s=[250.0, 249.0]),
+        cell(SEQS, [100.0, 99.0, 98.0], gpu="l40s", total_tokens_per_s=[250.0, 249.0, 255.0]),
     )
     for metric, a, b in (
-        ("output_tokens_per_s", [300.0, 310.0, 305.0], [100.0, 99.0]),
-        ("total_tokens_per_s", [900.0, 930.0, 915.0], [250.0, 249.0]),
+        ("output_tokens_per_s", [300.0, 310.0, 305.0], [100.0, 99.0, 98.0]),
+        ("total_tokens_per_s", [900.0, 930.0, 915.0], [250.0, 249.0, 255.0]),
     ):
         found = only(ratios(*cells, metric=metric))
-        interval = stats.ttest_ind(np.log(a), np.log(b), equal_var=False).confidence_interval(0.95)
+        interval = stats.ttest_1samp(np.log(a) - np.log(b), 0).confidence_interval(0.95)
         assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
         assert (found["ratio_low"], found["ratio_high"]) == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
-        assert (found["repeats_a"], found["repeats_b"]) == (3, 2)
+        assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
+        assert found["scope"] == "between starts on this card"
 
 
 def test_ratios_of_the_data_sheets_beside_it():
@@ -192,15 +193,16 @@ def test_capacity_explains_only_where_it_bound(preempted, explanation):
 def test_without_repeats_there_is_no_interval_and_it_is_said_so():
     found = only(ratios(cell(SEQS, [2.0]), cell(SEQS, [1.0, 1.1], gpu="l40s")))
     assert math.isnan(found["ratio_low"])
-    assert "(too few repeats for an interval)" in found["verdict_text"]
+    assert "(no interval)" in found["verdict_text"]
 
 
 def test_a_verdict_in_words():
     found = only(ratios(cell(SEQS, around(5556, 0.0)), cell(SEQS, around(1000, 0.0001), gpu="l40s")))
     low, high = found["ratio_low"], found["ratio_high"]
     assert found["verdict_text"] == (
-        f"h200 makes 5.556x (95 % interval {low:.4g}x to {high:.4g}x) the output tokens/s of l40s."
-        " Its interval holds the ratio of memory bandwidths (5.556x). It is not the ratio of FLOP rates (2.733x)."
+        f"h200 makes 5.556x (95 % interval {low:.4g}x to {high:.4g}x, between starts on this card) the output"
+        " tokens/s of l40s. Its interval holds the ratio of memory bandwidths (5.556x)."
+        " It is not the ratio of FLOP rates (2.733x)."
     )
     total = only(ratios(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s"), metric="total_tokens_per_s"))
     assert " the total tokens/s of l40s. " in total["verdict_text"]
@@ -364,7 +366,7 @@ def test_a_processor_whose_cache_holds_the_model_cannot_show_what_memory_does(tm
     (tmp_path / "cpu-1core.json").write_text(json.dumps(big_cache("cpu-1core", 1, {2**22: 80e9, 2**26: 40e9})))
     (tmp_path / "cpu-all.json").write_text(json.dumps(big_cache("cpu-all", 2, of_all)))
     cpu = {"model": "tiny-llama-57m", "processor": "Intel Xeon: avx2"}
-    cells = table(cell(SEQS, around(150), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
+    cells = starts_table(cell(SEQS, around(150), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
     rates = device_records(tmp_path)
     found = device_ratios(cells, measured_devices(rates), rates)
     row = only(found[found["metric"] == "output_tokens_per_s"])
@@ -399,7 +401,7 @@ def test_what_memory_does_cannot_be_shown_under_load_or_between_alike_bandwidths
         small = big_cache(gpu, scale, {2**22: 80e9}) | {"last_level_cache_bytes": 2**25}
         (tmp_path / f"{gpu}.json").write_text(json.dumps(small | other))
     cpu = {"model": "tiny-llama-57m"}
-    cells = table(cell(SEQS, around(195), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
+    cells = starts_table(cell(SEQS, around(195), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
     rates = device_records(tmp_path)
     found = device_ratios(cells, measured_devices(rates), rates).iloc[0]
     start = "cpu-all and cpu-1core cannot show here that decoding follows memory bandwidth: "
@@ -411,7 +413,7 @@ def test_a_model_beyond_the_cache_is_explained_by_memory(tmp_path):
         small = big_cache(gpu, scale, {2**22: 80e9}) | {"last_level_cache_bytes": 2**25}
         (tmp_path / f"{gpu}.json").write_text(json.dumps(small))
     cpu = {"model": "tiny-llama-57m"}
-    cells = table(cell(SEQS, around(200), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
+    cells = starts_table(cell(SEQS, around(200), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
     rates = device_records(tmp_path)
     found = device_ratios(cells, measured_devices(rates), rates).iloc[0]
     assert (found["explanation"], found["cannot_show"]) == ("measured_bandwidth", None)
@@ -422,7 +424,7 @@ def test_a_model_beyond_the_cache_is_explained_by_memory(tmp_path):
 
 
 def test_the_command_writes_the_table(tmp_path):
-    write_table(table(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s")), tmp_path / "cells.parquet")
+    write_table(starts_table(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s")), tmp_path / "cells.parquet")
     devices = tmp_path / "devices"
     devices.mkdir()
     for name, bandwidth in (("h200", 3e12), ("l40s", 1e12)):
@@ -441,7 +443,7 @@ def test_the_command_writes_the_table(tmp_path):
 
 
 def test_a_bad_record_ends_the_command_with_one_message(tmp_path, capsys):
-    write_table(table(cell(SEQS)), tmp_path / "cells.parquet")
+    write_table(starts_table(cell(SEQS)), tmp_path / "cells.parquet")
     (tmp_path / "l40s.json").write_text("no")
     out = tmp_path / "ratios.parquet"
     command = ["--study", str(DEMO), "--cells", str(tmp_path / "cells.parquet"), "--out", str(out)]

@@ -197,12 +197,13 @@ def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it
 def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> None:
     pairs(report, "max_num_seqs", {}, [2.0])
     effects = pd.read_parquet(report.tables.folder / "effects.parquet")
-    effects.assign(comparison="overall").to_parquet(report.tables.folder / "effects.parquet")
+    effects = effects.assign(comparison="overall", scope="within one start")
+    effects.to_parquet(report.tables.folder / "effects.parquet")
     assert told(verdicts_on("max_num_seqs"), report) == [("changes", "So. (h200, m, w, block_size=16, max_num_seqs=0)")]
     assert HEADLINES.parts[-1] is what_verdicts_cover
     (block,) = what_verdicts_cover(report)
     assert isinstance(block, Text)
-    assert "cover what varies between repeats in one start of an engine, not between starts" in block.text
+    assert "cover what varies within one start." in block.text
     effects.assign(scope="between starts on this card").to_parquet(report.tables.folder / "effects.parquet")
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)

@@ -1,0 +1,209 @@
+"""How much starts of an engine vary: pooled over cells that are alike, never over one that stands out.
+
+Arrays have the shape (..., cells, rounds); leading axes, if any, are independent studies. A round's effect on all cells
+of a device and engine is taken out first, so what remains is how a start of one cell differs from the next.
+
+Sources: [Bartlett] Properties of sufficiency and statistical tests, Proc. R. Soc. A 160, 1937; [Cochran] The
+distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941; [Kalibera] Kalibera and Jones,
+Rigorous benchmarking in reasonable time, ISMM 2013, in the form of softdevteam/libkalibera.
+"""
+
+import math
+import warnings
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+# Cells are pooled unless a test of this size says that their variances differ; a cell is left out at the other size.
+HOMOGENEITY_ALPHA, OUTLIER_ALPHA = 0.2, 0.05
+# With fewer cells there is nothing to tell a cell that stands out from the others.
+LEAST_POOLED = 3
+# Starts fall into two groups if both have as many, and chance would split starts so clearly in one of 1,000 cells.
+LEAST_OF_A_MODE, BIMODAL_ALPHA = 2, 0.001
+# More repeats than this are never worth a start's time: what a start does to its cell stays.
+MOST_REPEATS = 30
+# Sweeps over cells and rounds until their effects are taken out, also where rounds lack cells.
+_SWEEPS = 25
+_LEAST_VARIANCE = 1e-12
+
+
+class Spread(NamedTuple):
+    """Variance of logarithms between starts, for each cell.
+
+    `variance` and `df` are those of the cells that are pooled (NaN and 0 if there are none); `pooled` says whether the
+    cell is one of them; `bimodal` whether its starts fall into two groups.
+    """
+
+    variance: FloatArray
+    df: FloatArray
+    pooled: BoolArray
+    bimodal: BoolArray
+
+
+def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
+    """The spread of the starts of cells; cells of one device and engine have one number in `group`.
+
+    >>> rng = np.random.default_rng(1)
+    >>> log = rng.normal(0, 0.03, (6, 6)) + rng.normal(0, 0.2, 6)  # each round is another occasion
+    >>> log[2] += [0, 0.5, 0, 0.5, 0.5, 0]
+    >>> found = spread(log, np.zeros(6, dtype=int))
+    >>> found.pooled.tolist(), found.bimodal.tolist()
+    ([True, True, False, True, True, True], [False, False, True, False, False, False])
+    >>> round(float(found.variance[0] ** 0.5), 2)
+    0.03
+    """
+    shape = log.shape[:-1]
+    variance, df = np.full(shape, np.nan), np.zeros(shape)
+    pooled, bimodal = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    for number in np.unique(group):
+        of = group == number
+        found = _of_group(log[..., of, :])
+        for whole, part in zip((variance, df, pooled, bimodal), found, strict=True):
+            whole[..., of] = part
+    return Spread(variance, df, pooled, bimodal)
+
+
+def _of_group(log: FloatArray) -> Spread:
+    # A round in which one cell alone was measured says nothing about what its effect on others would be.
+    shared = np.where((~np.isnan(log)).sum(axis=-2, keepdims=True) > 1, log, np.nan)
+    alike = _alike(*_own(shared)[:2])
+    # Once more without the cells that stand out, because they moved their rounds.
+    own, df, lost = _own(np.where(alike[..., None], shared, np.nan))
+    total = df.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        variance = np.nansum(own * df, axis=-1, keepdims=True) / total
+    pooled = ((df > 0).sum(axis=-1, keepdims=True) >= LEAST_POOLED) & (total > lost) & ~_differ(own, df, variance)
+    variance, total = np.where(pooled, variance, np.nan), np.where(pooled, total - lost, 0.0)
+    bimodal = _bimodal(_without_medians(shared) if log.shape[-2] >= LEAST_POOLED else log, variance, total)
+    wide = alike.shape
+    of_all = np.broadcast_to(variance, wide), np.broadcast_to(total, wide)
+    return Spread(*of_all, alike & pooled & ~bimodal, bimodal)
+
+
+def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Each cell's variance without the effects of rounds, its degrees of freedom, and how many these effects took."""
+    known = ~np.isnan(log)
+    df = np.maximum(known.sum(axis=-1) - 1, 0).astype(float)
+    lost = np.maximum(known.any(axis=-2).sum(axis=-1) - 1, 0)[..., None].astype(float)
+    total = df.sum(axis=-1, keepdims=True)
+    left = _without_rounds(log)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unbiased = total / np.maximum(total - lost, 1)  # rounds took theirs from all cells alike
+        own = np.where(df > 0, np.nansum(left**2, axis=-1) / df * unbiased, np.nan)
+    return own, df, lost
+
+
+def _without_rounds(log: FloatArray) -> FloatArray:
+    """What is left of each start without the effects of its cell and its round, by least squares."""
+    left = log
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rounds and cells without a start
+        for _ in range(_SWEEPS):
+            left = left - np.nanmean(left, axis=-1, keepdims=True)
+            left = left - np.nanmean(left, axis=-2, keepdims=True)
+    return left
+
+
+def _without_medians(log: FloatArray) -> FloatArray:
+    """The same with medians, so that a cell with two levels does not move its rounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        left = log - np.nanmedian(log, axis=-1, keepdims=True)
+        rounds = np.nanmedian(left, axis=-2, keepdims=True)
+    without: FloatArray = log - rounds
+    return without
+
+
+def _alike(own: FloatArray, df: FloatArray) -> BoolArray:
+    """Cells whose variance does not stand out above that of the others, found one after another. [Cochran]"""
+    alike = ~(np.isnan(own) & (df > 0))
+    cells = own.shape[-1]
+    value = np.nan_to_num(own)
+    for _ in range(cells // LEAST_POOLED):
+        weight = np.where(alike, df, 0)
+        rest_df = weight.sum(axis=-1, keepdims=True) - weight
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rest = ((weight * value).sum(axis=-1, keepdims=True) - weight * value) / rest_df
+            p = stats.f.sf(value / rest, df, rest_df)
+        p = np.where(alike & (df > 0) & (rest_df > 0) & ~np.isnan(p), p, 1.0)
+        first = p.argmin(axis=-1)[..., None]
+        stands_out = np.take_along_axis(p, first, axis=-1) * (weight > 0).sum(axis=-1, keepdims=True) < OUTLIER_ALPHA
+        alike &= ~(stands_out & (np.arange(cells) == first))
+    return alike
+
+
+def _differ(own: FloatArray, df: FloatArray, pooled: FloatArray) -> BoolArray:
+    """Whether the variances of the cells with `df` above 0 differ. [Bartlett]"""
+    cells = (df > 0).sum(axis=-1, keepdims=True)
+    total = df.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.where(df > 0, df * np.log(np.maximum(own, _LEAST_VARIANCE)), 0).sum(axis=-1, keepdims=True)
+        inverse = np.where(df > 0, 1 / df, 0).sum(axis=-1, keepdims=True)
+        statistic = total * np.log(np.maximum(pooled, _LEAST_VARIANCE)) - logs
+        statistic /= 1 + (inverse - 1 / total) / (3 * (cells - 1))
+        differ: BoolArray = stats.chi2.sf(statistic, cells - 1) < HOMOGENEITY_ALPHA
+    return differ
+
+
+def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArray:
+    """Cells whose starts fall into two groups.
+
+    Beside a pooled variance of other cells, the cell must vary more than they do, and within the two groups no more.
+    Without one, the split must be clearer than chance makes it.
+    """
+    starts = (~np.isnan(left)).sum(axis=-1)
+    ordered = np.sort(left, axis=-1)  # missing starts come last
+    found = np.zeros(starts.shape, dtype=bool)
+    for n in range(2 * LEAST_OF_A_MODE, left.shape[-1] + 1):
+        total, within = _two_groups(ordered[..., :n])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            varies_more = stats.f.sf(total / (n - 1) / variance, n - 1, df) < BIMODAL_ALPHA
+            as_others = stats.f.sf(within / (n - 2) / variance, n - 2, df) > OUTLIER_ALPHA
+            clear = 1 - within / total > _share_by_chance(n)
+        found |= (starts == n) & np.where(np.isnan(variance), clear, varies_more & as_others)
+    return found
+
+
+def _two_groups(ordered: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Sum of squares around the mean, and around the means of the two groups that make it least; last axis sorted."""
+    n = ordered.shape[-1]
+    x = ordered - ordered.mean(axis=-1, keepdims=True)
+    below = np.arange(LEAST_OF_A_MODE, n - LEAST_OF_A_MODE + 1)
+    between = x.cumsum(axis=-1)[..., below - 1] ** 2 * (1 / below + 1 / (n - below))
+    total = (x**2).sum(axis=-1)
+    return total, np.maximum(total - between.max(axis=-1), 0)
+
+
+@cache
+def _share_by_chance(n: int) -> float:
+    """The share of the sum of squares that two groups explain in 1 of 1,000 normal samples of n."""
+    total, within = _two_groups(np.sort(np.random.default_rng(n).normal(size=(50_000, n)), axis=-1))
+    return float(np.quantile(1 - within / total, 1 - BIMODAL_ALPHA))
+
+
+def best_repeats(between: float, within: float, start_s: float, repeat_s: float) -> int:
+    """Repeats in one start that give the narrowest interval per device second. [Kalibera]
+
+    Args:
+        between, within: variances between starts (without what repeats explain) and between the repeats of a start.
+        start_s, repeat_s: device seconds that one start and one repeat take.
+
+    Repeats that vary three times as much as starts, where a start takes as long as three repeats:
+
+    >>> best_repeats(0.0001, 0.0003, 9.0, 3.0), best_repeats(0.01, 0.0001, 9.0, 3.0)
+    (3, 1)
+
+    Raises:
+        ValueError: a variance is negative, or a time is not above zero.
+    """
+    if between < 0 or within < 0 or start_s <= 0 or repeat_s <= 0:
+        raise ValueError("variances must be at least 0, times above 0")
+    if between == 0:
+        return MOST_REPEATS if within > 0 else 1
+    return min(max(1, math.ceil(math.sqrt(start_s / repeat_s * within / between))), MOST_REPEATS)
