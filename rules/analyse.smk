@@ -208,7 +208,6 @@ rule predictions:
     input:
         cells=table("cells"),
         plan=PATHS.plan / "plan.parquet",
-        calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),
         published=PUBLISHED,
         code=sources("analyse.predictions"),
     output:

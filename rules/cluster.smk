@@ -71,6 +71,27 @@ def needed_by_batch(wildcards):
     return [ancient(file) for file in sorted(files)]
 
 
+def ladder_resource(name):
+    """A resource of the job that climbs a GPU's ladders, as for a batch of one cell per ladder."""
+
+    def resource(wildcards, attempt):
+        cells = [ladder.cell for ladder in LADDERS.values() if ladder.cell.gpu == wildcards.gpu]
+        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpu).glob("*")]
+        limits = (STUDY.cell_time_limit_s, Attempt(attempt, SITE.attempts), avoid, {})
+        return job_resources(cells, SITE, *limits).get(name)
+
+    return resource
+
+
+CALIBRATE |= {
+    "resources": {name: ladder_resource(name) for name in (*BATCH_RESOURCES, *QUEUE_RESOURCES)},
+    "setup": "\n".join(["set +u", *SITE.setup, "set -u"]),
+    "launcher": SITE.launcher,
+    "gpus": set(SITE.gpus),
+}
+ON_NODES += ["climb_ladders"]
+
+
 def batch_resource(name):
     """A resource of a batch's job as a function, as Snakemake expects it; None if the site does not set it."""
 

@@ -17,6 +17,7 @@ from workflow_scripts.study.definition import (
     workload_key,
 )
 from workflow_scripts.study.grid import expand as expand_study
+from workflow_scripts.study.ladders import ladders_of
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.common.sources import sources
@@ -52,6 +53,7 @@ if STUDY.claims:
     TABLES.append("claims")
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
+LADDERS = ladders_of(STUDY, CELLS.values())
 
 # What every command gets. If it were in the text of the rules, a study under another path would look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
@@ -71,9 +73,11 @@ PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 # Targets for which it does not matter which devices this machine has.
 MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report"}
 
-# Filled by rules/cluster.smk: batches of cells by GPU, where preparing is queued, and rules that need a node.
+# Filled by rules/cluster.smk: batches of cells by GPU, where preparing and calibrating are queued, and rules that need a
+# node.
 BATCHES = {}
 PREPARE_RESOURCES = {}
+CALIBRATE = {"resources": {"host_device": 1}, "setup": "", "launcher": "", "gpus": None}
 ON_NODES = ["measure"]
 # Filled by rules/measure.smk: cells that this machine has no device for, and the same in words.
 LEFT = {}
@@ -150,6 +154,20 @@ def device_records():
     only_known = PARTIAL or CELLS_PER_JOB
     wanted = [gpu for gpu in GPUS if PATHS.device(gpu).exists() or not (only_known or all_measured(gpu))]
     return [PATHS.device(gpu) for gpu in wanted]
+
+
+def ladder_records():
+    """Records of ladders that were climbed, by `snakemake calibrate`."""
+    found = (PATHS.ladder(name) for name in LADDERS)
+    return [record for record in found if record.exists()]
+
+
+def calibrated_gpus():
+    """The devices that have ladders and that this machine or this cluster has."""
+    here = CALIBRATE["gpus"]
+    left = {cell.gpu for cell in LEFT.values()}
+    with_ladder = dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values())
+    return [gpu for gpu in with_ladder if (gpu in here if here is not None else gpu not in left)]
 
 
 def all_measured(gpu):

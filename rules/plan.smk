@@ -16,7 +16,8 @@ rule predict_cells:
     """Predictions for every cell, which the report compares with the measurements."""
     input:
         devices=lambda wildcards: device_records(),
-        calibrations=sorted(map(str, Path("config/calibration").glob("*.yaml"))),
+        ladders=lambda wildcards: ladder_records(),
+        project_files=sorted(map(str, Path("config/calibration").glob("*/*/*/*.json"))),
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",

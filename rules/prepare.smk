@@ -89,6 +89,44 @@ rule prepare_device:
         " > {log} 2>&1"
 
 
+rule climb_ladders:
+    """Short series of steps of every engine and model on a device, to which the costs of its steps are fitted."""
+    input:
+        lambda wildcards: sorted(
+            {
+                ancient(prepared_model(ladder.cell.model))
+                for ladder in LADDERS.values()
+                if ladder.cell.gpu == wildcards.gpu
+            }
+        ),
+    output:
+        touch(PATHS.ladders_climbed("{gpu}")),
+    log:
+        PATHS.root / "logs/climb_ladders/{gpu}.log",
+    conda:
+        ENGINE_ENVIRONMENT
+    # All cores of a local run, because nothing else may load the machine while steps are timed.
+    threads: (workflow.resource_settings.cores or 1) if CALIBRATE["gpus"] is None else 1
+    resources:
+        **CALIBRATE["resources"],
+    params:
+        setup=CALIBRATE["setup"],
+        launcher=CALIBRATE["launcher"],
+    shell:
+        "exec > {log} 2>&1\n"
+        "{params.setup}\n"
+        "{params.launcher} python -m workflow_scripts measure-ladders"
+        " --study $STUDY"
+        " --results $RESULTS"
+        " --gpu {wildcards.gpu}"
+
+
+rule calibrate:
+    """Climb the ladders of every device that is here; plans and the report then predict with them."""
+    input:
+        [PATHS.ladders_climbed(gpu) for gpu in calibrated_gpus()],
+
+
 rule predict_capacity:
     """Predicted KV blocks, tokens and concurrency of every cell."""
     input:

@@ -33,6 +33,7 @@ GROUPS = {
         "prepare-workload": "prepare.workload",
         "predict-capacity": "predict.capacity_of_cells",
         "measure-device": "measure.device_speed",
+        "measure-ladders": "measure.ladder",
         "measure-cell": "measure.cell",
         "measure-batch": "measure.batch",
         "list-ended": "cluster.batches",
@@ -52,8 +53,6 @@ GROUPS = {
         "report": "present.page",
     },
     "Upkeep of the project": {
-        "step-work": "predict.step_work",
-        "calibrate": "analyse.fit_calibration",
         "write-schemas": "study.schemas",
         "write-table-docs": "analyse.table_docs",
     },

@@ -13,16 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
+from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import Ended, run
 from workflow_scripts.measure.vllm_offline import LAYOUT
-from workflow_scripts.physics.model_facts import DTYPE_BYTES
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, read_model_facts
+from workflow_scripts.predict.schedule import RequestLengths
+from workflow_scripts.predict.step_fit import scheduled
+from workflow_scripts.study.definition import Definition
+from workflow_scripts.study.ladders import LadderRecord, read_ladder
 from workflow_scripts.study.outcome import Outcome, read_outcome
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -60,6 +66,43 @@ def measured(
 
 def raw(measured: Callable[[str], Outcome], name: str) -> Path:
     return measured.folder / "raw" / name  # type: ignore[attr-defined,no-any-return]
+
+
+def steps_of(record: LadderRecord, effective: dict[str, Any], lengths: list[tuple[int, int]]) -> int:
+    """Steps that the schedule has for these requests, with an engine's own settings."""
+    facts = read_model_facts(get_model(record.model).config, effective["dtype"])
+    requests = RequestLengths(*(np.array(column) for column in zip(*lengths, strict=True)))
+    return int(scheduled(requests, record, effective, facts, True)[0].segments.steps.sum())
+
+
+def test_a_ladders_passes_have_the_steps_of_their_schedule(
+    measured: Callable[[str], Outcome], environment: dict[str, str]
+) -> None:
+    study = measured.results.parent / "small.yaml"  # type: ignore[attr-defined]
+    options = ["--study", study, "--results", measured.results, "--gpu", "cpu-1core", "--seconds", "3"]  # type: ignore[attr-defined]
+    command = [sys.executable, "-m", "workflow_scripts", "measure-ladders", *map(str, options)]
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = (measured.results / "small/prepared/ladders").rglob("*.json")  # type: ignore[attr-defined]
+    record = read_ladder(path)
+    assert (path.stem, record.engine, record.model, record.failure) == ("eager1", "vllm", "tiny-llama-57m", None)
+    assert [one.layers for one in record.climbs] == [8, 4]
+    assert record.device["processor"]
+    for one in record.climbs:
+        assert one.passes
+        for each in one.passes:
+            assert len(each.step_ends_s) == steps_of(record, one.effective, each.requests)
+            assert each.start_s < each.step_ends_s[0] <= each.step_ends_s[-1] <= each.end_s
+
+
+@pytest.mark.parametrize("cell", [HF + "dynamic", HF + "static", CONTINUOUS])
+def test_huggingface_runs_the_steps_that_are_predicted(measured: Callable[[str], Outcome], cell: str) -> None:
+    outcome = measured(cell)
+    told = Definition.model_validate(outcome.definition)
+    record = LadderRecord.model_construct(engine=told.engine, model=told.model.name, knobs=told.knobs.set_values())
+    steps, requests = (list(read_jsonl(raw(measured, f"{name}.jsonl"))) for name in ("steps", "requests"))
+    lengths = [(r["prompt_tokens"], r["output_tokens"]) for r in requests if r["repeat"] == 0]
+    assert len([step for step in steps if step["repeat"] == 0]) == steps_of(record, outcome.effective, lengths)
 
 
 def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured: Callable[[str], Outcome]) -> None:

@@ -88,7 +88,7 @@ PARSED = {
     "kvsweep measure-cell": "measures a cell, which tests/integration/test_measure.py does",
     "kvsweep measure-device": "measures this machine, which takes it seconds",
     "kvsweep figures": "draws for a quarter of a minute",
-    "kvsweep calibrate": "needs measured cells of the demo, and writes into config/",
+    "kvsweep measure-ladders": "climbs ladders for minutes; tests/integration/test_measure.py climbs one",
 }
 
 

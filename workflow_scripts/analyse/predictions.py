@@ -8,7 +8,7 @@ One row per cell and quantity. docs/plan.md says how predictions are made, docs/
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,6 @@ from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
 from workflow_scripts.engines.vllm_engines import VLLM
-from workflow_scripts.physics.calibration import CALIBRATIONS, CalibrationError, read_calibration
 from workflow_scripts.study.study_file import Study
 
 # Quantity -> whether a cell is flagged if this quantity is outside its band. Latencies of single requests depend on the
@@ -38,14 +37,19 @@ SCHEMA = table_schema(
     "`total_tokens_per_s`, `ttft_s_p50`, `tpot_s_p50`). docs/plan.md says how predictions are made.",
     columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
     columns("quantity", TEXT, "a column of the cells table"),
-    columns("predicted low high", NUMBER, "the prediction and its band; null if nothing is predicted"),
+    columns(
+        "predicted low high",
+        NUMBER,
+        "the prediction and its band; null if nothing is predicted. Without a band, `low` is null, and `high` is what "
+        "the data sheet allows",
+    ),
     columns("measured", NUMBER, "median over the repeats of a cell that ended `ok`; null if there is none"),
     columns(
         "error_pct",
         NUMBER,
         "how far the prediction is above the measured value, in per cent; negative if the prediction is too low",
     ),
-    columns("band_pct", NUMBER, "maximum error that was stated for the prediction, in per cent"),
+    columns("band_pct", NUMBER, "half width of the band, in per cent; null if the prediction is uncalibrated"),
     columns(
         "flagged",
         FLAG,
@@ -54,11 +58,11 @@ SCHEMA = table_schema(
     ),
     columns("why", TEXT, "the reason of a flag"),
     columns(
-        "fitted",
-        FLAG,
-        "whether constants of the device were fitted to this cell, so that its error says nothing about others",
+        "speed_source",
+        TEXT,
+        "where the costs of steps are from: `calibrated` (a ladder climbed here), `project file`, `measured rates` or "
+        "`data sheet`; never from the cell itself",
     ),
-    columns("speed_source", TEXT, "where the device's constants are from: `calibrated`, `measured rates` or `default`"),
     columns(
         "bound_by",
         TEXT,
@@ -81,15 +85,12 @@ SCHEMA = table_schema(
 )
 
 
-def predictions_table(
-    cells: pd.DataFrame, plan: pd.DataFrame, fitted: Sequence[str], published: Rates | None = None
-) -> pd.DataFrame:
+def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates | None = None) -> pd.DataFrame:
     """The table for all cells of the plan.
 
     Args:
         cells: the cells table.
         plan: rows of `predict.plan`.
-        fitted: ids of cells to which constants were fitted; their errors say nothing about other cells.
         published: what others published for an engine, model, device and max-num-seqs.
     """
     found = published or {}
@@ -99,7 +100,7 @@ def predictions_table(
     became = cells.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
     parts = [_of_quantity(table, quantity) for quantity in QUANTITIES]
-    whole = pd.concat(parts).assign(fitted=lambda rows: rows["cell_id"].isin(fitted), source="predicted")
+    whole = pd.concat(parts).assign(source="predicted")
     order = {cell: number for number, cell in enumerate(plan["cell_id"])}
     return whole.sort_values("cell_id", key=lambda ids: ids.map(order), kind="stable")[list(SCHEMA.columns)]
 
@@ -119,7 +120,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         high=high,
         measured=measured,
         error_pct=100 * (predicted / measured.where(measured > 0) - 1),
-        band_pct=table["error_pct"].astype(float),
+        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"].astype(float),
         flagged=surprise.notna(),
         why=surprise,
         running_peak_predicted=table["running_peak"].astype(float),
@@ -146,19 +147,6 @@ def _surprise(table: pd.DataFrame) -> pd.Series:
     return pd.Series(why, index=table.index, dtype="string").replace("", pd.NA)
 
 
-def fitted_cells(folder: Path) -> list[str]:
-    """Ids of the cells to which the calibrations in a folder were fitted.
-
-    Raises:
-        TableError: a calibration cannot be read.
-    """
-    try:
-        found = [read_calibration(path) for path in sorted(folder.glob("*.yaml"))]
-    except CalibrationError as e:
-        raise TableError(str(e)) from None
-    return [cell for one in found for engine in one.engines.values() for cell in engine.quality.fitted]
-
-
 def published_rates(study: Study, published: Published) -> Rates:
     """Tokens per s of vLLM by model, device and max-num-seqs, from the claims that the study names.
 
@@ -183,7 +171,6 @@ def published_rates(study: Study, published: Published) -> Rates:
 @table_command(
     "predictions",
     option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
-    option("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)"),
     option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
@@ -194,4 +181,4 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
         raise TableError(f"{args.plan}: not a plan: {' '.join(str(e).split())}") from None
     own = cells[cells["study"].eq(study.name)]
     published = published_rates(study, Published(args.published))
-    return [(args.out, "predictions", predictions_table(own, plan, fitted_cells(args.calibrations), published))]
+    return [(args.out, "predictions", predictions_table(own, plan, published))]

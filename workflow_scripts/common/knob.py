@@ -24,6 +24,7 @@ class Knob:
         reserves: the knob sets the memory for the KV cache, as an amount or as a share of the device's.
         pinned: `vllm serve` has another default than the offline engine, so recommendations give the effective value.
         only_on: the kind of device on which the knob has a meaning; None for all.
+        kernels: the knob selects kernels, so steps of the same work take another time.
         argument: the engine's name of it, if it is another; `whole.part` for a part of a structured argument.
         variable: the environment variable that sets it, if no argument does.
     """
@@ -37,6 +38,7 @@ class Knob:
     reserves: Literal["amount", "share"] | None = None
     pinned: bool = False
     only_on: Literal["cpu", "cuda", "rocm"] | None = None
+    kernels: bool = False
     argument: str | None = None
     variable: str | None = None
 

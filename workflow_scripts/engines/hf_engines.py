@@ -14,7 +14,7 @@ class HfStaticKnobs(Knobs):
     """`transformers` `generate()` on left-padded static batches."""
 
     batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak")]
-    cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache")] = "dynamic"
+    cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
 
     @property
     def max_concurrency(self) -> int:

@@ -48,8 +48,12 @@ class Knobs(BaseModel):
         >>> Some(enable_prefix_caching=False, block_size=16).slug(), Some().slug()
         ('bs16-pc0', 'default')
         """
-        values = self.set_values()
-        described = self.described()
+        return self.slug_of(self.set_values())
+
+    @classmethod
+    def slug_of(cls, values: Mapping[str, Any]) -> str:
+        """The same for some of the settings."""
+        described = cls.described()
         return "-".join(f"{knob.code}{_text(values[name])}" for name, knob in described.items() if name in values) or (
             "default"
         )

@@ -55,17 +55,17 @@ class VllmKnobs(Knobs):
     enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None,
-        Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16")),
+        Knob("kv", effect_in="kv_cache_tokens", neutral=("auto", "bfloat16", "float16"), kernels=True),
     ] = None
     quantization: Annotated[
         Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
-        Knob("quant", settles=("dtype",), neutral=()),
+        Knob("quant", settles=("dtype",), neutral=(), kernels=True),
     ] = None
     tensor_parallel_size: Annotated[Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,))] = None
     pipeline_parallel_size: Annotated[Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,))] = None
-    enforce_eager: Annotated[bool | None, Knob("eager")] = None
+    enforce_eager: Annotated[bool | None, Knob("eager", kernels=True)] = None
     attention_backend: Annotated[
-        Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend")
+        Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend", kernels=True)
     ] = None
     cpu_kv_cache_gib: Annotated[
         Annotated[int, Field(ge=1, description="VLLM_CPU_KVCACHE_SPACE; CPU devices only")] | None,

@@ -10,7 +10,11 @@ from workflow_scripts.study.definition import Definition
 
 
 class Job(BaseModel):
-    """The cell's definition, and the paths of its inputs and its evidence."""
+    """The cell's definition, and the paths of its inputs and its evidence.
+
+    A ladder has `passes` instead of a warm-up and repeats: which requests of the workload each one serves. No pass
+    begins later than `passes_s` after the first, if that is set.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -20,6 +24,8 @@ class Job(BaseModel):
     workload: Path
     evidence: Path
     start_limit_s: float = math.inf
+    passes: list[list[int]] | None = None
+    passes_s: float | None = None
 
     def write(self, path: Path) -> None:
         """Write the record, whole or not at all."""

@@ -8,6 +8,7 @@ The job file holds all settings (see `measure.job`). Evidence goes to the folder
 folder is written last and holds what `measure.cell` needs for `outcome.json`.
 """
 
+import math
 import os
 import shutil
 import sys
@@ -127,7 +128,8 @@ def measure(job: Job) -> None:
 
 def _run(engine: Engine, job: Job, measured: _Measured) -> None:
     requests = _read_requests(job.workload)
-    warmup = _read_requests(job.workload.with_name("warmup.jsonl"))
+    warmup = [] if job.passes else _read_requests(job.workload.with_name("warmup.jsonl"))
+    served = job.passes or [list(range(len(requests)))] * job.definition.repeats
     try:
         with measured.phase("start"):
             measured.effective = engine.start()
@@ -137,13 +139,15 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         measured.ended(*start_failure(e, job.evidence / "engine.log"))
         return
     try:
-        with measured.phase("warmup"):
-            measured.warmup = _warm_up(engine, warmup, job.definition, measured.effective)
+        if job.passes is None:
+            with measured.phase("warmup"):
+                measured.warmup = _warm_up(engine, warmup, job.definition, measured.effective)
         engine.take_steps()
         with measured.phase("measure"), HostLoad() as load:
-            for repeat in range(job.definition.repeats):
-                _one_pass(engine, requests, repeat, measured, job.evidence / "engine.log")
-                if measured.outcome != "ok":
+            end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
+            for repeat, places in enumerate(served):
+                _one_pass(engine, [requests[i] for i in places], repeat, measured, job.evidence / "engine.log")
+                if measured.outcome != "ok" or time.monotonic() > end_s:
                     break
         measured.host_load = load.record
     except Exception as e:

@@ -4,7 +4,7 @@ Cells whose engines make the same decisions share one schedule, on whatever devi
 is made and what a record holds.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -13,18 +13,20 @@ from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.hf_engines import HfStaticKnobs
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.engines.vllm_engines import VllmKnobs
-from workflow_scripts.physics.calibration import CALIBRATIONS, Calibration, Speed, read_calibration, speed_of
+from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
-from workflow_scripts.physics.step_time import StepConstants
+from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
 from workflow_scripts.predict.capacity_of_cells import engine_settings, predict_vllm
 from workflow_scripts.predict.engine_memory import batch_of
 from workflow_scripts.predict.request_lengths import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.speed import FIELDS, CellTask, Record, Task, predict_task
 from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.ladders import variant
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import WorkloadError
@@ -37,8 +39,8 @@ class UnpredictableError(Exception):
 def predict_cells(
     study: Study,
     cells: Iterable[Cell],
-    devices: Path | None = None,
-    calibrations: Path = CALIBRATIONS,
+    prepared: Path | None = None,
+    project_files: Path = PROJECT_FILES,
     run: Callable[..., Iterable[list[Record]]] = map,
 ) -> Iterator[Record]:
     """One record per cell, in no particular order.
@@ -46,25 +48,25 @@ def predict_cells(
     Args:
         study: the study that the cells belong to.
         cells: which of its cells.
-        devices: folder with records of measured devices.
-        calibrations: folder with calibrations, named after devices.
+        prepared: folder with the records of measured devices (`devices`) and of ladders (`ladders`).
+        project_files: folder with ladders that the project holds.
         run: `map`, or a function that does the same in parallel.
 
     Raises:
         WorkloadError: a workload's requests cannot be determined.
-        CalibrationError: a calibration cannot be read.
+        LadderError: a ladder cannot be read.
     """
-    tasks, unpredictable = tasks_of(study, cells, devices, calibrations)
+    tasks, unpredictable = tasks_of(study, cells, prepared, project_files)
     yield from unpredictable
     for records in run(predict_task, tasks):
         yield from records
 
 
 def tasks_of(
-    study: Study, cells: Iterable[Cell], devices: Path | None = None, calibrations: Path = CALIBRATIONS
+    study: Study, cells: Iterable[Cell], prepared: Path | None = None, project_files: Path = PROJECT_FILES
 ) -> tuple[list[Task], list[Record]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
-    known = _Known(study, devices, calibrations)
+    known = _Known(study, prepared, project_files)
     groups: dict[Any, list[CellTask]] = {}
     unpredictable = []
     for cell in cells:
@@ -92,33 +94,30 @@ def _empty(cell: Cell) -> Record:
 class _Known:
     """What is known of a study's devices, models and workloads, each read once."""
 
-    def __init__(self, study: Study, devices: Path | None, calibrations: Path) -> None:
+    def __init__(self, study: Study, prepared: Path | None, project_files: Path) -> None:
         self.study = study
         gpus, models = load_gpus(), load_models()
 
         @cache
         def rates(gpu: str) -> DeviceRates | None:
-            path = devices / f"{gpu}.json" if devices else None
+            path = prepared / "devices" / f"{gpu}.json" if prepared else None
             return read_device_rates(path) if path and path.exists() else None
+
+        def device(gpu: str) -> Mapping[str, Any]:
+            measured = rates(gpu)
+            return measured.device if measured else cpu_here(gpus[gpu])
 
         @cache
         def facts(gpu: str, model: str, quantization: str | None) -> ModelFacts:
-            measured = rates(gpu)
-            device = measured.device if measured else cpu_here(gpus[gpu])
             return read_model_facts(
-                models[model].config, dtype_on(models[model].dtype, gpus[gpu], device), quantization
+                models[model].config, dtype_on(models[model].dtype, gpus[gpu], device(gpu)), quantization
             )
 
         @cache
-        def speed(gpu: str, engine: str, model: str, dtype: Dtype, eager_layers: int) -> Speed | None:
-            path = calibrations / f"{gpu}.yaml"
-            calibration = read_calibration(path) if path.exists() else None
+        def speed(gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, eager_layers: int) -> Speed | None:
             measured = rates(gpu)
-            if calibration and not _is_of(calibration, gpus[gpu], measured):
-                calibration = None
-            speed = speed_of(
-                gpus[gpu], engine, model, dtype, eager_layers=eager_layers, rates=measured, calibration=calibration
-            )
+            wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, eager_layers)
+            speed = speed_for(wanted, prepared / "ladders" if prepared else None, project_files)
             if speed is None or models[model].dtype != "native":
                 return speed
             known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if measured else "host that predicts"
@@ -151,6 +150,10 @@ class _Known:
             settings, num_blocks, limit = None, None, facts.max_positions
             batch_size = record["max_num_seqs"] = knobs.batch_size
             ranks, kv_cache_dtype, eager = 1, "auto", True
+        elif isinstance(knobs, HfContinuousKnobs):
+            settings, num_blocks = _continuous(knobs, facts, record), knobs.num_blocks
+            batch_size, limit = None, facts.max_positions
+            ranks, kv_cache_dtype, eager = 1, "auto", True
         else:
             raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
         requests = self._requests_of(cell, count, limit, record)
@@ -181,7 +184,7 @@ class _Known:
 
     def _speed_of(self, cell: Cell, facts: ModelFacts, eager: bool) -> Speed | None:
         dtype = cast(Dtype, facts.dtype)
-        return self.speed(cell.gpu, cell.engine, cell.model, dtype, facts.layers if eager else 0)
+        return self.speed(cell.gpu, cell.engine, cell.model, variant(cell.knobs), dtype, facts.layers if eager else 0)
 
     def _requests_of(self, cell: Cell, count: int, limit: int, record: Record) -> RequestLengths:
         try:
@@ -236,20 +239,23 @@ def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) ->
     return settings, int(capacity["num_blocks"])
 
 
-def _is_of(calibration: Calibration, gpu: Gpu, measured: DeviceRates | None) -> bool:
-    """Whether a calibration is of this very device: CPUs of different hosts have the same name in the catalogue."""
-    if calibration.device_name is None:
-        return True
-    if measured is not None:
-        return bool(measured.device.get("name") == calibration.device_name)
-    return gpu.kind != "cpu" or cpu_here(gpu).get("name") == calibration.device_name
+def _continuous(knobs: HfContinuousKnobs, facts: ModelFacts, record: Record) -> SchedulerSettings:
+    """Settings of transformers' FIFO scheduler, which decides like vLLM's; fills in `record` what is known."""
+    record |= {"num_blocks": knobs.num_blocks, "kv_cache_tokens": knobs.num_blocks * knobs.page_size}
+    record |= {"max_num_seqs": knobs.max_concurrency, "max_num_batched_tokens": knobs.max_batch_tokens}
+    return SchedulerSettings(
+        max_num_seqs=knobs.max_concurrency,
+        max_num_batched_tokens=knobs.max_batch_tokens,
+        block_size=knobs.page_size,
+        max_model_len=facts.max_positions,
+        enable_prefix_caching=False,
+        async_scheduling=False,
+    )
 
 
-def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepConstants | None:
-    """Constants that no engine on the device exceeds; None if they are unknown."""
+def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
+    """Costs that no engine on the device undercuts; None if they are unknown."""
     flop_per_s = gpu.peak_flop_per_s(facts.dtype)
     if gpu.memory_bandwidth_bytes_per_s is None or flop_per_s is None:
         return None
-    return StepConstants(
-        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s, flop_per_s=flop_per_s, step_overhead_s=0.0
-    )
+    return StepCosts.of_rates(gpu.memory_bandwidth_bytes_per_s, flop_per_s, 0.0)

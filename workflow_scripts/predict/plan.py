@@ -20,7 +20,8 @@ from rich.table import Table
 
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import write_bytes, write_text
-from workflow_scripts.physics.calibration import CALIBRATIONS
+from workflow_scripts.physics.calibration import UNCALIBRATED
+from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.speed import FIELDS
@@ -38,14 +39,14 @@ MOST_GROUPS = 40
 
 
 def plan(
-    study: Study, cells: Sequence[Cell], devices: Path | None, calibrations: Path = CALIBRATIONS, processes: int = 1
+    study: Study, cells: Sequence[Cell], prepared: Path | None, project_files: Path = PROJECT_FILES, processes: int = 1
 ) -> pd.DataFrame:
     """One row per cell, in the order of the grid, with the columns `predict.speed.FIELDS`."""
     if processes > 1 and len(cells) >= CELLS_WORTH_A_PROCESS:
         with ProcessPoolExecutor(processes) as pool:
-            records = list(predict_cells(study, cells, devices, calibrations, partial(pool.map, chunksize=4)))
+            records = list(predict_cells(study, cells, prepared, project_files, partial(pool.map, chunksize=4)))
     else:
-        records = list(predict_cells(study, cells, devices, calibrations))
+        records = list(predict_cells(study, cells, prepared, project_files))
     table = pd.DataFrame(records, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
@@ -101,7 +102,7 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
             str(len(part)),
             *(_range(part[name]) for name in ("num_blocks", "max_concurrency", "running_peak", "output_tokens_per_s")),
             _range(part["ttft_s_p50"]),
-            _range(part["error_pct"], "±", " %"),
+            _range(part["error_pct"], "±", " %") or UNCALIBRATED,
             ", ".join(f"{str(what).replace('_', ' ')} {count}" for what, count in bound.items()),
         )
     console.print(shown)
@@ -166,7 +167,7 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     "plan",
     STUDY,
     RESULTS,
-    option("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)"),
+    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
     PROCESSES,
     option("--quiet", action="store_true", help="write the files and print nothing"),
 )
@@ -175,7 +176,7 @@ def main(args: Namespace) -> None:
     study = load_study(args.study)
     cells = expand(study)
     paths = StudyPaths(args.results, study.name)
-    table = plan(study, cells, paths.device("any").parent, args.calibrations, args.processes)
+    table = plan(study, cells, paths.prepared, args.project_files, args.processes)
     knobs = knob_effects(cells, table)
     write_plan(table, knobs, paths.plan)
     if not args.quiet:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
 from workflow_scripts.common.command import RESULTS, command, option
 from workflow_scripts.engines.vllm_engines import VLLM
-from workflow_scripts.physics.calibration import CALIBRATIONS
+from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.speed import COSTS, COUNTS, SHARES, TIMES, Record
 from workflow_scripts.study.grid import expand
@@ -98,9 +98,9 @@ def answer(record: Record) -> dict[str, Any]:
     told |= {name: _rounded(record[name]) for name in (*COUNTS, *SHARES, *COSTS) if record[name] is not None}
     for name in TIMES:
         if record[name] is not None:
-            ends = (record[name], record[f"{name}_low"], record[f"{name}_high"])
-            told[name] = dict(zip(("predicted", "low", "high"), map(_rounded, ends), strict=True))
-    return told | {name: record[name] for name in ("speed_source", "error_pct", "how", "source")}
+            ends = {"predicted": record[name], "low": record[f"{name}_low"], "high": record[f"{name}_high"]}
+            told[name] = {end: None if value is None else _rounded(value) for end, value in ends.items()}
+    return told | {name: record[name] for name in ("speed_source", "error_pct", "ttft_error_pct", "how", "source")}
 
 
 def _rounded(value: float) -> float:
@@ -129,13 +129,13 @@ def _rounded(value: float) -> float:
     option("--num-prompts", type=int, help="requests per repeat (default: the workload's, or 300)"),
     option("--repeats", type=int, default=3, help="default: %(default)s"),
     RESULTS,
-    option("--calibrations", type=Path, default=CALIBRATIONS, help="folder with GPU.yaml (%(default)s)"),
+    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
 )
 def main(args: Namespace) -> None:
     """Print the prediction of one cell."""
     if not args.study and not (args.prompt_tokens and args.output_tokens):
         raise StudyError("give --study with --workload, or --prompt-tokens and --output-tokens")
     study = one_cell(args)
-    devices = StudyPaths(args.results, load_study(args.study).name).device("any").parent if args.study else None
-    (record,) = predict_cells(study, expand(study), devices, args.calibrations)
+    prepared = StudyPaths(args.results, load_study(args.study).name).prepared if args.study else None
+    (record,) = predict_cells(study, expand(study), prepared, args.project_files)
     print(json.dumps(answer(record), indent=2))

@@ -8,7 +8,7 @@ import numpy as np
 
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_times_s
+from workflow_scripts.physics.step_time import KINDS, StepCosts, StepWork, segment_times_s, split
 from workflow_scripts.predict.schedule import (
     FloatArray,
     RequestLengths,
@@ -33,12 +33,16 @@ EAGER_START_S = {"cpu": 6.0, "cuda": 25.0, "rocm": 35.0}
 STOP_S = {"cpu": 1.0, "cuda": 5.0, "rocm": 5.0}
 WEIGHTS_BYTES_PER_S = 1.5e9
 
-# Standard deviation of the logarithm of repeated wall times if no calibration gives it.
+# Standard deviation of the logarithm of repeated wall times if no ladder gives it.
 DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.01, "rocm": 0.01}
 MOST_REPEATS = 100
 
-# A time limit is this many times what a cell takes at the slow end of its band.
-LIMIT_MARGIN = 2.0
+# A time limit is this many times what a cell takes at the slow end of its band, or if it has none, this much slower.
+LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
+
+# A step with this many times more work of a kind than any step of the ladder is outside of what the ladder covered.
+BEYOND = 1.5
+RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "operations"}
 
 # What keeps more sequences from running at once, in the terms of the analysis of measured cells.
 PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
@@ -72,7 +76,7 @@ FIELDS = (
     *(name for time in TIMES for name in (time, f"{time}_low", f"{time}_high")),
     *SHARES,
     *COSTS,
-    *("speed_source", "error_pct", "how", "source"),
+    *("speed_source", "error_pct", "ttft_error_pct", "how", "source"),
 )
 
 
@@ -102,7 +106,7 @@ class CellTask:
     kv_cache_dtype: str
     ranks: int
     speed: Speed | None
-    ceiling: StepConstants | None
+    ceiling: StepCosts | None
     kind: str
     eager: bool
     repeats: int
@@ -128,9 +132,9 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
     work = work_of(found, cell, task)
     if cell.speed is None:
         counts = _counts(found, work.steps, task.requests)
-        unknown = "the rates of this device are not known: measure them, or calibrate it"
+        unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
         return cell.record | counts | {"prompts_to_fill": _prompts_to_fill(counts, task), "unknown": unknown}
-    timed = lay(found, work, cell.speed.constants, task.requests)
+    timed = lay(found, work, cell.speed.costs, task.requests)
     fastest_s = lay(found, work, cell.ceiling, task.requests).wall_s if cell.ceiling else 0.0
     counts = _counts(found, timed.segment_s, task.requests)
     return (
@@ -138,9 +142,10 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
         | counts
         | {"prompts_to_fill": _prompts_to_fill(counts, task)}
         | _times(cell.speed, timed, fastest_s, task.requests)
-        | _shares(work, cell.speed.constants)
+        | _shares(work, cell.speed.costs)
         | _costs(cell, cell.speed, task, timed)
-        | {"how": cell.speed.how, "speed_source": cell.speed.source, "error_pct": cell.speed.error_pct}
+        | {"speed_source": cell.speed.source, "how": cell.speed.how + _beyond(work, cell.speed)}
+        | {"error_pct": cell.speed.error_pct, "ttft_error_pct": cell.speed.ttft_error_pct}
     )
 
 
@@ -164,7 +169,8 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
 def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
     """What the steps of the task's schedule read and compute for a cell."""
     if cell.cache is None or task.batch_size is None:
-        return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+        taken_in = len(task.requests) if task.requests.arrival_s is None else 0
+        return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in)
     on_cpu = cell.kind == "cpu"
     return static_work(task.requests, task.batch_size, cell.facts, cell.cache, copies_matrices=on_cpu)
 
@@ -172,7 +178,7 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
 def _step_time(cell: CellTask, speed: Speed) -> StepTime:
     def seconds(segments: Segments) -> FloatArray:
         work = step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
-        return segment_times_s(work, speed.constants)
+        return segment_times_s(work, speed.costs)
 
     return seconds
 
@@ -206,10 +212,13 @@ def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) ->
 
 
 def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLengths) -> Record:
-    """Rates and latencies with their bands; no band exceeds what the device's data sheet allows."""
-    error = speed.error_pct / 100
+    """Rates and latencies with their bands; no band exceeds what the device's data sheet allows.
+
+    Without a band only that upper limit of speed is given, if the data sheet has one.
+    """
     output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
-    slower, faster = 1 + error, max(1 / (1 + error), fastest_s / timed.wall_s)
+    slower, faster = _ends(speed.error_pct, fastest_s / timed.wall_s)
+    ends = {"ttft_s": _ends(speed.ttft_error_pct, fastest_s / timed.wall_s)}
     values = {"wall_s": timed.wall_s}
     for name, per_request in (("ttft_s", timed.ttft_s), ("tpot_s", timed.tpot_s)):
         known = per_request[~np.isnan(per_request)]
@@ -218,21 +227,45 @@ def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLength
     record: Record = {}
     for name, value in values.items():
         known_value = None if np.isnan(value) else value
-        for suffix, factor in (("", 1.0), ("_low", faster), ("_high", slower)):
-            record[name + suffix] = None if known_value is None else known_value * factor
+        high, low = ends.get(name.rpartition("_")[0], (slower, faster))
+        for suffix, factor in (("", 1.0), ("_low", low), ("_high", high)):
+            record[name + suffix] = None if known_value is None or factor is None else known_value * factor
     for name, tokens in (("output_tokens_per_s", output), ("total_tokens_per_s", total)):
         rate = float(tokens) / timed.wall_s
-        record |= {name: rate, f"{name}_low": rate / slower, f"{name}_high": rate / faster}
+        record |= {name: rate, f"{name}_low": rate / slower if slower else None}
+        record |= {f"{name}_high": rate / faster if faster else None}
     return record
 
 
-def _shares(work: StepWork, constants: StepConstants) -> Record:
+def _ends(error_pct: float | None, fastest: float) -> tuple[float | None, float | None]:
+    """Factors of a time at the slow and the fast end of its band; `fastest` by the data sheet, or 0.
+
+    >>> _ends(25.0, 0.9), _ends(None, 0.5), _ends(None, 0.0)
+    ((1.25, 0.9), (None, 0.5), (None, None))
+    """
+    if error_pct is None:
+        return None, fastest or None
+    return 1 + error_pct / 100, max(1 / (1 + error_pct / 100), fastest)
+
+
+def _beyond(work: StepWork, speed: Speed) -> str:
+    """In words, of which work a step has far more than any step that the costs were fitted to; empty if of none."""
+    if not speed.covered:
+        return ""
+    last = work.first + (work.steps - 1)[:, None] * work.growth
+    most = dict(zip(KINDS, np.maximum(work.first, last).max(axis=0), strict=True))
+    found = [
+        f"{most[kind]:.3g} {name} in a step, fitted up to {speed.covered[kind]:.3g}"
+        for kind, name in RANGES.items()
+        if most[kind] > BEYOND * speed.covered.get(kind, np.inf)
+    ]
+    return f"; beyond the ladder: {', '.join(found)}" if found else ""
+
+
+def _shares(work: StepWork, costs: StepCosts) -> Record:
     """Shares of reading, computing and overhead, as if they came one after the other."""
-    steps, read_bytes, flops = work.totals()
-    memory_s, arithmetic_s = read_bytes / constants.memory_bytes_per_s, flops / constants.flop_per_s
-    overhead_s = steps * constants.step_overhead_s
-    whole_s = memory_s + arithmetic_s + overhead_s
-    return dict(zip(SHARES, (memory_s / whole_s, arithmetic_s / whole_s, overhead_s / whole_s), strict=True))
+    parts = [float(part) for part in split(work.totals(), costs)]
+    return dict(zip(SHARES, (part / sum(parts) for part in parts), strict=True))
 
 
 def _prompts_to_fill(counts: Record, task: Task) -> int | None:
@@ -271,7 +304,7 @@ def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
         "stop_s": stop_s,
         "gpus": cell.ranks,
         "cell_s": cell_s,
-        "limit_s": LIMIT_MARGIN * (1 + speed.error_pct / 100) * cell_s,
+        "limit_s": LIMIT_MARGIN * (1 + (speed.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
         "repeats_needed": repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
     }
 

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import StepWork
 from workflow_scripts.predict.schedule import IntArray, RequestLengths, Schedule, SchedulerSettings, Segments
+from workflow_scripts.predict.timing import activation_bytes_per_token, matrix_flops
 
 CacheKind = Literal["dynamic", "static"]
 
@@ -94,7 +94,7 @@ def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
 def static_work(
     requests: RequestLengths, batch_size: int, facts: ModelFacts, cache: CacheKind, *, copies_matrices: bool
 ) -> StepWork:
-    """Bytes and operations of the segments of `static_schedule`; every row is computed, including padding.
+    """Work of the segments of `static_schedule`; every row is computed, including padding.
 
     Besides the weights, a step moves the KV of all slots that its attention covers, some of it several times:
 
@@ -132,18 +132,22 @@ def static_work(
     copied = layer_parameters * (tokens > 1) + lm_head_parameters * (rows > 1)
     weights = facts.decode_weight_bytes + copies_matrices * facts.kv_dtype_bytes() * copied
     grows = np.array([False, not static])
-    work = StepWork(
-        steps=np.stack([np.ones_like(prompt), batches.further], axis=1).astype(float),
-        read_bytes=weights + per_token * rows * (reads * looked_over + kept),
-        read_bytes_growth=grows * per_token * rows * (reads + 2.0),
-        flops=formulas.forward_flops(
-            layer_parameters,
-            lm_head_parameters,
-            width,
-            tokens=tokens.astype(float),
-            logit_tokens=rows.astype(float),
-            attended_tokens=(rows * pairs).astype(float),
-        ),
-        flops_growth=grows * 4.0 * width * rows,
+    rows_of = np.broadcast_to(rows, tokens.shape).astype(float)
+    first = {
+        "weight_bytes": weights,
+        "kv_bytes": per_token * rows * (reads * looked_over + kept),
+        "matrix_flops": matrix_flops(facts, tokens.astype(float), rows_of),
+        "attention_flops": 4.0 * width * rows * pairs,
+        "layers": np.full(tokens.shape, float(facts.layers)),
+        "activation_bytes": tokens * activation_bytes_per_token(facts),
+        "sequences": rows_of,
+        "prompts": rows_of * [1.0, 0.0],
+    }
+    growth = {"kv_bytes": grows * per_token * rows * (reads + 2.0), "attention_flops": grows * 4.0 * width * rows}
+    steps = np.stack([np.ones_like(prompt), batches.further], axis=1).ravel()
+    there = steps > 0
+    return StepWork.of(
+        steps[there],
+        {kind: values.ravel()[there] for kind, values in first.items()},
+        {kind: values.ravel()[there] for kind, values in growth.items()},
     )
-    return StepWork(*(values.ravel()[work.steps.ravel() > 0] for values in vars(work).values()))

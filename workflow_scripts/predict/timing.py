@@ -6,39 +6,76 @@ import numpy as np
 
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import StepConstants, StepWork, segment_times_s
+from workflow_scripts.physics.step_time import StepCosts, StepWork, segment_times_s
 from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengths, Schedule, Segments
 
 
-def step_work(segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1) -> StepWork:
-    """Bytes and operations of each segment's steps on one of `ranks` devices that share every matrix evenly.
+def step_work(
+    segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1, taken_in: int = 0
+) -> StepWork:
+    """Work of each segment's steps on one of `ranks` devices that share every matrix evenly.
 
     A step reads all weights, but of the experts only those that its tokens are expected to use, and the KV of the
     earlier tokens that its own tokens attend to. Logits are computed once per sequence, even if its prompt is not
     complete. Communication between devices takes no time here.
+
+    Args:
+        segments: of a schedule.
+        facts: of the model.
+        kv_cache_dtype: type of the KV cache.
+        ranks: devices that share the model.
+        taken_in: requests that the engine takes in before the first step.
     """
     per_token, (reach,) = facts.bytes_per_token(kv_cache_dtype), facts.uniform().reaches
     looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
     looked_back_at = looked_back_at + segments.prefill_kv_tokens - segments.prefill_tokens
-    tokens = (segments.decode_seqs + segments.prefill_tokens).astype(float)
-    matrices = formulas.forward_flops(
-        facts.layer_matmul_parameters,
-        facts.vocab * facts.hidden,
-        0,
-        tokens=tokens,
-        logit_tokens=(segments.decode_seqs + segments.prefill_seqs).astype(float),
-        attended_tokens=np.zeros(len(segments)),
-    )
+    tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
     pairs = segments.decode_kv_tokens * float(reach.decode_pair_flops)
     pairs = pairs + segments.prefill_attended_tokens * float(reach.prefill_pair_flops)
     decoding = segments.decode_seqs.astype(float)
-    return StepWork(
-        steps=segments.steps.astype(float),
-        read_bytes=(facts.step_weight_bytes(tokens) + looked_back_at.astype(float) * per_token) / ranks,
-        read_bytes_growth=decoding * per_token / ranks,
-        flops=(matrices + pairs) / ranks,
-        flops_growth=decoding * float(reach.decode_pair_flops) / ranks,
+    return StepWork.of(
+        segments.steps.astype(float),
+        {
+            "weight_bytes": facts.step_weight_bytes(tokens.astype(float)) / ranks,
+            "kv_bytes": looked_back_at * (per_token / ranks),
+            "matrix_flops": matrix_flops(facts, tokens.astype(float), sequences.astype(float)) / ranks,
+            "attention_flops": pairs / ranks,
+            "layers": float(facts.layers),
+            "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
+            "sequences": sequences.astype(float),
+            "prompts": segments.prefill_seqs.astype(float),
+            "requests": np.where(np.arange(len(segments)) == 0, float(taken_in), 0.0),
+        },
+        {
+            "kv_bytes": decoding * (per_token / ranks),
+            "attention_flops": decoding * (float(reach.decode_pair_flops) / ranks),
+        },
     )
+
+
+def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray) -> FloatArray:
+    """Operations of the products with weights: of all layers for `tokens`, of the output matrix for `logit_tokens`."""
+    return formulas.forward_flops(
+        facts.layer_matmul_parameters,
+        facts.vocab * facts.hidden,
+        0.0,
+        tokens=tokens,
+        logit_tokens=logit_tokens,
+        attended_tokens=np.zeros_like(tokens),
+    )
+
+
+def activation_bytes_per_token(facts: ModelFacts, ranks: int = 1) -> float:
+    """Bytes that the operators between the matrices of all layers read and write for a token.
+
+    Two norms and two residual sums move 10 times the hidden size, the activation moves its inputs and its output, and
+    rotary positions read and write queries and keys.
+    """
+    # Four operations for each element of a query and token looked back at; keys are half of the KV cache.
+    queries = sum(reach.decode_pair_flops for reach in facts.reaches) / 4
+    rotary = 2 * (queries + facts.bytes_per_token() / 2 / facts.kv_dtype_bytes())
+    shared = (facts.feed_forward_elements + rotary) / ranks
+    return facts.kv_dtype_bytes() * (10 * facts.layers * facts.hidden + shared)
 
 
 @dataclass(frozen=True)
@@ -55,16 +92,16 @@ class Timed:
     tpot_s: FloatArray
 
 
-def lay(schedule: Schedule, work: StepWork, constants: StepConstants, requests: RequestLengths) -> Timed:
+def lay(schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestLengths) -> Timed:
     """Times of a schedule's steps and requests on a device.
 
     Args:
         schedule: what runs when.
         work: its segments by `step_work`.
-        constants: of the device.
+        costs: of the device.
         requests: the requests of the schedule.
     """
-    segment_s = segment_times_s(work, constants)
+    segment_s = segment_times_s(work, costs)
     end_s = np.cumsum(schedule.segments.idle_s + segment_s)
     first_steps = schedule.segments.first_step
 
@@ -72,7 +109,7 @@ def lay(schedule: Schedule, work: StepWork, constants: StepConstants, requests: 
         """When these steps end."""
         segment = np.searchsorted(first_steps, steps, side="right") - 1
         within = work.part(segment, (steps - first_steps[segment] + 1).astype(float))
-        return end_s[segment] - segment_s[segment] + segment_times_s(within, constants)
+        return end_s[segment] - segment_s[segment] + segment_times_s(within, costs)
 
     first_s, last_s = made_at_s(schedule.first_token_step), made_at_s(schedule.last_token_step)
     arrival_s = 0.0 if requests.arrival_s is None else requests.arrival_s

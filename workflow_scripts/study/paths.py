@@ -70,9 +70,22 @@ class StudyPaths:
         """
         return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
 
+    @property
+    def prepared(self) -> Path:
+        """Folder of everything that is there before cells are measured."""
+        return self.root / "prepared"
+
     def device(self, gpu: str) -> Path:
         """Record of the rates at which a device copies, reads and multiplies."""
-        return self.root / "prepared" / "devices" / f"{gpu}.json"
+        return self.prepared / "devices" / f"{gpu}.json"
+
+    def ladder(self, name: str) -> Path:
+        """Record of a ladder, named GPU/ENGINE/MODEL/VARIANT."""
+        return self.prepared / "ladders" / f"{name}.json"
+
+    def ladders_climbed(self, gpu: str) -> Path:
+        """Mark that all ladders of a device were climbed."""
+        return self.prepared / "ladders" / f"{gpu}.done"
 
     def batch(self, gpu: str, key: str) -> Path:
         """Which cells share a cluster job."""

@@ -16,7 +16,8 @@ def plan_of(cells, **columns):
     plan = rows.assign(
         max_num_seqs=rows["knobs"].str.extract(r"seqs(\d+)", expand=False).astype(float),
         error_pct=25.0,
-        speed_source="default",
+        ttft_error_pct=50.0,
+        speed_source="calibrated",
         bound_by="sequences",
         running_peak=16.0,
         full_share=0.5,
@@ -33,9 +34,9 @@ def plan_of(cells, **columns):
     return plan.assign(**columns)
 
 
-def predictions(*cells, fitted=(), published=None, **columns):
+def predictions(*cells, published=None, **columns):
     measured = table(*cells)
-    rows = predictions_table(measured, plan_of(measured, **columns), fitted, published)
+    rows = predictions_table(measured, plan_of(measured, **columns), published)
     return rows[rows["quantity"] == "output_tokens_per_s"].set_index("knobs")
 
 
@@ -54,8 +55,9 @@ def test_error_and_flag():
 
 def test_only_output_rates_are_flagged():
     measured = table(cell({"max_num_seqs": 1}, [100], ttft_s_p50=20.0))
-    rows = predictions_table(measured, plan_of(measured), []).set_index("quantity")
+    rows = predictions_table(measured, plan_of(measured)).set_index("quantity")
     assert rows.loc["ttft_s_p50", "error_pct"] == pytest.approx(-90)
+    assert (rows.loc["ttft_s_p50", "band_pct"], rows.loc["tpot_s_p50", "band_pct"]) == (50, 25)
     assert not rows["flagged"].any()
     assert rows.loc["total_tokens_per_s", "measured"] == 400
 
@@ -79,11 +81,11 @@ def test_one_says_infeasible_and_the_other_not():
     assert not both["flagged"].any()
 
 
-def test_cells_that_constants_were_fitted_to_are_marked():
-    rows = predictions(
-        cell({"max_num_seqs": 1}), cell({"max_num_seqs": 4}), fitted=["h200/vllm/llama-3.1-8b-instruct/chat/seqs4"]
-    )
-    assert rows["fitted"].tolist() == [False, True]
+def test_a_prediction_without_a_band_is_flagged_only_beyond_the_data_sheet():
+    ends = {"output_tokens_per_s_low": None, "error_pct": None}
+    rows = predictions(cell({"max_num_seqs": 1}, [5]), cell({"max_num_seqs": 4}, [126]), **ends)
+    assert rows["flagged"].tolist() == [False, True]
+    assert rows["band_pct"].isna().all()
 
 
 def published_sweep(folder, rates):

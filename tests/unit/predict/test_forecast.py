@@ -3,37 +3,36 @@ import re
 import pytest
 
 from tests.unit.predict.planned import study, sweep
-from workflow_scripts.physics.calibration import Calibration, EngineCalibration, FitQuality
-from workflow_scripts.physics.step_time import StepConstants
+from workflow_scripts.physics.calibration import Speed
+from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict import forecast, speed
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.speed import FIELDS
 from workflow_scripts.study.grid import expand
 
 
-def predict(tmp_path, calibrations=None, **changes):
+def predict(tmp_path, **changes):
     planned = study(tmp_path, **changes)
-    folder = calibrations or tmp_path / "no-calibrations"
-    return {
-        record["cell_id"].split("/", 1)[1]: record for record in predict_cells(planned, expand(planned), None, folder)
-    }
+    records = predict_cells(planned, expand(planned), None, tmp_path / "no-files")
+    return {record["cell_id"].split("/", 1)[1]: record for record in records}
 
 
-def one(tmp_path, calibrations=None, workloads=None, **changes):
-    (record,) = predict(tmp_path, calibrations, sweeps=[sweep(**changes)], workloads=workloads).values()
+def one(tmp_path, workloads=None, **changes):
+    (record,) = predict(tmp_path, sweeps=[sweep(**changes)], workloads=workloads).values()
     return record
 
 
-def test_a_cell_by_hand(tmp_path):
-    # One request of 3 prompt tokens and 2 answers, one at a time, on a device where only the overhead of 1 s counts.
-    constants = StepConstants(memory_bytes_per_s=1e30, flop_per_s=1e30, step_overhead_s=1)
-    quality = FitQuality(fitted={"x": 0}, held_out={}, p90_error_pct=25.0)
-    engine = EngineCalibration(
-        model="llama-3.1-8b-instruct", dtype="bfloat16", constants=constants, quality=quality, repeat_sd=0.01
-    )
-    Calibration(gpu="h200", source="by hand", engines={"vllm": engine}).write(tmp_path / "h200.yaml")
+def known(monkeypatch, **changes):
+    """Every device costs 1 s for each step and nothing else."""
+    values = {"costs": StepCosts(steps=1), "source": "calibrated", "how": "by hand", **changes}
+    monkeypatch.setattr(forecast, "speed_for", lambda *_: Speed(**values))
+
+
+def test_a_cell_by_hand(tmp_path, monkeypatch):
+    # Two requests of 3 prompt tokens and 2 answers, one at a time, on a device where only the steps count.
+    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, repeat_sd=0.01, covered={"sequences": 0.5})
     workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
-    record = one(tmp_path, tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
+    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert set(record) == set(FIELDS)
     assert (record["steps"], record["wall_s"], record["warmup_s"]) == (4, 4, 12)
     assert record["output_tokens_per_s"] == 1
@@ -41,12 +40,25 @@ def test_a_cell_by_hand(tmp_path):
     assert (record["ttft_s_p50"], record["tpot_s_p50"]) == (2, 1)
     assert (record["output_tokens_per_s_low"], record["output_tokens_per_s_high"]) == (0.8, 1.25)
     assert (record["wall_s_low"], record["wall_s_high"]) == (3.2, 5)
+    assert (record["ttft_s_p50_low"], record["ttft_s_p50_high"]) == (1, 4)
     assert record["overhead_share"] == pytest.approx(1)
     assert (record["speed_source"], record["error_pct"], record["source"]) == ("calibrated", 25, "predicted")
+    # A step has twice as many sequences as the costs were fitted to.
+    assert record["how"] == "by hand; beyond the ladder: 1 sequences in a step, fitted up to 0.5"
     assert record["cell_s"] == record["start_s"] + 3 * 4 + 3 * 4 + record["stop_s"]
     assert record["repeats_needed"] == 4
     # A job asks for twice the slow end of the band.
     assert record["limit_s"] == 2 * 1.25 * record["cell_s"]
+
+
+def test_without_a_ladder_there_is_no_band(tmp_path):
+    record = one(tmp_path)
+    assert (record["speed_source"], record["error_pct"], record["ttft_error_pct"]) == ("data sheet", None, None)
+    assert record["how"].startswith("uncalibrated: ")
+    assert (record["output_tokens_per_s_low"], record["wall_s_high"], record["ttft_s_p50_high"]) == (None, None, None)
+    # What the data sheet allows is no band, and known all the same; a job asks for twice 40 % more time.
+    assert record["output_tokens_per_s"] < record["output_tokens_per_s_high"]
+    assert record["limit_s"] == 2 * 1.4 * record["cell_s"]
 
 
 def test_nothing_is_predicted_beyond_what_the_data_sheet_allows(tmp_path):
@@ -73,7 +85,7 @@ def test_what_keeps_more_from_running_at_once(tmp_path, changes, bound_by, peak)
 
 def test_blocks_bind_where_memory_is_short(tmp_path):
     workload = {"even": {"kind": "fixed", "num_prompts": 300, "prompt_tokens": 900, "output_tokens": 900}}
-    record = one(tmp_path, None, workload, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 256})
+    record = one(tmp_path, workload, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 256})
     assert record["bound_by"] == "kv_blocks"
     assert record["preemptions"] > 0
     assert record["blocks_peak"] == record["num_blocks"] - 1
@@ -109,10 +121,6 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
             "ranks that share a CPU",
         ),
         ({"knobs": {"speculative_method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
-        (
-            {"engine": "hf-continuous", "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 64}},
-            "hf-continuous: there is no schedule",
-        ),
         ({"engine": "vllm-serve", "knobs": {"request_rate_per_s": 2.0}}, "the load on a server is not modelled"),
         ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "the load on a server is not modelled"),
     ],
@@ -122,19 +130,6 @@ def test_what_is_not_predicted_says_why(tmp_path, changes, unknown):
     assert unknown in record["unknown"]
     assert record["output_tokens_per_s"] is None
     assert record["cell_s"] is None
-
-
-@pytest.mark.parametrize(("here", "source"), [("a CPU", "calibrated"), ("another CPU", None)])
-def test_a_calibration_of_another_hosts_cpu_is_not_used(tmp_path, monkeypatch, here, source):
-    constants = StepConstants(memory_bytes_per_s=1e10, flop_per_s=1e11, step_overhead_s=1e-3, overlap=False)
-    quality = FitQuality(fitted={"x": 0}, held_out={})
-    engine = EngineCalibration(model="tiny-llama-57m", dtype="float32", constants=constants, quality=quality)
-    found = Calibration(gpu="cpu-all", device_name="a CPU", source="by hand", engines={"vllm": engine})
-    found.write(tmp_path / "cpu-all.yaml")
-    monkeypatch.setattr(forecast, "cpu_here", lambda gpu: {"name": here})
-    knobs = {"block_size": 32, "cpu_kv_cache_gib": 1, "max_model_len": 512}
-    record = one(tmp_path, tmp_path, gpu="cpu-all", model="tiny-llama-57m", knobs=knobs)
-    assert record["speed_source"] == source
 
 
 def test_without_rates_the_schedule_is_known_all_the_same(tmp_path):
@@ -151,7 +146,7 @@ def test_infeasible_cells_say_why_and_nothing_else(tmp_path):
 def test_requests_that_are_too_long_are_not_predicted(tmp_path):
     drawn = {"median": 48, "sigma": 0.001, "minimum": 8, "maximum": 60}
     workload = {"kind": "synthetic", "num_prompts": 24, "prompt_tokens": drawn, "output_tokens": drawn}
-    record = one(tmp_path, None, {"even": workload}, knobs={"max_model_len": 80})
+    record = one(tmp_path, {"even": workload}, knobs={"max_model_len": 80})
     assert re.search(r"a request of 9[678] tokens does not fit a context of 80", record["unknown"])
 
 
@@ -161,7 +156,7 @@ def test_arrivals_decide_on_each_device_by_itself(tmp_path):
     from workflow_scripts.common.files import sha256_of
 
     workload = {"even": {"kind": "trace", "num_prompts": 6, "file": str(trace), "sha256": sha256_of(trace)}}
-    record = one(tmp_path, None, workload, knobs={"max_num_seqs": 4})
+    record = one(tmp_path, workload, knobs={"max_num_seqs": 4})
     assert record["running_peak"] == 1
     assert 50 < record["wall_s"] < 51
     assert record["ttft_s_p99"] < 0.1
@@ -170,3 +165,10 @@ def test_arrivals_decide_on_each_device_by_itself(tmp_path):
 def test_static_batches_of_huggingface(tmp_path):
     record = one(tmp_path, engine="hf-static", knobs={"batch_size": 8})
     assert (record["steps"], record["running_peak"], record["num_blocks"]) == (3 * 32, 8, None)
+
+
+def test_continuous_batches_of_huggingface(tmp_path):
+    record = one(tmp_path, engine="hf-continuous", knobs={"page_size": 32, "num_blocks": 128, "max_batch_tokens": 128})
+    # Two prompts of 64 tokens fit into the first step; those that decode leave less for the next prompts.
+    assert 12 + 31 < record["steps"] < 24 * 32
+    assert (record["num_blocks"], record["kv_cache_tokens"], record["bound_by"]) == (128, 4096, "prompts")

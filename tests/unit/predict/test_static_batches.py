@@ -3,6 +3,7 @@ import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.static_batches import static_schedule, static_work
 
@@ -22,9 +23,14 @@ def work(prompts, outputs, cache, copies_matrices=False, facts=FACTS):
     return static_work(lengths(prompts, outputs), len(prompts), facts, cache, copies_matrices=copies_matrices)
 
 
+def of_kinds(rows, kinds):
+    return sum(rows[:, KINDS.index(kind)] for kind in kinds)
+
+
 def kv_of(found):
-    """Bytes besides the weights in slots of the cache, of each segment's first step."""
-    return ((found.read_bytes - WEIGHTS) / TOKEN).tolist()
+    """Bytes of KV in slots of the cache, of each segment's first step."""
+    assert of_kinds(found.first, ["weight_bytes"]).tolist() == [WEIGHTS] * len(found.steps)
+    return (of_kinds(found.first, ["kv_bytes"]) / TOKEN).tolist()
 
 
 def test_a_padded_batch_with_a_cache_that_grows():
@@ -33,13 +39,13 @@ def test_a_padded_batch_with_a_cache_that_grows():
     # Two rows of 5 slots, then of 6: each is copied to a new tensor (read and written) and, under the mask, read,
     # written for three query heads and read from there. A step later each row has a slot more.
     assert kv_of(found) == [2 * 5 * (2 + 7), 2 * 6 * (2 + 7)]
-    assert found.read_bytes_growth.tolist() == [0, 2 * 9 * TOKEN]
+    assert of_kinds(found.growth, READING).tolist() == [0, 2 * 9 * TOKEN]
     # All 10 tokens pass the layers, two the output matrix, and under a mask each of 5 looks at all 5.
-    assert found.flops.tolist() == [
+    assert of_kinds(found.first, COMPUTING).tolist() == [
         2 * LAYER_PARAMETERS * 10 + 2 * LM_HEAD_PARAMETERS * 2 + 4 * WIDTH * 2 * 25,
         2 * (LAYER_PARAMETERS + LM_HEAD_PARAMETERS) * 2 + 4 * WIDTH * 2 * 6,
     ]
-    assert found.flops_growth.tolist() == [0, 4 * WIDTH * 2]
+    assert of_kinds(found.growth, COMPUTING).tolist() == [0, 4 * WIDTH * 2]
 
 
 def test_a_padded_batch_with_a_cache_of_full_length():
@@ -47,12 +53,12 @@ def test_a_padded_batch_with_a_cache_of_full_length():
     # Two rows of 5 + 3 slots: made (written), 5 tokens put in (read and written), 8 slots spread out and read; then a
     # token put in, and the same 8 slots in every step.
     assert kv_of(found) == [2 * (8 + 2 * 5 + 7 * 8), 2 * (2 + 7 * 8)]
-    assert found.read_bytes_growth.tolist() == [0, 0]
-    assert found.flops.tolist() == [
+    assert of_kinds(found.growth, READING).tolist() == [0, 0]
+    assert of_kinds(found.first, COMPUTING).tolist() == [
         2 * LAYER_PARAMETERS * 10 + 2 * LM_HEAD_PARAMETERS * 2 + 4 * WIDTH * 2 * 5 * 8,
         2 * (LAYER_PARAMETERS + LM_HEAD_PARAMETERS) * 2 + 4 * WIDTH * 2 * 8,
     ]
-    assert found.flops_growth.tolist() == [0, 0]
+    assert of_kinds(found.growth, COMPUTING).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("cache", "kv"), [("dynamic", [4 * 3, 5 * 3]), ("static", [6 + 2 * 4 + 4, 2 + 7 * 6])])
@@ -60,24 +66,30 @@ def test_without_padding_only_empty_slots_need_a_mask(cache, kv):
     found = work([4], [2], cache)
     assert kv_of(found) == kv
     # Without a mask a prompt's tokens look at themselves and those before.
-    assert found.flops[0] == 2 * LAYER_PARAMETERS * 4 + 2 * LM_HEAD_PARAMETERS + 4 * WIDTH * (1 + 2 + 3 + 4)
+    assert of_kinds(found.first, COMPUTING)[0] == 2 * LAYER_PARAMETERS * 4 + 2 * LM_HEAD_PARAMETERS + 4 * WIDTH * (
+        1 + 2 + 3 + 4
+    )
 
 
 def test_heads_that_share_no_kv_are_not_spread_out():
     model = get_model("opt-125m")
     facts = read_model_facts(model.config, model.dtype)
     found = work([3, 5], [2, 3], "dynamic", facts=facts)
-    assert (found.read_bytes - facts.decode_weight_bytes).tolist() == [
+    assert (of_kinds(found.first, READING) - facts.decode_weight_bytes).tolist() == [
         2 * 5 * 3 * facts.bytes_per_token(),
         2 * 6 * 3 * facts.bytes_per_token(),
     ]
 
 
+def read(prompts, outputs, copies_matrices):
+    return of_kinds(work(prompts, outputs, "dynamic", copies_matrices).first, READING)
+
+
 def test_matrices_are_copied_where_several_rows_are_multiplied():
-    several = work([3, 5], [2, 3], "dynamic", True).read_bytes - work([3, 5], [2, 3], "dynamic").read_bytes
+    several = read([3, 5], [2, 3], True) - read([3, 5], [2, 3], False)
     assert several.tolist() == [MATRICES, MATRICES]
     # One prompt has several tokens in the layers, but one for the output matrix; its further steps have one in both.
-    single = work([4], [2], "dynamic", True).read_bytes - work([4], [2], "dynamic").read_bytes
+    single = read([4], [2], True) - read([4], [2], False)
     assert single.tolist() == [4 * LAYER_PARAMETERS, 0]
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
-from workflow_scripts.physics.step_time import StepConstants, segment_times_s
+from workflow_scripts.physics.step_time import KINDS, StepCosts, segment_times_s
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import static_schedule
@@ -11,7 +11,14 @@ from workflow_scripts.predict.timing import lay, step_work
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
-A_SECOND_A_STEP = StepConstants(memory_bytes_per_s=1e30, flop_per_s=1e30, step_overhead_s=1)
+A_SECOND_A_STEP = StepCosts(steps=1)
+
+
+def totals(work):
+    """Steps, bytes read and operations in total."""
+    all_kinds = dict(zip(KINDS, work.totals(), strict=True))
+    sums = ("weight_bytes", "kv_bytes"), ("matrix_flops", "attention_flops")
+    return all_kinds["steps"], *(sum(all_kinds[kind] for kind in kinds) for kinds in sums)
 
 
 def lengths(prompts, outputs, arrivals=None):
@@ -34,7 +41,7 @@ def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_fi
     # A prompt of 3 tokens and 3 answers: a prefill step, then steps that look at 4 and 5 tokens, of which 3 and 4 are
     # read from the cache.
     work = step_work(make_schedule(lengths([3], [3]), settings(1)).segments, FACTS)
-    steps, read_bytes, flops = work.totals()
+    steps, read_bytes, flops = totals(work)
     assert steps == 3
     assert read_bytes == 3 * FACTS.decode_weight_bytes + (3 + 4) * FACTS.bytes_per_token()
     assert flops == FACTS.prefill_flops(3) + FACTS.decode_flops(1, 4) + FACTS.decode_flops(1, 5)
@@ -42,13 +49,13 @@ def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_fi
 
 def test_ranks_share_the_work_evenly():
     segments = make_schedule(lengths([30, 40], [8, 9]), settings(2)).segments
-    whole, half = step_work(segments, FACTS).totals(), step_work(segments, FACTS, ranks=2).totals()
+    whole, half = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, ranks=2))
     assert half == (whole[0], whole[1] / 2, whole[2] / 2)
 
 
 def test_a_smaller_cache_type_is_read_faster():
     segments = make_schedule(lengths([300], [8]), settings(1)).segments
-    full, eight_bits = step_work(segments, FACTS).totals(), step_work(segments, FACTS, "fp8").totals()
+    full, eight_bits = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, "fp8"))
     weights = full[0] * FACTS.decode_weight_bytes
     assert (full[1] - weights) / (eight_bits[1] - weights) == 4
 
@@ -80,6 +87,22 @@ def test_latency_counts_from_the_arrival():
     timed = lay(found, step_work(found.segments, FACTS), A_SECOND_A_STEP, requests)
     assert timed.ttft_s == pytest.approx([1, 1])
     assert timed.wall_s == pytest.approx(12)
+
+
+def test_requests_that_an_idle_engine_takes_in_delay_the_first_step_alone():
+    requests = lengths([3, 5], [3, 2])
+    found = make_schedule(requests, settings(2))
+    work = step_work(found.segments, FACTS, taken_in=2)
+    timed = lay(found, work, StepCosts(steps=1, requests=0.25), requests)
+    assert timed.ttft_s == pytest.approx([1.5, 1.5])
+    assert timed.wall_s == pytest.approx(3.5)
+
+
+def test_sequences_and_prompts_of_a_step_are_counted():
+    work = step_work(make_schedule(lengths([3, 5], [3, 2]), settings(2)).segments, FACTS)
+    found = dict(zip(KINDS, work.totals(), strict=True))
+    # Both prompts in one step, both decoding in the next, one in the last.
+    assert (found["prompts"], found["sequences"], found["layers"]) == (2, 2 + 2 + 1, 3 * FACTS.layers)
 
 
 def test_static_batches_are_padded_and_wait_for_their_longest():

@@ -329,7 +329,8 @@ def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
     plan = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs", "running_peak"]].assign(
         max_num_seqs=rows["knob_max_num_seqs"].astype(float),
         error_pct=20.0,
-        speed_source="default",
+        ttft_error_pct=30.0,
+        speed_source="calibrated",
         bound_by="sequences",
         infeasible=np.where(rows["outcome"] == "infeasible", "blocks of that size", None),
         full_share=0.9,
@@ -398,7 +399,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(limits_table(cells), tables / "limits.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")
     write_table(capacity_table(cells), tables / "capacity.parquet")
-    predicted = predictions_table(cells, plan_table(cells), [cells["cell_id"].iloc[0]], published_rates(cells))
+    predicted = predictions_table(cells, plan_table(cells), published_rates(cells))
     write_table(predicted, tables / "predictions.parquet")
     write_table(claims_table(), tables / "claims.parquet")
 

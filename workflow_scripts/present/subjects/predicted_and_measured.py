@@ -41,8 +41,7 @@ def predicted_beside_measured(tables: Tables) -> Plot:
     if rows.empty:
         raise MissingError("no cell was both predicted and measured")
     drawn_as = marks(tables.devices)
-    held_out = rows[~rows["fitted"].astype(bool)]
-    size = held_out["error_pct"].abs()
+    size = rows["error_pct"].abs()
     flagged = rows[rows["flagged"].astype(bool)]
     handles: list[Artist] = mark_handles({gpu: drawn_as[gpu] for gpu in dict.fromkeys(rows["gpu"])})
     for handle in handles:
@@ -51,10 +50,6 @@ def predicted_beside_measured(tables: Tables) -> Plot:
         Line2D([], [], color=MUTED, linewidth=1.2, label="measured equals predicted"),
         Line2D([], [], color=MUTED, marker="|", label="band of the prediction"),
     ]
-    if rows["fitted"].any():
-        handles.append(
-            Line2D([], [], color=MUTED, marker="o", markerfacecolor="none", linestyle="none", label="used for fitting")
-        )
     if len(flagged):
         handles.append(
             Line2D(
@@ -63,10 +58,8 @@ def predicted_beside_measured(tables: Tables) -> Plot:
         )
     return Plot(
         title="Output tokens per second, measured against predicted",
-        alt=f"{len(rows)} cells. Predictions of the {len(held_out)} cells not used for fitting have a median error of "
-        f"{size.median():.3g} %; {len(flagged)} cells lie outside their band."
-        if len(held_out)
-        else f"{len(rows)} cells, all of them used for fitting; {len(flagged)} lie outside their band.",
+        alt=f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %; {len(flagged)} cells lie "
+        "outside their band.",
         sources=["measured", "predicted"],
         panels=[Panel("", partial(_draw_scatter, rows=rows, drawn_as=drawn_as))],
         x_label="Predicted output tokens per s",
@@ -78,21 +71,13 @@ def predicted_beside_measured(tables: Tables) -> Plot:
 
 
 def _draw_scatter(ax: Axes, rows: pd.DataFrame, drawn_as: Mapping[str, Mark]) -> None:
-    ends = rows[["predicted", "low", "high", "measured"]].to_numpy()
-    low, high = ends.min() / 1.3, ends.max() * 1.3
+    ends = rows[["predicted", "low", "high", "measured"]]
+    low, high = ends.min().min() / 1.3, ends.max().max() * 1.3
     ax.plot([low, high], [low, high], color=MUTED, linewidth=1.2, zorder=1)
     for gpu, part in rows.groupby("gpu", sort=False):
         mark = drawn_as[str(gpu)]
         ax.hlines(part["measured"], part["low"], part["high"], color=mark.color, alpha=0.35, linewidth=1.2)
-        for fitted, some in part.groupby(part["fitted"].astype(bool)):
-            face = "none" if fitted else mark.color
-            how: dict[str, Any] = {
-                "marker": mark.marker,
-                "color": mark.color,
-                "markerfacecolor": face,
-                "linestyle": "none",
-            }
-            ax.plot(some["predicted"], some["measured"], **how)
+        ax.plot(part["predicted"], part["measured"], marker=mark.marker, color=mark.color, linestyle="none")
     flagged = rows[rows["flagged"].astype(bool)]
     ax.plot(flagged["predicted"], flagged["measured"], **FLAGGED)
     for axis, set_scale, set_limits in ((ax.xaxis, ax.set_xscale, ax.set_xlim), (ax.yaxis, ax.set_yscale, ax.set_ylim)):
@@ -174,7 +159,7 @@ def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
 
 def prediction_findings(report: Report) -> Iterator[Block]:
     """How accurate predictions were, which cells deserve attention, and published rates beyond their predicted band."""
-    table = report.tables.need("predictions", "quantity", "predicted", "measured", "flagged", "fitted", "published")
+    table = report.tables.need("predictions", "quantity", "predicted", "measured", "flagged", "published")
     rows = table[table["quantity"] == QUANTITY]
     found = [*_accuracy(rows), *_flags(rows), *_flat(table[table["quantity"] == TOTAL])]
     if found:
@@ -182,13 +167,13 @@ def prediction_findings(report: Report) -> Iterator[Block]:
 
 
 def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
-    held_out = rows[rows["measured"].notna() & rows["predicted"].notna() & ~rows["fitted"].astype(bool)]
-    for (gpu, engine), part in held_out.groupby(["gpu", "engine"], sort=False):
+    known = rows[rows["measured"].notna() & rows["predicted"].notna()]
+    for (gpu, engine), part in known.groupby(["gpu", "engine"], sort=False):
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
         sentence = (
-            f"On {gpu}, the predicted output tokens per s of {len(part)} {engine} cells not used for fitting have an "
-            f"error of {size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."
+            f"On {gpu}, the predicted output tokens per s of {len(part)} {engine} cells have an error of "
+            f"{size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."
         )
         yield Finding("prediction", sentence, kind)
 
@@ -219,6 +204,8 @@ def _flat(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _with_band(row: Mapping[str, Any]) -> str:
+    if pd.isna(row["low"]):
+        return f"{row['predicted']:,.0f} (uncalibrated)"
     return f"{row['predicted']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f})"
 
 
@@ -231,17 +218,16 @@ SUBJECT = Subject(
         FigurePart(
             "predicted_beside_measured",
             predicted_beside_measured,
-            {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged", "fitted"]},
+            {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged"]},
             Caption(
                 shows="Every cell that was predicted before it ran and then measured: the predicted value to the "
                 "right, the measured value upwards. The bar through a mark is the band of the prediction.",
                 reading="Marks on the line came out as predicted, and marks above it were faster. If a bar does not "
-                "reach the line, the cell missed its band; it has a ring and deserves a look. Hollow marks are cells "
-                "that the device's constants were fitted to, so they do not show how well others are predicted. Both "
-                "axes are logarithmic.",
-                not_shown="Constants that were fitted on the same machine, model and engine predict similar cells; "
-                "other models have the default band. The steps of a cell follow from the schedule, but their "
-                "durations come from three constants per device.",
+                "reach the line, the cell missed its band; it has a ring and deserves a look. Both axes are "
+                "logarithmic.",
+                not_shown="A prediction from a data sheet, from measured rates or from another model's ladder has no "
+                "band, because nothing was held out to show one; its bar is missing. The steps of a cell follow from "
+                "the schedule, and their durations from a ladder of short series, never from the cell itself.",
             ),
         ),
         FigurePart(
@@ -251,12 +237,12 @@ SUBJECT = Subject(
             Caption(
                 shows="What each device should deliver when more sequences may run at once, from the schedule of the "
                 "study's own requests and from the device's rates. Broken lines with hollow marks are predicted, with "
-                "the band of the prediction around them. Filled dots are measured, and crosses are published by "
-                "others.",
+                "the band of the prediction around them if the device is calibrated. Filled dots are measured, and "
+                "crosses are published by others.",
                 reading="A step reads all weights once for all sequences in it. So the first sequences cost almost "
                 "nothing, and the line rises in proportion until arithmetic, KV memory or the number of prompts bends "
-                "it. Published rates above the band at one sequence would need more bytes per second than the device "
-                "has.",
+                "it. Published rates above what the data sheet allows at one sequence would need more bytes per "
+                "second than the device has.",
                 not_shown="For a device without calibration, rates are shares of its data sheet that held for other "
                 "devices. The height of such a line is less certain than its shape.",
             ),
@@ -270,7 +256,6 @@ SUBJECT = Subject(
                 "high": "Band to",
                 "measured": "Measured output tokens per s",
                 "error_pct": "Error (%)",
-                "fitted": "Used for fitting",
                 "flagged": "Deserves a look",
                 "running_peak_predicted": "Sequences at once, predicted",
                 "running_peak_measured": "Sequences at once, measured",

@@ -1,0 +1,94 @@
+"""Records of ladders whose steps take exactly as long as known costs say, or nearly so."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.step_time import StepWork, segment_times_s, single_steps
+from workflow_scripts.predict.schedule import RequestLengths
+from workflow_scripts.predict.step_fit import scheduled
+from workflow_scripts.predict.timing import lay
+from workflow_scripts.study.ladders import Climb, LadderRecord, Pass, rungs_for
+from workflow_scripts.study.protocol import PROTOCOL_VERSION
+
+SETTINGS = {
+    "block_size": 32,
+    "num_gpu_blocks": 10_000,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 2048,
+    "max_model_len": 512,
+    "enable_prefix_caching": True,
+}
+HERE = {"name": "a CPU", "processor": "a CPU (X 1-2): avx2", "cores": [1]}
+
+
+def facts_of(model, dtype="float32"):
+    return read_model_facts(get_model(model).config, dtype)
+
+
+def requests_of(lengths):
+    return RequestLengths(*(np.array(column) for column in zip(*lengths, strict=True)))
+
+
+def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), sequences=16, **changes):
+    """A ladder of an engine with these costs; `noise` is the scatter of a rung's passes, `depths` divide the layers."""
+    record = LadderRecord(
+        gpu="cpu-1core",
+        device=HERE,
+        engine="vllm",
+        engine_version="vllm 1",
+        model=model,
+        config_sha256="0",
+        dtype="float32",
+        variant="eager1",
+        knobs={"enforce_eager": True},
+        protocol=PROTOCOL_VERSION,
+        host="here",
+        host_load={},
+        measured_at="today",
+    ).model_copy(update=changes)
+    facts, draw = facts_of(model, record.dtype), np.random.default_rng(1)
+    return record.model_copy(
+        update={
+            "climbs": [
+                _climb(
+                    costs,
+                    record,
+                    replace(facts, stack=facts.stack[: facts.layers // depth]),
+                    noise,
+                    rounds,
+                    sequences,
+                    draw,
+                )
+                for depth in depths
+            ]
+        }
+    )
+
+
+def _climb(costs, record, facts, noise, rounds, sequences, draw):
+    passes, on_cpu = [], not costs.overlap
+    for number in range(rounds):
+        for rung, lengths in enumerate(rungs_for(sequences, 400, "cpu")):
+            requests = requests_of(lengths)
+            schedule, work = scheduled(requests, record, SETTINGS, facts, on_cpu)
+            # The first round is far slower, as it is with real engines.
+            factor = np.exp(draw.normal(0, noise)) * (5 if number == 0 else 1) if noise or number == 0 else 1.0
+            rows = single_steps(work)
+            one_each = StepWork(np.ones(len(rows)), rows, np.zeros_like(rows))
+            times = factor * segment_times_s(one_each, costs)
+            timed = lay(schedule, work, costs, requests)
+            start = 100.0 * (number + 1)
+            passes.append(
+                Pass(
+                    rung=rung,
+                    requests=lengths,
+                    start_s=start,
+                    end_s=start + times.sum(),
+                    step_ends_s=(start + np.cumsum(times)).tolist(),
+                    ttft_s=(factor * timed.ttft_s).tolist(),
+                )
+            )
+    return Climb(layers=facts.layers, effective=SETTINGS, passes=passes)

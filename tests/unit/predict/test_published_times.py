@@ -1,0 +1,114 @@
+"""The form of the model against what others measured on GPUs: times of operators, and speeds under a default."""
+
+import csv
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_repo, resolve
+from workflow_scripts.physics.calibration import default_speed
+from workflow_scripts.physics.model_facts import model_facts, read_model_facts
+from workflow_scripts.physics.step_time import StepWork, segment_times_s
+from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.predict.step_fit import fit
+from workflow_scripts.predict.timing import activation_bytes_per_token, lay, matrix_flops, step_work
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 4096,
+    "vocab_size": 32_000,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float16",
+}
+SHAPES = {
+    "meta-llama/Llama-2-7b-hf": (4096, 11_008, 32, 32),
+    "meta-llama/Llama-2-70b-hf": (8192, 28_672, 64, 8),
+    "meta-llama/Meta-Llama-3-8B": (4096, 14_336, 32, 8),
+}
+NAMES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+
+
+def operator_times():
+    """Rows of the published table, with the work and the time of one layer's operators without attention."""
+    table = pd.read_csv(CONFIG / "published/operator_times.csv")
+    operators = [name for name in table if name.endswith("_ms") and name != "emb_ms"]
+    table["seconds"] = table[operators].sum(axis=1) / 1000
+    return table
+
+
+def work_of(rows):
+    works = []
+    for model, ranks, tokens in zip(
+        rows["model"], rows["num_tensor_parallel_workers"], rows["num_tokens"], strict=True
+    ):
+        facts = model_facts(LLAMA | dict(zip(NAMES, SHAPES[model], strict=True)))
+        weights = facts.layer_matrix_parameters * 2 / ranks
+        flops = matrix_flops(facts, np.array([float(tokens)]), np.zeros(1)) / ranks
+        moved = tokens * activation_bytes_per_token(facts, ranks)
+        of_step = {
+            "weight_bytes": weights,
+            "matrix_flops": flops,
+            "layers": 1.0,
+            "activation_bytes": moved,
+            "steps": 0.0,
+        }
+        # One layer is a part of a step, not a step of its own.
+        works.append(StepWork.of(np.ones(1), of_step | {"steps": 0.0}, {}))
+    return StepWork(*(np.concatenate([getattr(work, name) for work in works]) for name in ("steps", "first", "growth")))
+
+
+def error_pct(fitted, tested, overlap=True):
+    """Errors without sign of the times of `tested`, by costs fitted to `fitted`."""
+    costs = fit(work_of(fitted).first, fitted["seconds"].to_numpy(), overlap=overlap)
+    predicted = segment_times_s(work_of(tested), costs)
+    return np.abs(100 * (predicted / tested["seconds"].to_numpy() - 1))
+
+
+@pytest.mark.parametrize(("gpu", "median", "p90"), [("a100", 4.5, 14), ("h100", 5, 13), ("a40", 6.5, 14)])
+def test_four_costs_meet_the_operator_times_of_all_models_of_a_gpu(gpu, median, p90):
+    rows = operator_times()
+    rows = rows[rows["gpu"] == gpu]
+    errors, adding = error_pct(rows, rows), error_pct(rows, rows, overlap=False)
+    assert (np.median(errors) < median, np.percentile(errors, 90) < p90) == (True, True)
+    # On a GPU the slower of reading and computing decides; adding them up is worse.
+    assert np.median(errors) < np.median(adding)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "median"),
+    [
+        ("a100", "meta-llama/Llama-2-70b-hf", 4),
+        ("a100", "meta-llama/Llama-2-7b-hf", 8),
+        ("a100", "meta-llama/Meta-Llama-3-8B", 4.5),
+        ("h100", "meta-llama/Llama-2-70b-hf", 8),
+        ("h100", "meta-llama/Llama-2-7b-hf", 8),
+    ],
+)
+def test_the_operator_times_of_other_models_predict_those_of_a_model(gpu, model, median):
+    rows = operator_times()
+    rows = rows[rows["gpu"] == gpu]
+    errors = error_pct(rows[rows["model"] != model], rows[rows["model"] == model])
+    assert np.median(errors) < median
+
+
+@pytest.mark.parametrize(("gpu", "worst"), [("rtx4090", 10), ("l4", 50)])
+def test_the_default_shares_meet_published_sweeps(gpu, worst):
+    with (CONFIG / "published/concurrency_sweeps.csv").open(encoding="utf-8", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if resolve(row["gpu"])[0].name == gpu]
+    assert rows
+    for row in rows:
+        model, clients = models_by_repo()[row["model"]], int(row["concurrency"])
+        prompts = int(row["num_prompts"] or 20 * clients)
+        facts = read_model_facts(model.config, model.fixed_dtype)
+        requests = RequestLengths(*(np.full(prompts, int(row[name])) for name in ("prompt_tokens", "output_tokens")))
+        # A client sends its next request when it has the answer: like a waiting request that gets a free place.
+        settings = SchedulerSettings(clients, 2048, 16, facts.max_positions, async_scheduling=False)
+        schedule = make_schedule(requests, settings)
+        speed = default_speed(get_gpu(gpu), facts.dtype)
+        timed = lay(schedule, step_work(schedule.segments, facts), speed.costs, requests)
+        predicted = requests.output_tokens.sum() / timed.wall_s
+        assert abs(100 * (predicted / float(row["output_tokens_per_s"]) - 1)) < worst

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from tests.unit.predict.climbed import SETTINGS, climbed, facts_of, requests_of
+from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.predict.step_fit import FitError, fit_ladder, scheduled
+from workflow_scripts.predict.timing import lay
+
+CPU = StepCosts(
+    weight_bytes=1 / 12e9,
+    kv_bytes=1 / 6e9,
+    matrix_flops=1 / 60e9,
+    attention_flops=1 / 30e9,
+    steps=2e-3,
+    sequences=6e-5,
+    prompts=4e-4,
+    requests=2e-4,
+    overlap=False,
+)
+GPU = CPU.model_copy(update={"overlap": True, "weight_bytes": 1 / 20e9, "matrix_flops": 1 / 90e9})
+# Requests as no rung has them: more of them, and other lengths.
+OTHERS = requests_of(np.random.default_rng(3).integers((4, 2), (300, 40), (40, 2)).tolist())
+
+
+def error_pct(costs, true, model="tiny-llama-57m"):
+    """Error of the wall time of `OTHERS`, and of their median TTFT."""
+    schedule, work = scheduled(OTHERS, climbed(true, depths=()), SETTINGS, facts_of(model), not true.overlap)
+    found, real = (lay(schedule, work, one, OTHERS) for one in (costs, true))
+    pairs = (found.wall_s, real.wall_s), (np.median(found.ttft_s), np.median(real.ttft_s))
+    return [abs(100 * (a / b - 1)) for a, b in pairs]
+
+
+@pytest.mark.parametrize("true", [CPU, GPU], ids=["adds", "overlaps"])
+def test_the_steps_of_a_ladder_predict_other_requests(true):
+    found = fit_ladder(climbed(true), facts_of("tiny-llama-57m"), not true.overlap)
+    assert max(error_pct(found.costs, true)) < 2
+    assert found.costs.overlap == true.overlap
+    assert found.band.throughput == pytest.approx(1, abs=0.05)
+
+
+def test_passes_of_the_first_round_and_without_their_steps_do_not_count():
+    record = climbed(CPU, rounds=1)
+    with pytest.raises(FitError, match="no rung was passed twice"):
+        fit_ladder(record, facts_of("tiny-llama-57m"), True)
+    whole = climbed(CPU)
+    broken = [one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) for one in whole.climbs[0].passes]
+    with pytest.raises(FitError, match="with the steps that its schedule has"):
+        fit_ladder(
+            whole.model_copy(update={"climbs": [whole.climbs[0].model_copy(update={"passes": broken})]}),
+            facts_of("tiny-llama-57m"),
+            True,
+        )
+
+
+def test_another_model_follows_from_two_depths_and_the_rates():
+    # Rates are known within 15 %; what is left open by the steps of one model is decided by them.
+    guide = StepCosts.of_rates(12e9 * 1.15, 60e9 * 0.85, 2e-3, overlap=False)
+    found = fit_ladder(climbed(CPU), facts_of("tiny-llama-57m"), True, guide)
+    assert max(error_pct(found.costs, CPU, "smollm-135m")) < 15
+    alone = fit_ladder(climbed(CPU, depths=(1,)), facts_of("tiny-llama-57m"), True)
+    assert error_pct(alone.costs, CPU)[0] < 2
+
+
+def test_the_band_is_what_held_out_rungs_show():
+    quiet, loud = (fit_ladder(climbed(CPU, noise=n), facts_of("tiny-llama-57m"), True) for n in (0.02, 0.2))
+    assert 1 < quiet.band.throughput < 1.1 < loud.band.throughput < 2
+    assert quiet.band.ttft < loud.band.ttft
+    assert quiet.repeat_sd < 0.05 < loud.repeat_sd
+
+
+def test_with_fewer_than_nine_points_there_is_no_band():
+    record = climbed(CPU)
+    few = [one for one in record.climbs[0].passes if one.rung < 8]
+    record = record.model_copy(update={"climbs": [record.climbs[0].model_copy(update={"passes": few})]})
+    found = fit_ladder(record, facts_of("tiny-llama-57m"), True)
+    assert (found.band.points, found.band.throughput, found.band.ttft) == (8, None, None)
+
+
+def test_what_the_ladder_covered_is_known():
+    found = fit_ladder(climbed(CPU), facts_of("tiny-llama-57m"), True)
+    assert found.most["sequences"] == 16

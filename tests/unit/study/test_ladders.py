@@ -1,0 +1,64 @@
+import pytest
+
+from tests.unit.predict.planned import study, sweep
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.ladders import (
+    PROMPT_TOKENS_OF_RUNG,
+    LadderError,
+    identity,
+    ladders_of,
+    read_ladder,
+    rungs_for,
+)
+
+
+def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
+    planned = study(
+        tmp_path,
+        sweeps=[
+            sweep(knobs={"block_size": [16, 32], "max_num_seqs": [4, 64]}),
+            sweep(name="eager", knobs={"enforce_eager": True, "max_num_seqs": 8}),
+            sweep(name="ranks", knobs={"tensor_parallel_size": 2}),
+            sweep(name="drafts", knobs={"speculative_method": "ngram", "num_speculative_tokens": 2}),
+            sweep(name="hf", engine="hf-static", knobs={"batch_size": [2, 4], "cache_implementation": "static"}),
+            sweep(name="served", engine="vllm-serve", knobs={"request_rate_per_s": 2.0}),
+        ],
+    )
+    found = ladders_of(planned, expand(planned))
+    model = "llama-3.1-8b-instruct"
+    assert list(found) == [
+        f"h200/vllm/{model}/default",
+        f"h200/vllm/{model}/eager1",
+        f"h200/hf-static/{model}/cachestatic",
+    ]
+    many = found[f"h200/vllm/{model}/default"]
+    # The engine starts with the settings that allow most, but 24 requests are all that ever run.
+    assert (many.cell.knobs.max_num_seqs, many.sequences, many.tokens) == (64, 24, 64 + 32)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 20), (16, 512), (256, 4096)])
+def test_rungs_keep_to_what_the_engine_allows(kind, sequences, tokens):
+    rungs = rungs_for(sequences, tokens, kind)
+    assert rungs == rungs_for(sequences, tokens, kind)
+    assert all(prompt + output <= max(tokens, 14) + 10 for rung in rungs for prompt, output in rung)
+    assert {1, sequences} <= {len(rung) for rung in rungs}
+    assert any(len(rung) > sequences for rung in rungs)
+    one_each = max(sum(prompt for prompt, _ in rung) for rung in rungs)
+    assert one_each <= max(3 * PROMPT_TOKENS_OF_RUNG[kind], 16 * sequences)
+
+
+def test_cards_of_one_type_and_cpus_with_other_cores_are_different_devices():
+    card = {"name": "H200", "uuid": "GPU-1", "driver_version": "1", "power_limit_w": 700}
+    assert identity(card) != identity({**card, "uuid": "GPU-2"})
+    assert identity(card) == identity({**card, "power_limit_w": 600})
+    assert identity({"processor": "x", "cores": [0]}) != identity({"processor": "x", "cores": [0, 1]})
+
+
+@pytest.mark.parametrize(("text", "said"), [("[", "no record of"), ('{"gpu": 1}', "engine"), (None, "No such")])
+def test_what_is_no_ladder_is_said_so(tmp_path, text, said):
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LadderError, match=f"{path}.*{said}"):
+        read_ladder(path)

@@ -1,0 +1,213 @@
+"""Climb a device's ladders: serve short series of requests with an engine, and keep the time of each of its steps.
+
+    kvsweep measure-ladders --study config/studies/demo.yaml --gpu cpu-all
+
+writes `results/{study}/prepared/ladders/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a cell:
+forked, under the device's lock, with the settings of one of the study's cells. It is started twice, the second time
+with half of the model's layers and random weights, because only another depth tells the fixed time of a step from the
+time to read the weights.
+"""
+
+import os
+import random
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.common.command import RESULTS, STUDY, command, option
+from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
+from workflow_scripts.device.device_check import WrongDeviceError, device_lock
+from workflow_scripts.measure.engine import preload_of
+from workflow_scripts.measure.forkserver import ForkServerError
+from workflow_scripts.measure.forkserver import run as run_forked
+from workflow_scripts.measure.job import Job
+from workflow_scripts.measure.provenance import provenance
+from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.ladders import CLIMB_S, Climb, Ladder, LadderRecord, Lengths, Pass, ladders_of, rungs_for
+from workflow_scripts.study.outcome import Measured
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.protocol import PROTOCOL_VERSION
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+ROUNDS = 5
+SHALLOW_SHARE = 0.25  # of the time, for the second depth
+DEPTHS = ("num_hidden_layers", "n_layer")
+LOG_TAIL_LINES = 40
+START_LIMIT_S = 600.0
+
+
+class ClimbError(RuntimeError):
+    """The engine did not climb the ladder; the message says why."""
+
+
+def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None = None) -> LadderRecord:
+    """Climb a ladder at two depths and write its record, even if the engine breaks.
+
+    No pass begins after `limit_s` in total, or else the limit of the kind of device.
+
+    Raises:
+        StudyError: the model was not prepared.
+        WrongDeviceError: the device is another one.
+        ForkServerError: the measuring process could not be started.
+    """
+    cell, out = ladder.cell, paths.ladder(ladder.name)
+    definition = cell_definition(study, cell, resolved_models(study))
+    model_dir = paths.model(cell.model, model_key(definition.model))
+    if not (model_dir / "config.json").exists():
+        raise StudyError(f"{model_dir / 'config.json'} is not there; `snakemake calibrate` prepares and measures")
+    gpu = load_gpus()[cell.gpu]
+    scratch = out.with_suffix(".partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    config, steps = read_json(model_dir / "config.json"), rungs_for(ladder.sequences, ladder.tokens, gpu.kind)
+    depth = next(name for name in DEPTHS if name in config)
+    half = max(1, config[depth] // 2)
+    shallow = scratch / "shallow"
+    shutil.copytree(model_dir, shallow, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+    write_json(shallow / "config.json", config | {depth: half})
+    random_weights = definition.model.model_copy(update={"load_format": "dummy"})
+    dummy = definition.model_copy(update={"model": random_weights})
+    whole_s = limit_s or CLIMB_S[gpu.kind]
+    jobs = (
+        (model_dir, config[depth], definition, (1 - SHALLOW_SHARE) * whole_s),
+        (shallow, half, dummy, SHALLOW_SHARE * whole_s),
+    )
+    known: dict[str, Any] = {}
+    climbs: list[Climb] = []
+    with device_lock(gpu, cell.knobs.ranks):
+        try:
+            for number, (folder, layers, told, passes_s) in enumerate(jobs):
+                evidence = scratch / str(number)
+                measured = _forked(cell.engine, told, folder, evidence, steps, config["vocab_size"], passes_s)
+                climbs.append(_climb(layers, measured, evidence, steps))
+                known = known or {
+                    "device": measured.device,
+                    "host_load": measured.host_load,
+                    "dtype": measured.effective["dtype"],
+                }
+        except ClimbError as e:
+            known["failure"] = str(e)
+    record = LadderRecord(
+        gpu=cell.gpu,
+        engine=cell.engine,
+        engine_version=provenance(cell.engine)["engine_version"],
+        model=cell.model,
+        config_sha256=definition.model.config_sha256,
+        variant=ladder.variant,
+        knobs=ladder.cell.knobs.set_values(),
+        protocol=PROTOCOL_VERSION,
+        host=os.uname().nodename,
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        climbs=climbs,
+        **known,
+    )
+    record.write(out)
+    shutil.rmtree(scratch)
+    return record
+
+
+def _forked(
+    engine: str,
+    definition: Definition,
+    model_dir: Path,
+    evidence: Path,
+    steps: Sequence[list[Lengths]],
+    vocab: int,
+    limit_s: float,
+) -> Measured:
+    evidence.mkdir(parents=True)
+    draw = random.Random(0)
+    requests: list[dict[str, Any]] = []
+    places = []
+    for rung in steps:
+        places.append(list(range(len(requests), len(requests) + len(rung))))
+        for prompt, output in rung:
+            ids = [draw.randrange(vocab) for _ in range(prompt)]
+            requests.append({"request_id": str(len(requests)), "prompt_token_ids": ids, "output_tokens": output})
+    write_jsonl(evidence / "requests_to_serve.jsonl", requests)
+    job = evidence / "job.json"
+    Job(
+        definition=definition,
+        model_dir=model_dir,
+        workload=evidence / "requests_to_serve.jsonl",
+        evidence=evidence,
+        passes=[places[rung] for rung in order(len(steps))],
+        passes_s=limit_s,
+        start_limit_s=START_LIMIT_S,
+    ).write(job)
+    with (evidence / "engine.log").open("wb") as log:
+        ended = run_forked(
+            "workflow_scripts.measure.run",
+            [str(job)],
+            log,
+            dict(os.environ),
+            START_LIMIT_S + 2 * limit_s,
+            preload_of(engine),
+        )
+    written = evidence / "measured.json"
+    if ended.exit_status != 0 or not written.exists():
+        log_text = (evidence / "engine.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        raise ClimbError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
+    measured = Measured.model_validate(read_json(written))
+    if measured.wrong_device:
+        raise WrongDeviceError(measured.reason or "the wrong device")
+    if measured.outcome != "ok":
+        raise ClimbError(f"{measured.outcome}: {measured.reason}")
+    return measured
+
+
+def order(count: int, seed: int = 0) -> list[int]:
+    """Which rung each pass serves: all rungs in each round, in random order."""
+    draw = random.Random(seed)
+    return [rung for _ in range(ROUNDS) for rung in draw.sample(range(count), count)]
+
+
+def _climb(layers: int, measured: Measured, evidence: Path, steps: Sequence[list[Lengths]]) -> Climb:
+    ends: dict[int, list[float]] = {}
+    firsts: dict[int, list[float]] = {}
+    for step in read_jsonl(evidence / "steps.jsonl"):
+        ends.setdefault(step["repeat"], []).append(step["time_s"])
+    for request in read_jsonl(evidence / "requests.jsonl"):
+        firsts.setdefault(request["repeat"], []).append(request["first_token_s"])
+    passes = [
+        Pass(
+            rung=rung,
+            requests=steps[rung],
+            start_s=one.start_monotonic_s,
+            end_s=one.end_monotonic_s,
+            step_ends_s=ends.get(one.repeat, []),
+            ttft_s=[first - one.start_monotonic_s for first in firsts[one.repeat]],
+        )
+        for rung, one in zip(order(len(steps)), measured.repeats, strict=False)
+    ]
+    return Climb(layers=layers, effective=measured.effective, passes=passes)
+
+
+@command(
+    "measure-ladders",
+    STUDY,
+    option("--gpu", required=True, help="one of the study's devices"),
+    RESULTS,
+    option("--seconds", type=float, help="time for the passes of each ladder (default: by the device)"),
+)
+def main(args: Namespace) -> int:
+    """Climb all ladders of a device."""
+    study = load_study(args.study)
+    cells = expand(study)
+    if args.gpu not in (known := {cell.gpu for cell in cells}):
+        raise StudyError(f"study {study.name!r} has no device {args.gpu!r}; it has {', '.join(sorted(known))}")
+    ladders = ladders_of(study, [cell for cell in cells if cell.gpu == args.gpu])
+    try:
+        for name, ladder in ladders.items():
+            print(f"climbing {name}", flush=True)
+            record = climb(study, ladder, StudyPaths(args.results, study.name), args.seconds)
+            print(f"{sum(len(one.passes) for one in record.climbs)} passes", record.failure or "", flush=True)
+    except (WrongDeviceError, ForkServerError) as e:
+        print(f"kvsweep measure-ladders: {e}", file=sys.stderr)
+        return 1
+    return 0

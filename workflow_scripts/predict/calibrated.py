@@ -1,0 +1,130 @@
+"""The costs of steps that a prediction uses, in this order: a ladder of this device, a project file, its rates.
+
+A ladder of another model on the same device, engine and kernels comes after those of the model itself. What is used is
+always said.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from workflow_scripts.catalog.gpus_and_models import CONFIG, Dtype, Gpu, load_models
+from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.physics.calibration import UNCALIBRATED, Source, Speed, default_speed, peak_flop_per_s
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.predict.step_fit import FitError, StepFit, fit_ladder
+from workflow_scripts.study.ladders import LadderRecord, identity, read_ladder
+from workflow_scripts.study.protocol import PROTOCOL_VERSION
+
+# Records of ladders that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
+PROJECT_FILES = CONFIG / "calibration"
+# No prediction is called more exact than this, however well it meets the rungs of a ladder.
+LEAST_ERROR_PCT = 10.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What costs are needed for; `device` is what is known of the device at hand, empty if nothing is."""
+
+    gpu: Gpu
+    device: Mapping[str, Any]
+    rates: DeviceRates | None
+    engine: str
+    model: str
+    dtype: Dtype
+    variant: str
+    eager_layers: int = 0
+
+
+def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
+    """The best known costs; None if nothing is known of the device.
+
+    Raises:
+        LadderError: a record cannot be read.
+    """
+    default = default_speed(wanted.gpu, wanted.dtype, eager_layers=wanted.eager_layers, rates=wanted.rates)
+    unused = ""
+    for source, path in _candidates(wanted, ladders, project_files):
+        record = read_ladder(path)
+        if record.dtype is None or not record.climbs:
+            unused = f"; its ladder has no steps: {record.failure}"
+        elif _is_usable(record, wanted):
+            try:
+                found = _fitted(
+                    path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", default.costs if default else None
+                )
+                return _speed(found, record, record.dtype, wanted, source)
+            except FitError as e:
+                unused = f"; its ladder is of no use: {e}"
+    return default and default.model_copy(update={"how": default.how + unused})
+
+
+def _candidates(wanted: Wanted, ladders: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
+    """Records of the model itself, then those of other models."""
+    folders: list[tuple[Source, Path]] = [("project file", project_files / wanted.gpu.name / wanted.engine)]
+    if ladders is not None:
+        folders.insert(0, ("calibrated", ladders / wanted.gpu.name / wanted.engine))
+    name = f"{wanted.variant}.json"
+    for source, folder in folders:
+        if (folder / wanted.model / name).exists():
+            yield source, folder / wanted.model / name
+    for source, folder in folders:
+        yield from ((source, path) for path in sorted(folder.glob(f"*/{name}")) if path.parent.name != wanted.model)
+
+
+def _is_usable(record: LadderRecord, wanted: Wanted) -> bool:
+    """Whether steps were recorded as they are now, on this type of GPU, or on this very processor."""
+    if record.protocol != PROTOCOL_VERSION:
+        return False
+    return wanted.gpu.kind != "cpu" or identity(record.device) == identity(wanted.device)
+
+
+@cache
+def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None) -> StepFit:
+    record = read_ladder(path)
+    dtype, quantization = cast(Dtype, record.dtype), record.knobs.get("quantization")
+    facts = read_model_facts(load_models()[record.model].config, dtype, quantization)
+    return fit_ladder(record, facts, on_cpu, guide)
+
+
+def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
+    other = [
+        *([f"model {record.model}"] if record.model != wanted.model else []),
+        *([f"type {dtype}"] if dtype != wanted.dtype else []),
+    ]
+    how = (
+        f"fitted to {found.steps} steps of {record.model} in {dtype}, {record.engine_version}, "
+        f"on {record.host}, {record.measured_at}"
+    )
+    if wanted.gpu.kind != "cpu" and identity(record.device) != identity(wanted.device):
+        card = f"{record.device.get('name')} {record.device.get('uuid')}, driver {record.device.get('driver_version')}"
+        how += f"; of this type's {card}"
+    if other:
+        how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
+    elif found.band.throughput is None:
+        how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
+    banded = not other
+    return Speed(
+        costs=_in_type(found.costs, dtype, wanted),
+        source=source,
+        error_pct=_pct(found.band.throughput) if banded else None,
+        ttft_error_pct=_pct(found.band.ttft) if banded else None,
+        repeat_sd=found.repeat_sd,
+        covered=found.most,
+        how=how,
+    )
+
+
+def _pct(factor: float | None) -> float | None:
+    return None if factor is None else max(LEAST_ERROR_PCT, 100 * (factor - 1))
+
+
+def _in_type(costs: StepCosts, fitted: Dtype, wanted: Wanted) -> StepCosts:
+    """Costs for another type: operations take longer or shorter as the device's rates say; bytes stay bytes."""
+    known, now = (peak_flop_per_s(wanted.gpu, dtype, wanted.rates) for dtype in (fitted, wanted.dtype))
+    factor = known / now if known and now else 1.0
+    changed = {name: getattr(costs, name) * factor for name in ("matrix_flops", "attention_flops")}
+    return costs.model_copy(update=changed)

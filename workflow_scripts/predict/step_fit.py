@@ -1,0 +1,233 @@
+"""The costs of a device's steps, fitted to the steps of a ladder.
+
+Each pass of a ladder has the schedule that `predict` makes for its requests, so each of its steps has its work by kind
+(`physics.step_time.KINDS`) and its measured time. The costs are those with which non-negative least squares meets the
+times best, in shares of each time. docs/plan.md describes the method and its test.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.step_time import KINDS, FloatArray, StepCosts, StepWork, single_steps, split
+from workflow_scripts.predict.schedule import RequestLengths, Schedule, SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.predict.static_batches import static_schedule, static_work
+from workflow_scripts.predict.timing import lay, step_work
+from workflow_scripts.study.ladders import Climb, LadderRecord, Pass
+
+COVERAGE = 0.9
+# With fewer held-out points no quantile has this coverage: ceil((n + 1) 0.9) <= n.
+FEWEST_POINTS = 9
+FOLDS = 8
+WARM_ROUNDS = 1
+OVERLAP_ROUNDS = 20
+# Costs for which a device's rates give a first value. A factor of two away from it weighs as much as an error of
+# GUIDE_WEIGHT of the time of one step, so it decides only where the steps leave it open.
+GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
+GUIDE_WEIGHT = 0.5
+
+
+class FitError(ValueError):
+    """A ladder to which nothing can be fitted; the message says why."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung: its schedule and work, and what was measured (medians over its passes, without the first)."""
+
+    requests: RequestLengths
+    schedule: Schedule
+    work: StepWork
+    step_s: FloatArray
+    wall_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True)
+class Band:
+    """Largest error, as a factor above 1, of `COVERAGE` of held-out predictions; None with too few of them."""
+
+    throughput: float | None
+    ttft: float | None
+    points: int
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """Fitted costs, their band, and the range that the ladder covered (largest work of a step, by kind)."""
+
+    costs: StepCosts
+    band: Band
+    most: Mapping[str, float]
+    steps: int
+    repeat_sd: float | None = None
+
+
+def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: StepCosts | None = None) -> StepFit:
+    """Costs fitted to all rungs of a ladder, with a band from rungs that were held out in turn.
+
+    `guide` has the costs by the device's rates, for what the steps do not tell apart.
+
+    Raises:
+        FitError: no pass beyond the first of each rung is complete.
+    """
+    found = [rungs_of(climb, record, facts, on_cpu) for climb in record.climbs]
+    flat = [rung for rungs in found for rung in rungs]
+    if not flat:
+        raise FitError("no rung was passed twice with the steps that its schedule has")
+    costs = fit(*_steps_of(flat), guide, overlap=not on_cpu)
+    return StepFit(
+        costs=costs,
+        band=band(found[0], flat, guide, overlap=not on_cpu),
+        most=dict(zip(KINDS, np.max([rung.work.first.max(axis=0) for rung in found[0]], axis=0).tolist(), strict=True)),
+        steps=sum(len(rung.step_s) for rung in flat),
+        repeat_sd=_repeat_sd(record.climbs[0]),
+    )
+
+
+def rungs_of(climb: Climb, record: LadderRecord, facts: ModelFacts, on_cpu: bool) -> list[Rung]:
+    """The rungs of a climb that were passed again after the first round, which warms up."""
+    facts = replace(facts, stack=facts.stack[: climb.layers])
+    passes: dict[int, list[Pass]] = {}
+    for one in climb.passes:
+        passes.setdefault(one.rung, []).append(one)
+    made = []
+    for again in passes.values():
+        requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
+        schedule, work = scheduled(requests, record, climb.effective, facts, on_cpu)
+        steps = int(schedule.segments.steps.sum())
+        whole = [one for one in again[WARM_ROUNDS:] if len(one.step_ends_s) == steps]
+        if whole:
+            times = [np.diff([one.start_s, *one.step_ends_s]) for one in whole]
+            made.append(
+                Rung(
+                    requests=requests,
+                    schedule=schedule,
+                    work=work,
+                    step_s=np.median(times, axis=0),
+                    wall_s=float(np.median([one.end_s - one.start_s for one in whole])),
+                    ttft_s=float(np.median([np.median(one.ttft_s) for one in whole])),
+                )
+            )
+    return made
+
+
+def scheduled(
+    requests: RequestLengths, record: LadderRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
+) -> tuple[Schedule, StepWork]:
+    """What an engine with these settings runs when, and the work of it."""
+    if record.engine == "hf-static":
+        rows = int(record.knobs["batch_size"])
+        cache = record.knobs["cache_implementation"]
+        return static_schedule(requests, rows), static_work(requests, rows, facts, cache, copies_matrices=on_cpu)
+    tokens = int(effective["max_num_batched_tokens"])
+    settings = SchedulerSettings(
+        max_num_seqs=int(effective.get("max_num_seqs", tokens)),
+        max_num_batched_tokens=tokens,
+        block_size=int(effective["block_size"]),
+        max_model_len=int(effective.get("max_model_len", facts.max_positions)),
+        num_blocks=int(effective["num_gpu_blocks"]),
+        enable_prefix_caching=bool(effective["enable_prefix_caching"]),
+        enable_chunked_prefill=bool(effective.get("enable_chunked_prefill", True)),
+        async_scheduling=record.engine == "vllm" and not on_cpu,
+    )
+    schedule = make_schedule(requests, settings)
+    kv_cache_dtype = str(record.knobs.get("kv_cache_dtype", "auto"))
+    return schedule, step_work(schedule.segments, facts, kv_cache_dtype, taken_in=len(requests))
+
+
+def _repeat_sd(climb: Climb) -> float | None:
+    """Standard deviation of the logarithm of a rung's times over its passes; the median over all rungs."""
+    walls: dict[int, list[float]] = {}
+    for one in climb.passes:
+        walls.setdefault(one.rung, []).append(one.end_s - one.start_s)
+    found = [np.std(np.log(again[WARM_ROUNDS:]), ddof=1) for again in walls.values() if len(again) > WARM_ROUNDS + 1]
+    return float(np.median(found)) if found else None
+
+
+def _steps_of(rungs: Sequence[Rung]) -> tuple[FloatArray, FloatArray]:
+    """Work and time of every step."""
+    rows = np.concatenate([single_steps(rung.work) for rung in rungs])
+    return rows, np.concatenate([rung.step_s for rung in rungs])
+
+
+def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, overlap: bool) -> StepCosts:
+    """The costs that meet the times of steps best, by non-negative least squares on shares of these times.
+
+    Args:
+        rows: work of each step, one column per kind.
+        times: seconds of each step.
+        guide: decides where the steps of one model leave open which of two kinds of work takes the time.
+        overlap: whether reading overlaps with computing.
+    """
+    if not overlap:
+        return _costs(_solved(rows, times, guide), overlap=False)
+    # max(read, compute): which of the two decides in a step follows from the costs, and the costs from that.
+    best: tuple[float, StepCosts] | None = None
+    reads, computes = slice(0, 2), slice(2, 4)
+    for share in (0.25, 0.5, 1.0, 2.0, 4.0):
+        intensity = rows[:, computes].sum(axis=1) / rows[:, reads].sum(axis=1)
+        computing = intensity > share * np.median(intensity)
+        for _ in range(OVERLAP_ROUNDS):
+            counted = rows.copy()
+            counted[computing, reads], counted[~computing, computes] = 0.0, 0.0
+            costs = _costs(_solved(counted, times, guide), overlap=True)
+            reading_s, computing_s, overhead_s = split(rows, costs)
+            if (computing == (computing_s > reading_s)).all():
+                break
+            computing = computing_s > reading_s
+        off = float(np.square((np.maximum(reading_s, computing_s) + overhead_s) / times - 1).sum())
+        if best is None or off < best[0]:
+            best = off, costs
+    assert best is not None
+    return best[1]
+
+
+def _solved(rows: FloatArray, times: FloatArray, guide: StepCosts | None) -> FloatArray:
+    shares, target = rows / times[:, None], np.ones(len(times))
+    for kind in GUIDED if guide else ():
+        row = np.zeros(len(KINDS))
+        row[KINDS.index(kind)] = GUIDE_WEIGHT / getattr(guide, kind)
+        shares, target = np.vstack([shares, row]), np.append(target, GUIDE_WEIGHT)
+    # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
+    size = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
+    solution, _ = nnls(shares / size, target)
+    found: FloatArray = solution / size
+    return found
+
+
+def _costs(values: FloatArray, *, overlap: bool) -> StepCosts:
+    return StepCosts(**dict(zip(KINDS, values.tolist(), strict=True)), overlap=overlap)
+
+
+def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | None = None, *, overlap: bool) -> Band:
+    """The band from rungs of the model itself: each is predicted by costs that were fitted without it.
+
+    By split conformal prediction the error of a new point is below the ceil((n + 1) 0.9)-th smallest of n.
+    """
+    walls, firsts = [], []
+    for fold in range(min(FOLDS, len(held_out))):
+        out = {id(rung) for rung in held_out[fold::FOLDS]}
+        costs = fit(*_steps_of([rung for rung in rungs if id(rung) not in out]), guide, overlap=overlap)
+        for rung in held_out[fold::FOLDS]:
+            timed = lay(rung.schedule, rung.work, costs, rung.requests)
+            walls.append(abs(np.log(timed.wall_s / rung.wall_s)))
+            firsts.append(abs(np.log(np.median(timed.ttft_s) / rung.ttft_s)))
+    return Band(throughput=quantile(walls), ttft=quantile(firsts), points=len(walls))
+
+
+def quantile(errors: Sequence[float]) -> float | None:
+    """The conformal quantile of errors (of logarithms) as a factor; None with fewer than `FEWEST_POINTS`.
+
+    >>> quantile([0.1] * 8) is None, round(quantile([0.1] * 8 + [0.5]), 3)
+    (True, 1.649)
+    """
+    if len(errors) < FEWEST_POINTS:
+        return None
+    place = int(np.ceil((len(errors) + 1) * COVERAGE))
+    return float(np.exp(sorted(errors)[place - 1]))
