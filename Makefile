@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-report mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-report bench-predict mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -68,6 +68,9 @@ bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figur
 
 bench-report: $(VENV)/cpu.installed ## measure the report's page in a real Chromium
 	$(BIN)/python -m benchmarks.report_in_browser $(ARGS)
+
+bench-predict: $(VENV)/cpu.installed ## measure how well one minute per device predicts the demo's cells here
+	$(BIN)/python -m benchmarks.predict $(ARGS)
 
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)

@@ -1,0 +1,199 @@
+"""How well one minute per device predicts the rest, on this machine: ladders, then cells, then both compared.
+
+    make bench-predict       (or: python -m benchmarks.predict [--gpu cpu-1core cpu-all] [--seconds 8])
+
+First the ladders of the demo's cells are climbed, and those of a second model. All predictions are made then, before
+any cell is measured. Last the cells are measured. Errors are of output tokens per second and of the median TTFT. The
+other model's cells are predicted by the ladder of the first model alone, and the other way round.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, load_study
+
+DEMO = CHECKOUT / "config/studies/demo.yaml"
+MODEL, OTHER = "tiny-llama-57m", "smollm-135m"
+GOALS = {
+    "median error": "at most 8 %",
+    "90th percentile": "at most 20 %",
+    "cells within their band": "at least 80 %",
+    "another model, median error": "at most 15 %",
+    "TTFT of servers below saturation": "at most 30 %",
+}
+console = Console(width=120)
+
+# Predicted values by cell: output tokens/s with the ends of its band, and median TTFT.
+Predictions = Mapping[str, Mapping[str, Any]]
+
+
+def study_file(folder: Path, gpus: Sequence[str]) -> Path:
+    """The demo on some devices, with fewer repeats, and two cells of another model."""
+    study = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+    sweeps = []
+    for sweep in study["sweeps"]:
+        named = sweep["gpu"] if isinstance(sweep["gpu"], list) else [sweep["gpu"]]
+        if kept := [gpu for gpu in named if gpu in gpus]:
+            sweeps.append({**sweep, "gpu": kept})
+    knobs = {"block_size": 32, "max_num_seqs": [1, 16]}
+    other = {
+        "name": "other-model",
+        "gpu": gpus[0],
+        "engine": "vllm",
+        "model": OTHER,
+        "workload": "chat",
+        "knobs": knobs,
+    }
+    study |= {"name": "bench-predict", "repeats": 2, "sweeps": [*sweeps, other]}
+    study["models"] = {OTHER: {"load_format": "dummy"}}
+    path = folder / "bench-predict.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def predicted(study: Study, cells: Sequence[Cell], prepared: Path) -> Predictions:
+    """Predictions of cells, from what is prepared and nothing else."""
+    return {record["cell_id"]: record for record in predict_cells(study, cells, prepared, prepared / "no-files")}
+
+
+def crossed(study: Study, cells: Sequence[Cell], prepared: Path, folder: Path) -> Predictions:
+    """Predictions of vLLM's cells of each of the two models, without any ladder of the model itself."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for model in (MODEL, OTHER):
+        alone = folder / model
+        shutil.copytree(prepared / "devices", alone / "devices")
+        shutil.copytree(prepared / "ladders", alone / "ladders", ignore=shutil.ignore_patterns(model))
+        gpu = next(cell.gpu for cell in cells if cell.model == OTHER)
+        some = [cell for cell in cells if (cell.model, cell.gpu, cell.engine) == (model, gpu, "vllm")]
+        found |= predicted(study, some, alone)
+    return found
+
+
+def measured(paths: StudyPaths, cell: Cell) -> tuple[float, float] | None:
+    """Output tokens/s and median TTFT of a cell, each the median over its repeats; None if it did not end `ok`."""
+    outcome = read_outcome(paths.outcome(cell))
+    if outcome.outcome != "ok":
+        return None
+    requests = list(read_jsonl(paths.cell(cell) / "raw/requests.jsonl"))
+    rates, firsts = [], []
+    for repeat in outcome.repeats:
+        own = [request for request in requests if request["repeat"] == repeat.repeat]
+        rates.append(sum(r["output_tokens"] for r in own) / (repeat.end_monotonic_s - repeat.start_monotonic_s))
+        firsts.append(float(np.median([r["first_token_s"] - repeat.start_monotonic_s for r in own])))
+    return float(np.median(rates)), float(np.median(firsts))
+
+
+def errors_pct(predictions: Predictions, values: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Error of each cell's rate and TTFT in per cent, with sign: above zero if the value is predicted too high.
+
+    >>> errors_pct({"a": {"output_tokens_per_s": 110, "ttft_s_p50": 1}}, {"a": (100, 2)})
+    {'a': (10.0, -50.0)}
+    """
+    return {
+        cell: (
+            round(100 * (predictions[cell]["output_tokens_per_s"] / rate - 1), 1),
+            round(100 * (predictions[cell]["ttft_s_p50"] / first_s - 1), 1),
+        )
+        for cell, (rate, first_s) in values.items()
+        if predictions.get(cell, {}).get("output_tokens_per_s") is not None
+    }
+
+
+def within_band(predictions: Predictions, values: Mapping[str, tuple[float, float]]) -> list[bool]:
+    """Whether each cell that has a band is within it."""
+    found = []
+    for cell, (rate, _) in values.items():
+        low, high = (predictions.get(cell, {}).get(f"output_tokens_per_s_{end}") for end in ("low", "high"))
+        if low is not None and high is not None:
+            found.append(low <= rate <= high)
+    return found
+
+
+def show(whole: Predictions, cross: Predictions, values: Mapping[str, tuple[float, float]]) -> None:
+    """Print each cell, and the figures beside their goals."""
+    errors, other = errors_pct(whole, values), errors_pct(cross, values)
+    table = Table(title="Errors (%), above zero if predicted too high", title_justify="left")
+    for heading in ("cell", "output tok/s", "TTFT p50", "from", "by another model's ladder"):
+        table.add_column(heading, overflow="fold", justify="left" if heading in ("cell", "from") else "right")
+    for cell in values:
+        rate, first = errors.get(cell, (None, None))
+        source = whole.get(cell, {}).get("speed_source")
+        table.add_row(cell, *map(_text, (rate, first)), str(source), _text(other.get(cell, (None,))[0]))
+    console.print(table)
+    rates = np.abs([rate for cell, (rate, _) in errors.items() if f"/{OTHER}/" not in cell])
+    inside = within_band(whole, values)
+    figures = {
+        "median error": f"{np.median(rates):.1f} %, {len(rates)} of {len(values)} cells" if len(rates) else "none",
+        "90th percentile": f"{np.percentile(rates, 90):.1f} %" if len(rates) else "none",
+        "cells within their band": f"{100 * np.mean(inside):.0f} % of {len(inside)}"
+        if inside
+        else "no cell has a band",
+        "another model, median error": f"{np.median(np.abs([r for r, _ in other.values()])):.1f} %"
+        if other
+        else "none",
+        "TTFT of servers below saturation": "not predicted: the load on a server is not modelled",
+    }
+    goals = Table(title="Figures and goals", title_justify="left")
+    for heading in ("", "here", "goal"):
+        goals.add_column(heading)
+    for name, figure in figures.items():
+        goals.add_row(name, figure, GOALS[name])
+    console.print(goals)
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1f}"
+
+
+def _call(*command: str) -> None:
+    subprocess.run([sys.executable, "-m", *command], cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Climb, predict, measure, compare."""
+    parser = argparse.ArgumentParser(description="Measure how well short ladders predict the demo's cells here.")
+    parser.add_argument("--gpu", nargs="+", default=["cpu-1core", "cpu-all"], help="devices (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=8, help="for the passes of each ladder (default: %(default)s)")
+    args = parser.parse_args(argv)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="bench-predict-") as name:
+        folder = Path(name)
+        file, results = study_file(folder, args.gpu), folder / "results"
+        study = load_study(file)
+        cells, paths = expand(study), StudyPaths(results, study.name)
+        flow = ("snakemake", "--quiet", "all", "--cores", "all", "--nolock", "--config", f"study={file}")
+        flow += (f"results={results}", "--")
+        _call(*flow, "prepare", *(str(paths.device(gpu)) for gpu in args.gpu))
+        for gpu in args.gpu:
+            options = ("--study", str(file), "--results", str(results), "--seconds", str(args.seconds))
+            _call("workflow_scripts", "measure-ladders", "--gpu", gpu, *options)
+        console.print(f"ladders after {time.monotonic() - began:.0f} s")
+        whole, cross = predicted(study, cells, paths.prepared), crossed(study, cells, paths.prepared, folder)
+        _call(*flow, *(str(paths.outcome(cell)) for cell in cells))
+        found = {cell.id: measured(paths, cell) for cell in cells}
+        show(whole, cross, {cell: values for cell, values in found.items() if values is not None})
+        console.print(f"{time.monotonic() - began:.0f} s in total (goal: at most 300 s)")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
