@@ -1,4 +1,4 @@
-"""Climb a device's ladders: serve short series of requests with an engine, and keep the time of each of its steps.
+"""Climb a device's ladders: serve short series of requests and time each step of the engine.
 
     kvsweep measure-ladders --study config/studies/demo.yaml --gpu cpu-all
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from workflow_scripts.engines.hf_engines import HF_STATIC
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KINDS, FloatArray, StepCosts, StepWork, single_steps, split
 from workflow_scripts.predict.schedule import RequestLengths, Schedule, SchedulerSettings
@@ -121,7 +123,7 @@ def scheduled(
     requests: RequestLengths, record: LadderRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
 ) -> tuple[Schedule, StepWork]:
     """What an engine with these settings runs when, and the work of it."""
-    if record.engine == "hf-static":
+    if record.engine == HF_STATIC.name:
         rows = int(record.knobs["batch_size"])
         cache = record.knobs["cache_implementation"]
         return static_schedule(requests, rows), static_work(requests, rows, facts, cache, copies_matrices=on_cpu)
@@ -134,7 +136,7 @@ def scheduled(
         num_blocks=int(effective["num_gpu_blocks"]),
         enable_prefix_caching=bool(effective["enable_prefix_caching"]),
         enable_chunked_prefill=bool(effective.get("enable_chunked_prefill", True)),
-        async_scheduling=record.engine == "vllm" and not on_cpu,
+        async_scheduling=record.engine == VLLM.name and not on_cpu,
     )
     schedule = make_schedule(requests, settings)
     kv_cache_dtype = str(record.knobs.get("kv_cache_dtype", "auto"))

@@ -15,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.knobs import Knobs
+from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
-ENGINES_WITH_STEPS = ("vllm", "hf-static", "hf-continuous")
+ENGINES_WITH_STEPS = (VLLM.name, HF_STATIC.name, HF_CONTINUOUS.name)
 # Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
 CLIMB_S = {"cpu": 20.0, "cuda": 40.0, "rocm": 40.0}
 # Most prompt tokens of a rung, so that a few rounds fit into that time.
