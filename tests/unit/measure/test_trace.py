@@ -29,13 +29,14 @@ def test_memory_is_that_of_the_process_and_its_children() -> None:
 
 
 def test_a_child_that_is_gone_is_no_fault() -> None:
+    # The sampler leaves itself out, and here it is the watched process too: what remains are children of other tests.
+    others = process_sampler(psutil.Process().pid)()["process_memory_bytes"]
     child = subprocess.Popen([sys.executable, "-c", HOLD])
     sample = process_sampler(psutil.Process().pid)
     sample()
     child.kill()
     child.wait()
-    # The sampler leaves itself out, and here it is the watched process too: nothing is left to count.
-    assert sample()["process_memory_bytes"] == 0
+    assert sample()["process_memory_bytes"] == pytest.approx(others, abs=5e6)
 
 
 def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path: Path) -> None:

@@ -629,7 +629,7 @@ def test_the_example_of_the_help_can_be_typed_in(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: llama-3"),
+        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: gpt-oss-120b, llama-3"),
         (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
         (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
         (["--quantization", "int3"], "quantization 'int3' is not supported"),
