@@ -233,14 +233,14 @@ def test_the_tables_put_servers_side_by_side(results: Path) -> None:
         *(f"{SERVE}-{load}" for load in ("rate4", "rate1000", "users4")),
         OPENAI.format("transformers-serve"),
     }
-    for name in ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "ttft_s_p99", "itl_s_p50", "e2e_s_p99"):
+    for name in ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "itl_s_p50", "e2e_s_p50"):
         assert (summary[name] > 0).all(), name
-    assert (summary["ttft_s_p50"] <= summary["ttft_s_p99"]).all()
+    assert (summary["ttft_s_p50"] <= summary["e2e_s_p50"]).all()
+    assert summary[["ttft_s_p99", "e2e_s_p99"]].isna().all(axis=None)  # a bound of it needs 368 requests
     assert (summary["memory_utilization"].between(0, 1)).all()
     assert bool(summary.loc[f"{SERVE}-rate1000", "saturated"])
     # A thousand requests a second arrive, and no more than four run at once.
     assert summary.loc[f"{SERVE}-rate1000", "requests_per_s"] < 500
-    assert summary.loc[f"{SERVE}-rate1000", "ttft_s_p99"] > summary.loc[f"{SERVE}-rate4", "ttft_s_p99"]
     page = (results / "report.html").read_text(encoding="utf-8")
     assert "Servers side by side" in page
     assert "More load than " in page  # the server sustains, or client and server where others use the cores

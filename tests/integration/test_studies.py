@@ -107,11 +107,11 @@ def test_the_claims_on_prefix_caching_are_held_against_it(prefix_caching: Result
 
 def check_latencies(summary: pd.DataFrame) -> None:
     """Every server answered, and no time is missing or out of order."""
-    times = summary[["ttft_s_p50", "ttft_s_p99", "itl_s_p50", "e2e_s_p50", "e2e_s_p99"]].astype(float)
-    assert times.notna().all().all(), summary.to_string()
-    assert (times > 0).all().all()
-    assert (times["ttft_s_p50"] <= times["ttft_s_p99"]).all()
+    times = summary[["ttft_s_p50", "itl_s_p50", "e2e_s_p50"]].astype(float)
+    assert times.notna().all(axis=None), summary.to_string()
+    assert (times > 0).all(axis=None)
     assert (times["ttft_s_p50"] <= times["e2e_s_p50"]).all()
+    assert summary[["ttft_s_p99", "e2e_s_p99"]].isna().all(axis=None)  # a bound of it needs 368 requests
     assert (summary["requests_per_s"] > 0).all()
 
 
