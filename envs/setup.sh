@@ -4,9 +4,10 @@
 #     envs/setup.sh install LOCK FOLDER               add LOCK.txt to the Python environment FOLDER
 #     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
 #
-# LOCK is cpu, dev, cuda, tools or uv. With all but dev and uv the command `kvsweep` of this checkout is installed too. FOLDER is made where it is no environment yet, by the command that PYTHON
-# names, by python3.11, or by a Python 3.11 that uv fetches. Installing removes nothing, so that dev can
-# go on top of cpu. Called from the repository's root.
+# LOCK is cpu, dev, cuda, tools or uv. With cpu, cuda and tools the command `kvsweep` of this checkout is installed
+# too, except where only envs/ is, as in a container or an unpacked archive. FOLDER is made where it is no environment
+# yet, by the command that PYTHON names, by python3.11, or by a Python 3.11 that uv fetches. Installing removes
+# nothing, so that dev can go on top of cpu. Called from the repository's root.
 set -euo pipefail
 
 verb=$1 lock=$2 folder=$3
@@ -67,7 +68,8 @@ install)
     "$folder/bin/uv" pip install --python "$folder" --no-deps --require-hashes \
         --build-constraints "envs/$lock.txt" --requirement "envs/$lock.txt" "${options[@]}" "$@"
     case $lock in cpu | cuda | tools) # `kvsweep` runs the code of this checkout; the lock's setuptools installs it
-        "$folder/bin/uv" pip install --python "$folder" --quiet --offline --no-deps --no-build-isolation --editable .
+        [ ! -e pyproject.toml ] || "$folder/bin/uv" pip install --python "$folder" --quiet --offline --no-deps \
+            --no-build-isolation --editable .
         ;;
     esac
     ;;

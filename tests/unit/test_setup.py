@@ -23,7 +23,7 @@ Setup = Callable[..., "tuple[subprocess.CompletedProcess[str], list[str]]"]
 
 
 def write_command(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
@@ -85,3 +85,18 @@ def test_a_python_that_is_named_is_the_only_one_asked(setup: Setup, tmp_path: Pa
     assert done.returncode == 2
     assert f"the locks are for Python 3.11, and '{tmp_path}/python3.13' is not one" in done.stderr
     assert said == []
+
+
+@pytest.mark.parametrize(("lock", "installs"), [("cpu", True), ("cuda", True), ("tools", True), ("dev", False)])
+@pytest.mark.parametrize("has_code", [True, False])
+def test_the_command_is_installed_where_its_code_is(tmp_path: Path, lock: str, installs: bool, has_code: bool) -> None:
+    shutil.copytree(ROOT / "envs", tmp_path / "envs")
+    if has_code:
+        (tmp_path / "pyproject.toml").touch()
+    for name in ("pip", "python", "uv"):
+        write_command(tmp_path / "environment/bin" / name, f'#!/bin/bash\necho "{name} $*" >> "$PLACE/said"\n')
+    command = ["/bin/bash", "envs/setup.sh", "install", lock, "environment"]
+    subprocess.run(command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "PLACE": str(tmp_path)}, check=True)
+    said = (tmp_path / "said").read_text()
+    assert f"--requirement envs/{lock}.txt" in said
+    assert ("--editable ." in said) == (installs and has_code)
