@@ -106,8 +106,18 @@ class Command:
 
 
 def command(name: str, *options: AddOption) -> Callable[[Body], Command]:
-    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code."""
-    return lambda body: Command(name, body, options)
+    """Make a function the command `kvsweep NAME`; it gets the parsed options and may return an exit code.
+
+    If its module is itself run as a program, which would do nothing, that ends with a message and exit code 2.
+    """
+
+    def decorate(body: Body) -> Command:
+        if body.__module__ == "__main__":
+            print(f"{sys.argv[0]}: call this command as `kvsweep {name}`", file=sys.stderr)
+            raise SystemExit(BAD_INPUT)
+        return Command(name, body, options)
+
+    return decorate
 
 
 def run_command(main: Callable[[], int]) -> NoReturn:

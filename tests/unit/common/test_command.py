@@ -40,6 +40,13 @@ def test_the_status_of_a_command_is_what_its_main_returns() -> None:
     assert failed.stderr == "kvsweep log: missing.log: No such file or directory\n"
 
 
+@pytest.mark.parametrize(("module", "name"), [("parse.engine_log", "log"), ("analyse.limits", "table-limits")])
+def test_a_module_that_is_run_instead_of_its_command_names_the_command(module: str, name: str) -> None:
+    failed = piped(f"workflow_scripts.{module} {LOG}")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.endswith(f"{module.rpartition('.')[2]}.py: call this command as `kvsweep {name}`\n")
+
+
 def test_every_module_that_is_run_by_name_ends_in_this_way() -> None:
     modules = [path for folder in ("workflow_scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     ends = {
