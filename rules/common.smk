@@ -149,6 +149,12 @@ def outcomes_of(gpu):
     return [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == gpu and id not in LEFT]
 
 
+def outcomes_of_starts(gpu):
+    """The outcomes of a GPU's cells, and those of further starts, which are measured by hand."""
+    starts = (PATHS.outcomes(id) for id, cell in CELLS.items() if cell.gpu == gpu)
+    return [*outcomes_of(gpu), *(path for found in starts for start, path in found.items() if start > 1)]
+
+
 def device_records():
     """Records of the devices' rates; none for a device whose cells were all measured on another host."""
     only_known = PARTIAL or CELLS_PER_JOB

@@ -9,7 +9,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_is_left
 from workflow_scripts.study.outcome import never_ran
 
-measured_outcomes = outcomes_of
+measured_outcomes = outcomes_of_starts
 
 # With `--jobs`, which is for other machines, jobs find their devices where they run.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
