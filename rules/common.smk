@@ -79,9 +79,11 @@ BATCHES = {}
 PREPARE_RESOURCES = {}
 CALIBRATE = {"resources": {"host_device": 1}, "setup": "", "launcher": "", "gpus": None}
 ON_NODES = ["measure"]
-# Filled by rules/measure.smk: cells that this machine has no device for, and the same in words.
+# Filled by rules/measure.smk: cells that this machine has no device for, and the same in words; devices with ladders
+# that it does not have.
 LEFT = {}
 WHY_LEFT = ""
+ABSENT = set()
 
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
@@ -171,9 +173,8 @@ def ladder_records():
 def calibrated_gpus():
     """The devices that have ladders and that this machine or this cluster has."""
     here = CALIBRATE["gpus"]
-    left = {cell.gpu for cell in LEFT.values()}
     with_ladder = dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values())
-    return [gpu for gpu in with_ladder if (gpu in here if here is not None else gpu not in left)]
+    return [gpu for gpu in with_ladder if (gpu in here if here is not None else gpu not in ABSENT)]
 
 
 def all_measured(gpu):

@@ -17,6 +17,7 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     found = gpus_here()
     left = [cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found) if not is_current(cell.id)]
     LEFT |= {cell.id: cell for cell in left}
+    ABSENT |= {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
     if left:
         WHY_LEFT = f"{what_is_left(left, found)}. The same call on a machine that has them measures these cells."
         if not MEASURES_NOTHING & set(sys.argv):

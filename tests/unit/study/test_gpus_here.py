@@ -61,7 +61,7 @@ def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
     return Cell(gpu, engine, "opt-125m", "w", load_engines()[engine].knobs.model_validate(knobs), ("s",))
 
 
-def write_study(folder: Path) -> Path:
+def write_study(folder: Path, **knobs: object) -> Path:
     study = {
         "schema_version": 1,
         "name": "mixed",
@@ -75,7 +75,7 @@ def write_study(folder: Path) -> Path:
                 "engine": "vllm",
                 "model": "tiny-llama-57m",
                 "workload": "w",
-                "knobs": {"max_num_seqs": [1, 2]},
+                "knobs": {"max_num_seqs": [1, 2], **knobs},
             }
         ],
     }
@@ -95,14 +95,24 @@ def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path: Path) -
     assert [*cells_without_gpu(study, cells, [H200, L40S])] == [alone, pair]
 
 
-def dry_run(study: Path, results: Path) -> str:
-    """What a call would do on a machine without NVIDIA's driver, and what it says."""
+NO_DRIVER = "class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('no driver')\n"
+ONE_H200 = f"""
+class NVMLError(Exception): pass
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 1
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetName = lambda handle: {H200!r}
+"""
+
+
+def dry_run(study: Path, results: Path, *targets: str, nvml: str = NO_DRIVER) -> str:
+    """What a call would do on a machine without NVIDIA's driver, or with another `nvml`, and what it says."""
     stand_in = results / "pynvml.py"
     stand_in.parent.mkdir(parents=True, exist_ok=True)
-    stand_in.write_text("class NVMLError(Exception): pass\ndef nvmlInit(): raise NVMLError('no driver')\n")
+    stand_in.write_text(nvml)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "snakemake", "--nolock", "--dry-run", "--printshellcmds"),
+            *(sys.executable, "-m", "snakemake", *targets, "--nolock", "--dry-run", "--printshellcmds"),
             *("--config", f"study={study}", f"results={results}"),
         ],
         cwd=CHECKOUT,
@@ -151,6 +161,30 @@ def write_outcome(study, cell: Cell, paths: StudyPaths, **changes) -> None:
     known = {"cell_id": cell.id, "definition": definition.as_json(), "definition_sha256": definition_sha256(definition)}
     paths.outcome(cell).parent.mkdir(parents=True, exist_ok=True)
     Outcome.model_validate(known | {"outcome": "ok", "provenance": {}} | changes).write(paths.outcome(cell))
+
+
+def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
+    study_file, results = write_study(tmp_path, tensor_parallel_size=[1, 2]), tmp_path / "results"
+    # A pair is missing, but a ladder needs one GPU.
+    planned = dry_run(study_file, results, "calibrate", nvml=ONE_H200)
+    assert "ladders/h200.done" in planned
+    assert "ladders/cpu-1core.done" in planned
+    # All cells of the missing GPU were measured elsewhere, so none is left out.
+    study = load_study(study_file)
+    for one in expand(study):
+        write_outcome(study, one, StudyPaths(results, study.name), phases_s={"start": 1.0})
+    planned = dry_run(study_file, results, "calibrate")
+    assert "ladders/h200.done" not in planned
+    assert "ladders/cpu-1core.done" in planned
+
+
+def test_a_further_start_of_a_cell_is_parsed(tmp_path: Path) -> None:
+    study_file, results = write_study(tmp_path), tmp_path / "results"
+    study = load_study(study_file)
+    again = StudyPaths(results, study.name).outcome(next(iter(expand(study))), 2)
+    again.parent.mkdir(parents=True)
+    again.touch()
+    assert str(again) in dry_run(study_file, results)
 
 
 def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) -> None:
