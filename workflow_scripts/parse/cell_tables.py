@@ -24,7 +24,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes, write_json
 from workflow_scripts.common.sources import sources
 from workflow_scripts.parse.cell_facts import TABLES, CellFacts, frame, parse_cell
-from workflow_scripts.study.paths import START_FOLDER, start_number
+from workflow_scripts.study.paths import START_FOLDER, start_folder, start_number
 
 STAMPS = "stamps.json"
 START = ["cell_id", "start"]
@@ -35,9 +35,13 @@ Start = tuple[str, int]  # a cell's id, and the number of its start
 
 def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     """Folders of the starts that have ended, in the order of cells and starts."""
-    first = ((path.parent, path.parent) for path in (cells / gpu).glob("*/*/*/*/outcome.json"))
-    further = ((path.parent, path.parents[1]) for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/outcome.json"))
-    found = {(cell.relative_to(cells).as_posix(), start_number(folder)): folder for folder, cell in (*first, *further)}
+    found = {}
+    for path in (cells / gpu).glob("*/*/*/*/outcome.json"):
+        found[path.parent.relative_to(cells).as_posix(), 1] = path.parent
+    for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/outcome.json"):
+        number = start_number(path.parent)
+        if number > 1 and path.parent.name == start_folder(number):  # not a copy, such as `start-2.old`
+            found[path.parents[1].relative_to(cells).as_posix(), number] = path.parent
     return dict(sorted(found.items()))
 
 

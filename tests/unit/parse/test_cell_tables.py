@@ -144,6 +144,14 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells: Path, tmp_path: Pa
     pd.testing.assert_frame_equal(kept, requests)
 
 
+@pytest.mark.parametrize("name", ["start-2.old", "start-02", "start-1"])
+def test_a_copy_of_a_start_is_no_start(cells: Path, tmp_path: Path, name: str) -> None:
+    write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
+    parse_cells(cells, "cpu-all", tmp_path / "parsed", 1)
+    facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
+    assert facts.loc[facts["name"] == "outcome", ["start", "text"]].to_numpy().tolist() == [[1, "ok"]]
+
+
 def test_only_changed_cells_are_read_again(cells: Path, tmp_path: Path) -> None:
     out = tmp_path / "parsed"
     other = cells / CELL.replace("seqs4", "seqs8")
