@@ -13,7 +13,7 @@ import random
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,22 +65,21 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
     scratch = out.with_suffix(".partial")
     shutil.rmtree(scratch, ignore_errors=True)
     config, steps = read_json(model_dir / "config.json"), rungs_for(ladder.sequences, ladder.tokens, gpu.kind)
-    depth = next(name for name in DEPTHS if name in config)
-    half = max(1, config[depth] // 2)
     shallow = scratch / "shallow"
     shutil.copytree(model_dir, shallow, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
-    write_json(shallow / "config.json", config | {depth: half})
     random_weights = definition.model.model_copy(update={"load_format": "dummy"})
     dummy = definition.model_copy(update={"model": random_weights})
     whole_s = limit_s or CLIMB_S[gpu.kind]
-    jobs = (
-        (model_dir, config[depth], definition, (1 - SHALLOW_SHARE) * whole_s),
-        (shallow, half, dummy, SHALLOW_SHARE * whole_s),
-    )
     known: dict[str, Any] = {}
     climbs: list[Climb] = []
     with device_lock(gpu, cell.knobs.ranks):
         try:
+            whole, half, of_half = shallower(config)
+            write_json(shallow / "config.json", of_half)
+            jobs = (
+                (model_dir, whole, definition, (1 - SHALLOW_SHARE) * whole_s),
+                (shallow, half, dummy, SHALLOW_SHARE * whole_s),
+            )
             for number, (folder, layers, told, passes_s) in enumerate(jobs):
                 evidence = scratch / str(number)
                 measured = _forked(cell.engine, told, folder, evidence, steps, config["vocab_size"], passes_s)
@@ -109,6 +108,24 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
     record.write(out)
     shutil.rmtree(scratch)
     return record
+
+
+def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
+    """A model's number of layers, half of it, and the configuration with that half: its first layers.
+
+    >>> shallower({"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]})
+    (4, 2, {'num_hidden_layers': 2, 'vocab_size': 9, 'layer_types': ['a', 'b']})
+
+    Raises:
+        ClimbError: the configuration does not say how many layers or tokens there are.
+    """
+    depth = next((name for name in DEPTHS if name in config), None)
+    if depth is None or "vocab_size" not in config:
+        raise ClimbError(f"config.json does not have vocab_size and one of {', '.join(DEPTHS)}")
+    whole = config[depth]
+    half = max(1, whole // 2)
+    by_layer = {name: value[:half] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
+    return whole, half, {**config, **by_layer, depth: half}
 
 
 def _forked(

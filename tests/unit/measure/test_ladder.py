@@ -1,0 +1,23 @@
+"""The second depth of a ladder."""
+
+import json
+
+import pytest
+
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.measure.ladder import ClimbError, shallower
+
+
+def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
+    config = json.loads(get_model("gpt-oss-120b").config.read_text(encoding="utf-8"))
+    whole, half, of_half = shallower(config)
+    assert (whole, half, of_half["num_hidden_layers"]) == (36, 18, 18)
+    assert of_half["layer_types"] == config["layer_types"][:18]
+    changed = {name for name in config if of_half[name] != config[name]}
+    assert changed == {"num_hidden_layers", "layer_types"}
+
+
+@pytest.mark.parametrize("config", [{"text_config": {"num_hidden_layers": 2}}, {"n_layer": 2}])
+def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config: dict[str, object]) -> None:
+    with pytest.raises(ClimbError, match="vocab_size and one of num_hidden_layers, n_layer"):
+        shallower(config)
