@@ -75,8 +75,9 @@ def _installed() -> dict[str, str]:
 
 
 def installed_sha256() -> str:
-    """SHA-256 of the names and versions of all installed packages."""
-    pins = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions()}
+    """SHA-256 of the names and versions of all installed packages but this one, which has its commit."""
+    found = {(d.metadata["Name"], d.version) for d in metadata.distributions()}
+    pins = {f"{name}=={version}" for name, version in found if name != "kvsweep"}
     return hashlib.sha256("\n".join(sorted(pins)).encode()).hexdigest()
 
 

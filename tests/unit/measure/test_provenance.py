@@ -1,6 +1,7 @@
 """The environment from which a result comes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,15 @@ def test_another_environment_is_told_by_what_is_installed(
     assert found["lock"] is None
     assert found["lock_sha256"] == provenance.installed_sha256() != of_lock
     assert found["versions"][package] == version
+
+
+def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hash_with(*packages: str) -> str:
+        found = [SimpleNamespace(metadata={"Name": name}, version="1") for name in packages]
+        monkeypatch.setattr(provenance.metadata, "distributions", lambda: found)
+        return provenance.installed_sha256()
+
+    assert hash_with("torch", "kvsweep") == hash_with("torch") != hash_with("torch", "vllm")
 
 
 @pytest.mark.parametrize(
