@@ -250,9 +250,9 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
 def _touch(file: Path) -> None:
     """Set a file's time to now, for whichever user it belongs to."""
     with contextlib.suppress(OSError):
-        file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        file.touch(mode=0o666)
+        file.touch()
+    with contextlib.suppress(OSError):  # of another user, who has done this
+        file.chmod(0o666)  # whatever the umask: the folder lets nobody replace another user's file
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:

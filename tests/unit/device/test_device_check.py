@@ -1,5 +1,6 @@
 """The check that this GPU is the one that a cell needs. NVML is replaced by a stand-in with one card."""
 
+import os
 import sys
 import tempfile
 from itertools import cycle
@@ -194,3 +195,17 @@ def test_all_cpu_devices_and_ranks_share_one_lock(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with device_lock(load_gpus()["cpu-1core"], 2):
         assert [path.name for path in (tmp_path / "kvsweep-locks").iterdir()] == ["cpu.lock"]
+
+
+def test_any_user_may_note_that_the_device_was_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    before = os.umask(0o077)
+    try:
+        with device_lock(load_gpus()["cpu-1core"]) as idle_s:
+            assert idle_s is None
+    finally:
+        os.umask(before)
+    (left,) = (tmp_path / "kvsweep-locks").glob("*.left")
+    assert left.stat().st_mode & 0o777 == 0o666
+    with device_lock(load_gpus()["cpu-1core"]) as idle_s:
+        assert idle_s is not None
