@@ -76,11 +76,11 @@ def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: Ste
     `guide` has the costs by the device's rates, for what the steps do not tell apart.
 
     Raises:
-        FitError: no pass beyond the first of each rung is complete.
+        FitError: no rung of the model itself has a complete pass after its first.
     """
     found = [rungs_of(climb, record, facts, on_cpu) for climb in record.climbs]
     flat = [rung for rungs in found for rung in rungs]
-    if not flat:
+    if not found or not found[0]:
         raise FitError("no rung was passed twice with the steps that its schedule has")
     costs = fit(*_steps_of(flat), guide, overlap=not on_cpu)
     return StepFit(
@@ -212,6 +212,8 @@ def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | Non
 
     By split conformal prediction the error of a new point is below the ceil((n + 1) 0.9)-th smallest of n.
     """
+    if len(held_out) < FEWEST_POINTS:
+        return Band(throughput=None, ttft=None, points=len(held_out))
     walls, firsts = [], []
     for fold in range(min(FOLDS, len(held_out))):
         out = {id(rung) for rung in held_out[fold::FOLDS]}

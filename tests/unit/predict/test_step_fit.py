@@ -68,12 +68,20 @@ def test_the_band_is_what_held_out_rungs_show():
     assert quiet.repeat_sd < 0.05 < loud.repeat_sd
 
 
-def test_with_fewer_than_nine_points_there_is_no_band():
+@pytest.mark.parametrize("rungs", [1, 8])
+def test_with_fewer_than_nine_points_there_is_no_band(rungs):
     record = climbed(CPU)
-    few = [one for one in record.climbs[0].passes if one.rung < 8]
+    few = [one for one in record.climbs[0].passes if one.rung < rungs]
     record = record.model_copy(update={"climbs": [record.climbs[0].model_copy(update={"passes": few})]})
     found = fit_ladder(record, facts_of("tiny-llama-57m"), True)
-    assert (found.band.points, found.band.throughput, found.band.ttft) == (8, None, None)
+    assert (found.band.points, found.band.throughput, found.band.ttft) == (rungs, None, None)
+
+
+def test_a_second_depth_alone_is_no_ladder_of_the_model():
+    record = climbed(CPU)
+    record.climbs[0].passes.clear()
+    with pytest.raises(FitError, match="no rung was passed twice"):
+        fit_ladder(record, facts_of("tiny-llama-57m"), True)
 
 
 def test_what_the_ladder_covered_is_known():
