@@ -170,6 +170,17 @@ def ladder_records():
     return [record for record in found if record.exists()]
 
 
+def ladders_to_climb(gpu):
+    """What the ladders of a device depend on, as a hash."""
+    wanted = {}
+    for name, ladder in LADDERS.items():
+        if ladder.cell.gpu == gpu:
+            told = definition(ladder.cell.id).as_json()
+            climbed = [told["model"], told["knobs"], told["protocol"]]
+            wanted[name] = [*climbed, ladder.sequences, ladder.tokens]
+    return json_sha256(wanted)
+
+
 def calibrated_gpus():
     """The devices that have ladders and that this machine or this cluster has."""
     here = CALIBRATE["gpus"]

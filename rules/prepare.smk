@@ -112,6 +112,8 @@ rule climb_ladders:
     params:
         setup=CALIBRATE["setup"],
         launcher=CALIBRATE["launcher"],
+        # A study that needs other ladders, or steps that are recorded otherwise, is climbed again.
+        ladders=lambda wildcards: ladders_to_climb(wildcards.gpu),
     shell:
         "exec > {log} 2>&1\n"
         "{params.setup}\n"
