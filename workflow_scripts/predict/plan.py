@@ -102,7 +102,7 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
             str(len(part)),
             *(_range(part[name]) for name in ("num_blocks", "max_concurrency", "running_peak", "output_tokens_per_s")),
             _range(part["ttft_s_p50"]),
-            _range(part["error_pct"], "±", " %") or UNCALIBRATED,
+            _within(part),
             ", ".join(f"{str(what).replace('_', ' ')} {count}" for what, count in bound.items()),
         )
     console.print(shown)
@@ -119,6 +119,19 @@ def _range(values: pd.Series, before: str = "", after: str = "") -> str:
     known = values.dropna()
     ends = list(dict.fromkeys(f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (known.min(), known.max()) if v == v))
     return f"{before}{' to '.join(ends)}{after}" if ends else ""
+
+
+def _within(part: pd.DataFrame) -> str:
+    """The band of the cells that are predicted; says if some of them have none.
+
+    >>> _within(pd.DataFrame({"output_tokens_per_s": [9.0, 9.0, None], "error_pct": [10.0, None, None]}))
+    '±10 %, 1 uncalibrated'
+    """
+    errors = part.loc[part["output_tokens_per_s"].notna(), "error_pct"]
+    without = int(errors.isna().sum())
+    if without and without == len(errors):
+        return UNCALIBRATED
+    return _range(errors, "±", " %") + (f", {without} {UNCALIBRATED}" if without else "")
 
 
 def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
