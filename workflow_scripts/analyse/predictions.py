@@ -60,8 +60,9 @@ SCHEMA = table_schema(
     columns(
         "speed_source",
         TEXT,
-        "where the costs of steps are from: `calibrated` (a ladder climbed here), `project file`, `measured rates` or "
-        "`data sheet`; never from the cell itself",
+        "where the costs of steps are from: `calibrated` (a ladder climbed on this device; without a band it is one of "
+        "another model, type or number of ranks, or too short), `project file`, `measured rates` or `data sheet`; "
+        "never from the cell itself",
     ),
     columns(
         "bound_by",

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from workflow_scripts.catalog.gpus_and_models import CONFIG, Dtype, Gpu, load_models
+from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError, Dtype, Gpu, get_model
+from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.calibration import UNCALIBRATED, Source, Speed, default_speed, peak_flop_per_s
-from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.step_fit import FitError, StepFit, fit_ladder
 from workflow_scripts.study.ladders import LadderRecord, identity, read_ladder
@@ -37,6 +38,7 @@ class Wanted:
     dtype: Dtype
     variant: str
     eager_layers: int = 0
+    ranks: int = 1
 
 
 def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJECT_FILES) -> Speed | None:
@@ -49,16 +51,18 @@ def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJEC
     unused = ""
     for source, path in _candidates(wanted, ladders, project_files):
         record = read_ladder(path)
-        if record.dtype is None or not record.climbs:
-            unused = f"; its ladder has no steps: {record.failure}"
-        elif _is_usable(record, wanted):
+        why = _why_unusable(record, wanted)
+        if record.dtype is not None and why is None:
             try:
                 found = _fitted(
                     path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", default.costs if default else None
                 )
-                return _speed(found, record, record.dtype, wanted, source)
-            except FitError as e:
-                unused = f"; its ladder is of no use: {e}"
+                speed = _speed(found, record, record.dtype, wanted, source)
+                return speed.model_copy(update={"how": speed.how + unused})
+            except (FitError, ModelFactsError) as e:
+                why = f"is of no use: {e}"
+        if record.model == wanted.model and not unused:
+            unused = f"; its ladder {why}"
     return default and default.model_copy(update={"how": default.how + unused})
 
 
@@ -75,18 +79,36 @@ def _candidates(wanted: Wanted, ladders: Path | None, project_files: Path) -> It
         yield from ((source, path) for path in sorted(folder.glob(f"*/{name}")) if path.parent.name != wanted.model)
 
 
-def _is_usable(record: LadderRecord, wanted: Wanted) -> bool:
-    """Whether steps were recorded as they are now, on this type of GPU, or on this very processor."""
+def _why_unusable(record: LadderRecord, wanted: Wanted) -> str | None:
+    """What is wrong with a record; None if its steps are recorded as now, on this type of GPU or this processor."""
+    if record.dtype is None or not record.climbs:
+        return f"has no steps: {_in_a_line(record.failure)}"
     if record.protocol != PROTOCOL_VERSION:
-        return False
-    return wanted.gpu.kind != "cpu" or identity(record.device) == identity(wanted.device)
+        return f"was climbed with protocol {record.protocol}, which is now {PROTOCOL_VERSION}"
+    if wanted.gpu.kind == "cpu" and identity(record.device) != identity(wanted.device):
+        return "is of another processor or number of cores"
+    try:
+        config = get_model(record.model).config
+    except CatalogError:
+        return "is of a model that is no longer in the catalogue"
+    return None if record.config_sha256 == sha256_of(config) else "is of another configuration of the model"
+
+
+def _in_a_line(failure: str | None) -> str:
+    """A failure without the log between its first and its last line.
+
+    >>> _in_a_line("the engine broke:\\nmany\\nlines\\nno memory\\n")
+    'the engine broke: no memory'
+    """
+    lines = (failure or "").strip().splitlines()
+    return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
 @cache
 def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None) -> StepFit:
     record = read_ladder(path)
     dtype, quantization = cast(Dtype, record.dtype), record.knobs.get("quantization")
-    facts = read_model_facts(load_models()[record.model].config, dtype, quantization)
+    facts = read_model_facts(get_model(record.model).config, dtype, quantization)
     return fit_ladder(record, facts, on_cpu, guide)
 
 
@@ -94,6 +116,7 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
     other = [
         *([f"model {record.model}"] if record.model != wanted.model else []),
         *([f"type {dtype}"] if dtype != wanted.dtype else []),
+        *(["number of ranks"] if wanted.ranks > 1 else []),
     ]
     how = (
         f"fitted to {found.steps} steps of {record.model} in {dtype}, {record.engine_version}, "
@@ -102,6 +125,8 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
     if wanted.gpu.kind != "cpu" and identity(record.device) != identity(wanted.device):
         card = f"{record.device.get('name')} {record.device.get('uuid')}, driver {record.device.get('driver_version')}"
         how += f"; of this type's {card}"
+    if record.failure:
+        how += f", at {len(record.climbs)} of 2 depths ({_in_a_line(record.failure)})"
     if other:
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
     elif found.band.throughput is None:

@@ -114,9 +114,11 @@ class _Known:
             )
 
         @cache
-        def speed(gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, eager_layers: int) -> Speed | None:
+        def speed(
+            gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, eager_layers: int, ranks: int
+        ) -> Speed | None:
             measured = rates(gpu)
-            wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, eager_layers)
+            wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, eager_layers, ranks)
             speed = speed_for(wanted, prepared / "ladders" if prepared else None, project_files)
             if speed is None or models[model].dtype != "native":
                 return speed
@@ -184,7 +186,8 @@ class _Known:
 
     def _speed_of(self, cell: Cell, facts: ModelFacts, eager: bool) -> Speed | None:
         dtype = cast(Dtype, facts.dtype)
-        return self.speed(cell.gpu, cell.engine, cell.model, variant(cell.knobs), dtype, facts.layers if eager else 0)
+        eager_layers, ranks = facts.layers if eager else 0, cell.knobs.ranks
+        return self.speed(cell.gpu, cell.engine, cell.model, variant(cell.knobs), dtype, eager_layers, ranks)
 
     def _requests_of(self, cell: Cell, count: int, limit: int, record: Record) -> RequestLengths:
         try:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.common.files import sha256_of
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import StepWork, segment_times_s, single_steps
 from workflow_scripts.predict.schedule import RequestLengths
@@ -40,7 +41,7 @@ def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), s
         engine="vllm",
         engine_version="vllm 1",
         model=model,
-        config_sha256="0",
+        config_sha256=sha256_of(get_model(model).config),
         dtype="float32",
         variant="eager1",
         knobs={"enforce_eager": True},

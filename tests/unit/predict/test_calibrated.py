@@ -1,11 +1,14 @@
 import pytest
 
 from tests.unit.predict.climbed import HERE, climbed
-from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model, load_models
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import Wanted, speed_for
 
 COSTS = StepCosts(weight_bytes=1 / 12e9, kv_bytes=1 / 6e9, matrix_flops=1 / 60e9, sequences=1e-4, overlap=False)
+RATES = DeviceRates.model_construct(read_bytes_per_s=1e10, copy_bytes_per_s=5e9, matmul_flop_per_s={"fp32": 1e11})
 OWN = "cpu-1core/vllm/tiny-llama-57m/eager1.json"
 
 
@@ -21,6 +24,11 @@ def wanted(**changes):
         **changes,
     }
     return Wanted(**values)
+
+
+def named(model):
+    known = model in load_models()
+    return {"model": model, "config_sha256": sha256_of(get_model(model).config) if known else "0"}
 
 
 def written(folder, name=OWN, record=None, **changes):
@@ -52,8 +60,38 @@ def test_a_ladder_serves_nothing_that_it_was_not_climbed_for(tmp_path, changes):
     assert speed_for(wanted(**changes), written(tmp_path), tmp_path / "none") is None
 
 
-def test_one_of_another_protocol_is_not_used(tmp_path):
-    assert speed_for(wanted(), written(tmp_path, protocol=0), tmp_path / "none") is None
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"protocol": 0}, "was climbed with protocol 0, which is now "),
+        ({"device": {**HERE, "processor": "another CPU"}}, "is of another processor or number of cores"),
+        ({"config_sha256": "0"}, "is of another configuration of the model"),
+        ({"climbs": [], "failure": "the engine broke:\nlog\nno memory"}, "has no steps: the engine broke: no memory"),
+    ],
+    ids=["protocol", "processor", "configuration", "failure"],
+)
+def test_why_a_ladder_is_not_used_is_said_beside_the_rates(tmp_path, changes, why):
+    ladders = written(tmp_path, record=climbed(COSTS).model_copy(update=changes))
+    assert speed_for(wanted(), ladders, tmp_path / "none") is None
+    speed = speed_for(wanted(rates=RATES), ladders, tmp_path / "none")
+    assert (speed.source, f"; its ladder {why}" in speed.how) == ("measured rates", True)
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "no-such-model"])
+def test_a_ladder_of_another_model_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path, model):
+    ladders = written(tmp_path, f"cpu-1core/vllm/{model}/eager1.json", climbed(COSTS).model_copy(update=named(model)))
+    assert speed_for(wanted(), ladders, tmp_path / "none") is None
+
+
+def test_one_rank_says_nothing_certain_about_several(tmp_path):
+    speed = speed_for(wanted(ranks=2), written(tmp_path), tmp_path / "none")
+    assert (speed.error_pct, speed.how.endswith("which is another number of ranks")) == (None, True)
+
+
+def test_a_ladder_of_one_depth_says_so(tmp_path):
+    record = climbed(COSTS, depths=(1,)).model_copy(update={"failure": "the engine broke:\nno memory"})
+    speed = speed_for(wanted(), written(tmp_path, record=record), tmp_path / "none")
+    assert speed.how.endswith(", at 1 of 2 depths (the engine broke: no memory)")
 
 
 def test_another_model_of_the_device_is_used_without_a_band_and_said_so(tmp_path):
