@@ -53,13 +53,21 @@ function limitsTable(cell) {
   return tableOf("Limits it was checked against", ["Device's rates from", "Most output tokens per second", "Limited by", "Reached", "Check"], rows);
 }
 
+// Without calibration there is no band, only the end that the device's data sheet allows.
+function band(row, of) {
+  const known = (value) => value !== null && value !== undefined;
+  if (known(row.low) && known(row.high)) return `${of(row.low)} to ${of(row.high)}`;
+  if (known(row.high)) return `uncalibrated, at most ${of(row.high)}`;
+  return known(row.low) ? `uncalibrated, at least ${of(row.low)}` : "uncalibrated";
+}
+
 function predictionsTable(cell) {
   const rows = cell.predictions.filter((row) => row.predicted !== null && row.predicted !== undefined && METRICS[row.quantity]).map((row) => {
     const { name, unit, factor } = METRICS[row.quantity];
     const of = (value) => number(value === null || value === undefined ? null : value * factor);
-    return [`${name} (${unit})`, of(row.predicted), `${of(row.low)} to ${of(row.high)}`, of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
+    return [`${name} (${unit})`, of(row.predicted), band(row, of), of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
   });
-  return rows.length ? [el("h3", {}, "Prediction (made before measuring)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
+  return rows.length ? [el("h3", {}, "Prediction (not from its measurements)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
 }
 
 function quoted(word) {

@@ -40,8 +40,8 @@ SCHEMA = table_schema(
     columns(
         "predicted low high",
         NUMBER,
-        "the prediction and its band; null if nothing is predicted. Without a band, `low` is null, and `high` is what "
-        "the data sheet allows",
+        "the prediction and its band; null if nothing is predicted. Without a band, `low` of a rate and `high` of a "
+        "latency are null, and the other end is what the data sheet allows",
     ),
     columns("measured", NUMBER, "median over the repeats of a cell that ended `ok`; null if there is none"),
     columns(

@@ -1,3 +1,4 @@
+import pandas as pd
 import pytest
 
 from workflow_scripts.present.report import Report
@@ -5,6 +6,7 @@ from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.predicted_and_measured import (
     LINES,
     SUBJECT,
+    _accuracy,
     predicted_beside_measured,
     predicted_by_max_num_seqs,
     prediction_findings,
@@ -44,6 +46,12 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
     assert any("vllm cells have an error of 5 % in the median" in finding.sentence for finding in block.findings)
     assert "2.01 times what was predicted" in sentences["flagged"]
     assert "nearly equal, 100,000 and 100,000 tokens per s" in sentences["not flat"]
+
+
+def test_accuracy_says_how_many_cells_were_predicted_without_a_band():
+    errors = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
+    (finding,) = _accuracy(pd.DataFrame([errors | {"low": 8.0}, errors | {"low": None}]))
+    assert "of 2 vllm cells (1 of them uncalibrated) have an error of 10 %" in finding.sentence
 
 
 def test_without_predictions_the_figures_are_missing(tmp_path):

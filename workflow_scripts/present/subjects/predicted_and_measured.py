@@ -159,7 +159,7 @@ def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
 
 def prediction_findings(report: Report) -> Iterator[Block]:
     """How accurate predictions were, which cells deserve attention, and published rates beyond their predicted band."""
-    table = report.tables.need("predictions", "quantity", "predicted", "measured", "flagged", "published")
+    table = report.tables.need("predictions", "quantity", "predicted", "low", "measured", "flagged", "published")
     rows = table[table["quantity"] == QUANTITY]
     found = [*_accuracy(rows), *_flags(rows), *_flat(table[table["quantity"] == TOTAL])]
     if found:
@@ -171,8 +171,10 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
     for (gpu, engine), part in known.groupby(["gpu", "engine"], sort=False):
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
+        without = int(part["low"].isna().sum())
+        cells = f"{engine} cells" + (f" ({without} of them uncalibrated)" if without else "")
         sentence = (
-            f"On {gpu}, the predicted output tokens per s of {len(part)} {engine} cells have an error of "
+            f"On {gpu}, the predicted output tokens per s of {len(part)} {cells} have an error of "
             f"{size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."
         )
         yield Finding("prediction", sentence, kind)
@@ -212,7 +214,8 @@ def _with_band(row: Mapping[str, Any]) -> str:
 SUBJECT = Subject(
     id="predictions",
     title="Predicted beside measured",
-    lead="What each cell should achieve according to its schedule and device, computed before it ran, and what it did.",
+    lead="What each cell should achieve according to its schedule and device, without any measurement of its own, "
+    "and what it did.",
     parts=[
         prediction_findings,
         FigurePart(
@@ -220,7 +223,7 @@ SUBJECT = Subject(
             predicted_beside_measured,
             {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged"]},
             Caption(
-                shows="Every cell that was predicted before it ran and then measured: the predicted value to the "
+                shows="Every cell that was predicted and measured: the predicted value to the "
                 "right, the measured value upwards. The bar through a mark is the band of the prediction.",
                 reading="Marks on the line came out as predicted, and marks above it were faster. If a bar does not "
                 "reach the line, the cell missed its band; it has a ring and deserves a look. Both axes are "
