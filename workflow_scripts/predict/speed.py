@@ -135,13 +135,13 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
         return cell.record | counts | {"prompts_to_fill": _prompts_to_fill(counts, task), "unknown": unknown}
     timed = lay(found, work, cell.speed.costs, task.requests)
-    fastest_s = lay(found, work, cell.ceiling, task.requests).wall_s if cell.ceiling else 0.0
+    fastest = lay(found, work, cell.ceiling, task.requests) if cell.ceiling else None
     counts = _counts(found, timed.segment_s, task.requests)
     return (
         cell.record
         | counts
         | {"prompts_to_fill": _prompts_to_fill(counts, task)}
-        | _times(cell.speed, timed, fastest_s, task.requests)
+        | _times(cell.speed, timed, fastest, task.requests)
         | _shares(work, cell.speed.costs)
         | _costs(cell, cell.speed, task, timed)
         | {"speed_source": cell.speed.source, "how": cell.speed.how + _beyond(work, cell.speed)}
@@ -211,30 +211,33 @@ def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) ->
     }
 
 
-def _times(speed: Speed, timed: Timed, fastest_s: float, requests: RequestLengths) -> Record:
+def _times(speed: Speed, timed: Timed, fastest: Timed | None, requests: RequestLengths) -> Record:
     """Rates and latencies with their bands; no band exceeds what the device's data sheet allows.
 
     Without a band only that upper limit of speed is given, if the data sheet has one.
     """
+    allowed = _seconds(fastest) if fastest else {}
+    record: Record = {}
+    for name, value in _seconds(timed).items():
+        error_pct = speed.ttft_error_pct if name.startswith("ttft_s") else speed.error_pct
+        slower, faster = _ends(error_pct, allowed.get(name, 0.0) / value)
+        for suffix, factor in (("", 1.0), ("_low", faster), ("_high", slower)):
+            record[name + suffix] = None if np.isnan(value) or factor is None else value * factor
     output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
-    slower, faster = _ends(speed.error_pct, fastest_s / timed.wall_s)
-    ends = {"ttft_s": _ends(speed.ttft_error_pct, fastest_s / timed.wall_s)}
+    for name, tokens in (("output_tokens_per_s", output), ("total_tokens_per_s", total)):
+        for suffix, wall in (("", "wall_s"), ("_low", "wall_s_high"), ("_high", "wall_s_low")):
+            record[name + suffix] = float(tokens) / record[wall] if record[wall] else None
+    return record
+
+
+def _seconds(timed: Timed) -> dict[str, float]:
+    """Wall time and latencies; NaN for those that no request has."""
     values = {"wall_s": timed.wall_s}
     for name, per_request in (("ttft_s", timed.ttft_s), ("tpot_s", timed.tpot_s)):
         known = per_request[~np.isnan(per_request)]
         for percent in (50, 99):
             values[f"{name}_p{percent}"] = float(np.percentile(known, percent)) if len(known) else np.nan
-    record: Record = {}
-    for name, value in values.items():
-        known_value = None if np.isnan(value) else value
-        high, low = ends.get(name.rpartition("_")[0], (slower, faster))
-        for suffix, factor in (("", 1.0), ("_low", low), ("_high", high)):
-            record[name + suffix] = None if known_value is None or factor is None else known_value * factor
-    for name, tokens in (("output_tokens_per_s", output), ("total_tokens_per_s", total)):
-        rate = float(tokens) / timed.wall_s
-        record |= {name: rate, f"{name}_low": rate / slower if slower else None}
-        record |= {f"{name}_high": rate / faster if faster else None}
-    return record
+    return values
 
 
 def _ends(error_pct: float | None, fastest: float) -> tuple[float | None, float | None]:

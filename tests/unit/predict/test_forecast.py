@@ -61,6 +61,14 @@ def test_without_a_ladder_there_is_no_band(tmp_path):
     assert record["limit_s"] == 2 * 1.4 * record["cell_s"]
 
 
+def test_the_data_sheet_limits_a_first_token_by_the_steps_before_it(tmp_path):
+    # A long prompt takes arithmetic, of which 60 % are assumed; its many answers take reading, with 85 % and overhead.
+    workload = {"even": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 8000, "output_tokens": 400}}
+    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 8400})
+    assert record["ttft_s_p50_low"] / record["ttft_s_p50"] == pytest.approx(0.6, abs=0.02)
+    assert record["wall_s_low"] / record["wall_s"] > 0.64
+
+
 def test_nothing_is_predicted_beyond_what_the_data_sheet_allows(tmp_path):
     record = one(tmp_path, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 1})
     # Steps of Llama-3.1-8B read 15 GB: an L40S does at most 57.6 a second, whatever the error is said to be.
