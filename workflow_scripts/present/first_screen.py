@@ -155,7 +155,13 @@ def _cells(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _intervals(report: Report) -> Iterator[tuple[str, str]]:
-    repeats = f"{report.study.repeats} repeat{'s' if report.study.repeats > 1 else ''} per cell"
+    starts = report.tables.cells.groupby("cell_id")["start"].nunique()
+    several = starts.max() > 1
+    repeats = (
+        f"{report.study.repeats} repeat{'s' if report.study.repeats > 1 else ''} per {'start' if several else 'cell'}"
+    )
+    if several:
+        repeats += f", {span(starts[starts > 0])} starts per cell"
     effects = report.tables.get("effects")
     scopes = [] if effects is None else list(effects["scope"].dropna().unique())
     yield "Intervals", "; ".join(["95 %, in brackets", repeats, *([listed(scopes, "or")] if scopes else [])])

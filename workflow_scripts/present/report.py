@@ -38,11 +38,15 @@ class Report:
 
     @cached_property
     def grid(self) -> pd.DataFrame:
-        """The cells of the study, one row each; the reason of a missing cell is the last line of its log."""
-        grid = self.tables.cells.drop_duplicates("cell_id")
+        """The cells of the study as in `Tables.grid`.
+
+        The reason of a missing cell is the last line of its log; that of a measured cell tells of starts that failed.
+        """
+        grid = self.tables.grid
         logs = {cell: self.log(cell) for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
         said = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
-        return grid.assign(reason=grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(said)))
+        reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(said))
+        return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
 
     def log(self, cell_id: str) -> Path:
         """The log of measuring a cell."""

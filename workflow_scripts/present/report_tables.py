@@ -46,6 +46,11 @@ def _with_source(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**labelled)
 
 
+def _with_start(table: pd.DataFrame) -> pd.DataFrame:
+    """The table, with its repeats as those of the first start if it is from before starts were counted."""
+    return table.assign(start=1.0) if "repeat" in table and "start" not in table else table
+
+
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows, each as a mapping of column to value."""
     return table.to_dict("records")  # type: ignore[return-value]
@@ -69,7 +74,7 @@ class Tables:
             path = self.folder / f"{name}.parquet"
             if not path.exists():
                 raise MissingError(f"there is no table {name} ({path.name} was not made)")
-            self._read[name] = _with_source(_plain(pd.read_parquet(path)))
+            self._read[name] = _with_start(_with_source(_plain(pd.read_parquet(path))))
         table = self._read[name]
         if table.empty:
             raise MissingError(EMPTY.get(name, f"the table {name} has no rows"))
@@ -102,15 +107,48 @@ class Tables:
                 parts.append(pd.read_parquet(path, filters=[("cell_id", "in", list(ids))]))
         if not parts:
             raise MissingError(f"no {name}.parquet was parsed")
-        facts = _plain(pd.concat(parts, ignore_index=True))
+        facts = _with_start(_plain(pd.concat(parts, ignore_index=True)))
         if facts.empty:
             raise MissingError(f"{name}.parquet holds nothing of the cells to be shown")
         return facts
+
+    def facts_of_first_start(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
+        """Rows as of `facts`, of the first start of each cell that gave results.
+
+        Raises:
+            MissingError: as `facts`; or none of the rows is of such a start.
+        """
+        rows = self.facts(name, cell_ids)
+        ran = self.cells[self.cells["repeat"].notna()]
+        rows = rows[rows["start"] == rows["cell_id"].map(ran.groupby("cell_id")["start"].min())]
+        if rows.empty:
+            raise MissingError(f"{name}.parquet holds nothing of the starts to be shown")
+        return rows
 
     @cached_property
     def cells(self) -> pd.DataFrame:
         """The table `cells`."""
         return self.need("cells", "cell_id", "outcome")
+
+    @cached_property
+    def grid(self) -> pd.DataFrame:
+        """One row per cell: of its first start that may be compared, else of the first that ended ok, else the first.
+
+        The column `failed_starts` tells of the other starts of a cell that ended ok; null if none failed.
+        """
+        cells = self.cells.reset_index(drop=True)
+        ok = cells["outcome"].eq("ok")
+        rank = 2 - ok.astype(int) - (ok & cells.get("comparable", ok).eq(True)).astype(int)
+        grid = cells.loc[rank.sort_values(kind="stable").index].drop_duplicates("cell_id").sort_index()
+        failed = cells[~ok & cells["cell_id"].isin(grid.loc[grid["outcome"].eq("ok"), "cell_id"])]
+        failed = failed.drop_duplicates([name for name in ("cell_id", "start") if name in failed])
+        told = [
+            f"start {row['start']:g} ended as {str(row['outcome']).replace('_', ' ')}"
+            + (f": {row['reason']}" if isinstance(row.get("reason"), str) else "")
+            for row in records(failed)
+        ]
+        of_cell = pd.Series(told, index=failed["cell_id"], dtype=object).groupby(level=0, sort=False).agg("; ".join)
+        return grid.assign(failed_starts=grid["cell_id"].map(of_cell))
 
     @cached_property
     def measured(self) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.report_tables import Tables, records
 from workflow_scripts.present.words import duration, listed, number, said, sentence, span
 
 PLACE = ["gpu", "model", "workload"]
@@ -153,6 +153,7 @@ def _gain(tables: Tables, members: pd.DataFrame) -> Iterator[Fact]:
     if effects is None:
         return
     pairs = effects[(effects["comparison"] == "pair") & effects["cell_id"].isin(members["cell_id"])]
+    pairs = pairs[pairs["ratio"].notna()]
     if len(pairs):
         largest = max(records(pairs), key=lambda pair: abs(math.log(pair["ratio"])))
         rows = pairs[(pairs["knob"] == largest["knob"]) & (pairs["baseline"] == largest["baseline"])]
@@ -192,7 +193,7 @@ def _untested(tables: Tables, place: str, measured: pd.DataFrame) -> Card:
     rows = tables.cells[tables.cells["cell_id"].isin(measured["cell_id"])]
     medians = rows.groupby("cell_id")[RATE].median()
     if medians.isna().all():
-        raise MissingError(f"no throughput is known of {place}")
+        return Card(place, "No throughput known", f"{len(measured)} measured, none with a rate of tokens.", [])
     fastest = measured[measured["cell_id"] == medians.idxmax()]
     varied = [knob for knob in tables.knobs if measured[knob].nunique(dropna=False) > 1]
     of_cell = rows[rows["cell_id"] == medians.idxmax()]

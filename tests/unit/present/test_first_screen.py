@@ -180,3 +180,33 @@ def test_no_number_on_the_first_screen_has_more_than_three_significant_digits(re
     assert len(numbers) > 20
     # Values of settings, such as a block size, are counts and exact.
     assert [text for text in numbers if len(re.sub(r"[.,]", "", text).strip("0")) > 3] == []
+
+
+def test_a_place_whose_first_start_failed_or_whose_rate_is_not_known_has_a_card(report: Report, tmp_path: Path) -> None:
+    cells = pd.read_parquet(report.tables.folder / "cells.parquet")
+    best = pd.read_parquet(report.tables.folder / "recommendations.parquet")
+    best = best[best["role"] == "best_throughput"]
+    h200 = cells["cell_id"].eq(best.loc[best["gpu"] == "h200", "cell_id"].iloc[0])
+    both = pd.concat([cells[h200].head(1), cells[h200], cells[~h200]], ignore_index=True)
+    both.loc[0, ["outcome", "reason", "repeat", "output_tokens_per_s"]] = ["engine_error", "CUDA error", None, None]
+    both.loc[1 : h200.sum(), "start"] = 2
+    both.loc[both["gpu"].str.startswith("a100"), "output_tokens_per_s"] = None
+    tables = {"cells": both, "recommendations": best[best["gpu"] == "h200"]}
+    twice = changed(report, tmp_path, **tables)
+    cards = {card.place: card for card in scorecards(twice)}
+    assert len(cards) == len(scorecards(report))
+    assert {card.best for place, card in cards.items() if place.startswith("a100")} == {"No throughput known"}
+    [place] = [
+        " · ".join(names) for names in cells.loc[h200, ["gpu", "model", "workload"]].drop_duplicates().to_numpy()
+    ]
+    assert fact(cards[place], "Output")
+    assert "3 repeats per start, 1 to 2 starts per cell" in dict(first_screen(twice).trust)["Intervals"]
+
+
+def test_the_page_of_tables_from_before_starts_were_counted_is_written(results: Results, tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    for path in (results.root / "tables").glob("*.parquet"):
+        pd.read_parquet(path).drop(columns="start", errors="ignore").to_parquet(tables / path.name)
+    assert results.write_page(tmp_path / "report.html", tables) == 0
+    assert "KeyError" not in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -54,3 +54,43 @@ def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers() -> None:
     shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), {"a": "A", "b": "B"}, "caption")
     assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
     assert shown.numeric == [True, False]
+
+
+def cells_of_two_starts() -> pd.DataFrame:
+    """Cell a failed in its first start, b in its second, and c has not run."""
+    rows = [
+        ("a", "engine_error", "CUDA error", 1, None),
+        ("a", "ok", None, 2, 0),
+        ("a", "ok", None, 2, 1),
+        ("b", "ok", None, 1, 0),
+        ("b", "timeout", None, 2, None),
+        ("c", "missing", None, None, None),
+    ]
+    table = pd.DataFrame(rows, columns=["cell_id", "outcome", "reason", "start", "repeat"])
+    return table.assign(cell_id="h200/vllm/m/w/" + table["cell_id"], comparable=True).convert_dtypes()
+
+
+def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_failed_starts_are_told(tmp_path: Path) -> None:
+    cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
+    grid = Tables(tmp_path).grid
+    assert [cell[-1] for cell in grid["cell_id"]] == ["a", "b", "c"]
+    assert list(grid["outcome"]) == ["ok", "ok", "missing"]
+    assert list(grid["failed_starts"].dropna()) == [
+        "start 1 ended as engine error: CUDA error",
+        "start 2 ended as timeout",
+    ]
+
+
+def test_facts_of_one_start_are_of_the_first_that_gave_results(tmp_path: Path) -> None:
+    cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
+    (tmp_path / "h200").mkdir()
+    ids = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
+    facts = pd.DataFrame({"cell_id": [cell for cell in ids for _ in range(2)], "start": [1, 2] * 2, "repeat": 0})
+    facts.assign(time_s=[1.0, 2.0, 3.0, 4.0]).to_parquet(tmp_path / "h200" / "trace.parquet")
+    tables = Tables(tmp_path, tmp_path)
+    assert list(tables.facts_of_first_start("trace", ids)["time_s"]) == [2.0, 3.0]
+
+
+def test_repeats_from_before_starts_were_counted_are_of_the_first_start(tmp_path: Path) -> None:
+    pd.DataFrame({"cell_id": ["a"], "repeat": [0]}).to_parquet(tmp_path / "limits.parquet")
+    assert list(Tables(tmp_path).need("limits", "start")["start"]) == [1]

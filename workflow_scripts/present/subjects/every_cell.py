@@ -35,7 +35,7 @@ class _Strip:
 
 def grid_outcomes(tables: Tables) -> Plot:
     """One tile per cell, with colour and sign of its outcome; bars of counts if there are too many cells for tiles."""
-    cells = tables.cells.drop_duplicates("cell_id")
+    cells = tables.grid
     counts = cells["outcome"].value_counts()
     tiles = len(cells) <= MOST_TILES
     strips = list(_strips(cells, ["gpu", "engine", "model", "workload"] if tiles else ["gpu", "engine", "model"]))
@@ -129,6 +129,15 @@ def unsuccessful(report: Report) -> Iterator[Block]:
             of_some = "" if reasons.iloc[0] == len(cells) else f"In {reasons.iloc[0]} of them: "
             sentence += f" {of_some}{reasons.index[0]} ({example})"
         findings.append(Finding(outcome_words(outcome), sentence, "bad"))
+    failed = report.grid["failed_starts"].dropna()
+    if len(failed):
+        example = report.grid.loc[failed.index[0], "cell_id"]
+        measured = report.grid["outcome"].eq("ok").sum()
+        sentence = (
+            f"In {len(failed)} of {measured} measured cells some starts of the engine failed; only the others count. "
+            f"For example, {failed.iloc[0]} ({example})"
+        )
+        findings.append(Finding("failed start", sentence, "bad"))
     if findings:
         yield Findings(findings, "The section Every cell gives all reasons.")
 
