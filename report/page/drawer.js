@@ -26,10 +26,13 @@ function settingsTable(cell, data) {
   return tableOf("Settings asked for and in effect", ["Setting", "Asked for", "In effect"], rows);
 }
 
+function startsOf(cell) {
+  return new Set(cell.repeats.map((repeat) => repeat.start)).size;
+}
+
 function repeatsTable(cell) {
   const shown = Object.keys(METRICS).filter((name) => cell.repeats.some((repeat) => typeof repeat[name] === "number"));
-  const hasStarts = cell.repeats.some((repeat) => typeof repeat.start === "number");
-  const of = (repeat) => `${hasStarts ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
+  const of = (repeat) => `${startsOf(cell) > 1 ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
   const rows = shown.map((name) => {
     const { name: words, unit, factor } = METRICS[name];
     const found = statistic(cell, name);
@@ -107,7 +110,7 @@ async function timelineParts(cell, data) {
   const spread = distributions(timeline, data.colours);
   return [
     ...(spread ? part("Latency of its requests", el("p", { class: "note" }, "Share of the requests that took at most so long, one line per repeat."), spread) : []),
-    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, chosenNote(timeline)), box),
+    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, [startsOf(cell) > 1 ? "Timeline and latencies are of the cell's first start that gave results." : "", chosenNote(timeline)].join(" ").trim()), box),
   ];
 }
 
@@ -120,7 +123,7 @@ async function contentOf(cell, data) {
     ["Settings", cell.settings],
     ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false ? "; measured with another definition than the study's, so it is not compared" : ""}`],
   ];
-  if (cell.reason) facts.push(["In the engine's words", cell.reason]);
+  if (cell.reason) facts.push([cell.outcome === "ok" ? "Starts that failed" : "In the engine's words", cell.reason]);
   if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);
   if (cell.not_as_asked) facts.push(["Replaced by the engine", cell.not_as_asked]);
   if (cell.host) facts.push(["Host", cell.host]);

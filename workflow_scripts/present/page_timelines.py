@@ -2,7 +2,7 @@
 
 A page cannot hold the timelines of a large study. So it holds those of some cells, up to `MOST_BYTES`: of each device,
 engine, model and workload first the fastest cell, then the second fastest, and so on. Of a long repeat it holds evenly
-chosen rows, and says how many there were.
+chosen rows, and says how many there were. If a cell was started several times, its timeline is of the first start.
 """
 
 from collections.abc import Iterator, Mapping
@@ -67,12 +67,11 @@ def _cells_by_interest(tables: Tables) -> list[str]:
 
 
 def _facts(tables: Tables, name: str, ids: list[str]) -> pd.DataFrame:
-    """Rows of the first start of each cell."""
+    """Rows of the first start of each cell that gave results."""
     try:
-        rows = tables.facts(name, ids)
+        return tables.facts_of_first_start(name, ids)
     except MissingError:
         return pd.DataFrame()
-    return rows[rows["start"] == rows.groupby("cell_id")["start"].transform("min")]
 
 
 def _block(name: str, rows: pd.DataFrame) -> dict[str, Any]:

@@ -18,6 +18,7 @@ MOST_OPEN_ROWS = 12
 # Columns that most tables share: where a cell was measured, and how.
 PLACE: Mapping[str, str] = {"gpu": "Device", "engine": "Engine", "model": "Model", "workload": "Workload"}
 CELL: Mapping[str, str] = {**PLACE, "knobs": "Settings"}
+REPEAT_COLUMNS: Mapping[str, str] = {"start": "Start", "repeat": "Repeat"}
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,15 @@ class TablePart:
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
         shown = table_of(rows.head(MOST_ROWS), self.columns, self.caption, note, whole)
         yield shown if len(rows) <= MOST_OPEN_ROWS else Fold(f"{self.caption}: {len(rows)} rows", [shown])
+
+
+def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, without the column `start` if all are of the same one.
+
+    >>> list(several_starts(pd.DataFrame({"start": [1, 1], "repeat": [0, 1]})))
+    ['repeat']
+    """
+    return rows if rows["start"].nunique() > 1 else rows.drop(columns="start")
 
 
 def prose(text: str) -> Part:

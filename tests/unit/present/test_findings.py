@@ -17,6 +17,7 @@ from workflow_scripts.present.subjects.other_settings import models_compared
 from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
 from workflow_scripts.present.subjects.what_ran import native_types
+from workflow_scripts.present.subjects.where_measured import unsteady_cells
 from workflow_scripts.study.study_file import load_study
 
 
@@ -186,11 +187,25 @@ def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(rep
     assert told(unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (b)")]
 
 
+def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_was_good(report: Report) -> None:
+    cells = pd.DataFrame({"cell_id": list("aabb"), "outcome": ["ok", "timeout", "ok", "ok"], "start": [1, 2, 1, 2]})
+    cells = cells.assign(reason=None, repeat=0, warmup_steady=[True, None, True, False])
+    cells.to_parquet(report.tables.folder / "cells.parquet")
+    failed = "In 1 of 2 measured cells some starts of the engine failed; only the others count. For example, start 2 "
+    assert told(unsuccessful, report) == [("failed start", failed + "ended as timeout (a)")]
+    [(verdict, sentence)] = told(unsteady_cells, report)
+    assert verdict == "not steady"
+    assert sentence.startswith("In 1 of 2 measured cells")
+
+
 def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report: Report) -> None:
     cells = pd.DataFrame({"repeat": [0, 0], "prefix_cache_queries": [9, 0], "prefix_cache_hits": [0, 0]})
+    cells["cell_id"] = ["a", "b"]
     with pytest.raises(MissingError, match="found anything"):
         first_repeats_with_cache(cells)
     assert len(first_repeats_with_cache(cells.assign(prefix_cache_hits=[1, 0]))) == 1
+    two_starts = pd.concat([cells.assign(prefix_cache_hits=[1, 0])] * 2)
+    assert len(first_repeats_with_cache(two_starts)) == 1
     assert len(first_repeats_with_cache(cells.assign(knob_enable_prefix_caching=[True, False]))) == 1
 
 

@@ -10,7 +10,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import REPEAT_COLUMNS, Caption, FigurePart, Subject, TablePart, several_starts
 
 
 def mbu_by_max_num_seqs(tables: Tables) -> Plot:
@@ -106,7 +106,7 @@ SUBJECT = Subject(
             "limits",
             {
                 "cell_id": "Cell",
-                "repeat": "Repeat",
+                **REPEAT_COLUMNS,
                 "rates": "Source of the device's rates",
                 "output_tokens_per_s_ceiling": "Ceiling (output tokens per s)",
                 "factor": "Measured over ceiling",
@@ -116,7 +116,7 @@ SUBJECT = Subject(
                 "steps_bound_by": "Steps limited by",
             },
             "Repeats closest to their ceilings",
-            lambda limits: limits.sort_values("factor", ascending=False),
+            lambda limits: several_starts(limits.sort_values("factor", ascending=False)),
         ),
     ],
 )

@@ -88,14 +88,11 @@ def kv_cache_over_time(tables: Tables) -> Plot:
 
 def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
     """Rows of at most `MOST_CELLS` cells: for each device and engine the cell that may run the most sequences at once,
-    then the one that may run the fewest; of each its first start."""
+    then the one that may run the fewest; of each its first start that gave results."""
     cells = tables.measured.drop_duplicates("cell_id").sort_values("max_concurrency_allowed", kind="stable")
     ends = [cells.drop_duplicates(["gpu", "engine"], keep=end) for end in ("last", "first")]
     chosen = pd.concat(ends).drop_duplicates("cell_id").head(MOST_CELLS)
-    rows = tables.facts(facts, chosen["cell_id"])
-    return rows[rows["start"] == rows.groupby("cell_id")["start"].transform("min")].sort_values(
-        ["cell_id", "repeat", "time_s"]
-    )
+    return tables.facts_of_first_start(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
 
 def _panels(
@@ -134,11 +131,14 @@ def _repeat_handles(rows: pd.DataFrame) -> list[Artist]:
 
 def _chosen(tables: Tables, rows: pd.DataFrame) -> list[str]:
     shown, measured = rows["cell_id"].nunique(), tables.measured["cell_id"].nunique()
+    starts = tables.cells[tables.cells["cell_id"].isin(rows["cell_id"])].groupby("cell_id")["start"].nunique()
+    notes = ["of each cell one start of its engine is drawn"] if starts.max() > 1 else []
     if shown == measured:
-        return []
+        return notes
     return [
+        *notes,
         f"{shown} of {measured} measured cells are drawn: for each device and engine, those that may run the most and "
-        "the fewest sequences at once"
+        "the fewest sequences at once",
     ]
 
 

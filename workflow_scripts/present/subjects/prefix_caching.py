@@ -50,7 +50,7 @@ def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
     knob = cells.get("knob_enable_prefix_caching", pd.Series(dtype=object))
     if not (cells["prefix_cache_hits"] > 0).any() and knob.nunique() < 2:
         raise MissingError("no prefix cache found anything, and the study does not turn it on and off")
-    return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)]
+    return cells[(cells["repeat"] == 0) & (cells["prefix_cache_queries"] > 0)].drop_duplicates("cell_id")
 
 
 SUBJECT = Subject(

@@ -6,7 +6,7 @@ from typing import Any
 from workflow_scripts.present.blocks import Block
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in
-from workflow_scripts.present.subject import CELL, Subject, TablePart
+from workflow_scripts.present.subject import CELL, REPEAT_COLUMNS, Subject, TablePart, several_starts
 
 
 def gains_and_drafts(report: Report) -> Iterator[Block]:
@@ -31,7 +31,7 @@ SUBJECT = Subject(
             "cells",
             {
                 **CELL,
-                "repeat": "Repeat",
+                **REPEAT_COLUMNS,
                 "draft_tokens": "Drafted tokens",
                 "accepted_draft_tokens": "Accepted tokens",
                 "draft_acceptance_rate": "Share accepted",
@@ -39,7 +39,7 @@ SUBJECT = Subject(
                 "output_tokens_per_s": "Output tokens per s",
             },
             "How many drafted tokens were accepted in each repeat",
-            lambda cells: cells[cells["draft_tokens"] > 0],
+            lambda cells: several_starts(cells[cells["draft_tokens"] > 0]),
         ),
     ],
     findings=[gains_and_drafts],

@@ -13,7 +13,7 @@ from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.subject import REPEAT_COLUMNS, Caption, FigurePart, Subject, TablePart, several_starts
 
 
 class Layout(NamedTuple):
@@ -128,7 +128,7 @@ SUBJECT = Subject(
             "waste",
             {
                 "cell_id": "Cell",
-                "repeat": "Repeat",
+                **REPEAT_COLUMNS,
                 "layout": "Layout",
                 "block_size": "Block size",
                 "waste_pct": "Memory without tokens (%)",
@@ -137,7 +137,7 @@ SUBJECT = Subject(
                 "source": "Source",
             },
             "Waste in the layouts that engines had",
-            lambda waste: waste[waste["source"] == "measured"],
+            lambda waste: several_starts(waste[waste["source"] == "measured"]),
         ),
     ],
 )

@@ -8,8 +8,8 @@ import pandas as pd
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown, table_of
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError
-from workflow_scripts.present.subject import MOST_ROWS, Subject
+from workflow_scripts.present.report_tables import REPEAT, MissingError
+from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, several_starts
 from workflow_scripts.workloads.warmup import TOLERANCE
 
 NOISY_PCT = 5.0
@@ -31,10 +31,10 @@ def slowed_gpus(report: Report) -> Iterator[Block]:
 
 def slowed_cells(report: Report) -> Iterator[Block]:
     """Repeats in which a GPU was slowed down, with the reasons."""
-    slowed = slowed_repeats(report.tables.need("cells", "cell_id", "repeat", "throttle_reasons"))
-    columns = {"cell_id": "Cell", "repeat": "Repeat", "throttle_reasons": "Reasons (NVML)"}
+    slowed = slowed_repeats(report.tables.need("cells", *REPEAT, "throttle_reasons"))
+    columns = {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"}
     if len(slowed):
-        repeats = table_of(slowed.head(MOST_ROWS), columns, "Why the clocks of a GPU were reduced")
+        repeats = table_of(several_starts(slowed).head(MOST_ROWS), columns, "Why the clocks of a GPU were reduced")
         yield Fold(f"Repeats in which a GPU was slowed down: {len(slowed)}", [repeats])
 
 
@@ -62,15 +62,14 @@ def load_warning(report: Report) -> Iterator[Block]:
 def unsteady_cells(report: Report) -> Iterator[Block]:
     """Cells that were timed although no two consecutive warm-up passes had taken equally long."""
     report.tables.need("cells", "warmup_steady")
-    cells = report.tables.cells.drop_duplicates("cell_id")
-    cells = cells[cells["warmup_steady"].notna()]
-    unsteady = cells[~cells["warmup_steady"].astype(bool)]
+    known = report.tables.cells.dropna(subset="warmup_steady")
+    unsteady = known[~known["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
     if len(unsteady):
         some = ", ".join(unsteady["cell_id"].head(MOST_NAMED)) + (", ..." if len(unsteady) > MOST_NAMED else "")
         sentence = (
-            f"In {len(unsteady)} of {len(cells)} measured cells the last two passes of the warm-up differed by more "
-            f"than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their intervals are "
-            f"wide: {some}. The column warmup_steady of the table cells names all of them."
+            f"In {len(unsteady)} of {known['cell_id'].nunique()} measured cells the last two passes of the warm-up "
+            f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
+            f"intervals are wide: {some}. The column warmup_steady of the table cells names all of them."
         )
         yield Findings([Finding("not steady", sentence, "bad")])
 

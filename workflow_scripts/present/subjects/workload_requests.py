@@ -108,8 +108,7 @@ def _lengths(rows: pd.DataFrame) -> tuple[int, ...]:
 
 def _requests(tables: Tables, cell_ids: Iterable[str]) -> pd.DataFrame:
     """Requests of the first repeat of each cell's first start."""
-    rows = tables.facts("requests", cell_ids)
-    rows = rows[rows["start"] == rows.groupby("cell_id")["start"].transform("min")]
+    rows = tables.facts_of_first_start("requests", cell_ids)
     return rows[rows["repeat"] == rows.groupby("cell_id")["repeat"].transform("min")]
 
 
