@@ -67,7 +67,7 @@ export function showCalculator(panel, { catalog, cells }) {
   };
   panel.replaceChildren(
     el("h2", {}, "KV-cache calculator"),
-    el("p", { class: "lead" }, "Computed, not measured: how much a KV cache holds on a device, and how fast decoding can be at most at its data sheet's rates. Without activations, graphs and libraries the result is an upper limit; kv_capacity on the command line predicts them."),
+    el("p", { class: "lead" }, "Computed, not measured: how much a KV cache holds on a device, and how fast decoding can be at most at its data sheet's rates. Without activations, graphs and libraries the result is an upper limit; the command kvsweep capacity predicts them."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node)),
     out,
   );

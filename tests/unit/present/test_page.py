@@ -67,6 +67,7 @@ def test_nothing_is_loaded_from_anywhere(results: Results, page: Page) -> None:
     assert not re.search(r"url\(|@import", page.text["style"][0])
     policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; img-src data:;")
+    assert policy.endswith("base-uri 'none'; form-action 'none'")
     assert "unsafe" not in policy
 
 
