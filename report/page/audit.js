@@ -51,7 +51,7 @@ export function showAudit(panel, { catalog }) {
   };
   panel.replaceChildren(
     el("h2", {}, "Can this be true?"),
-    el("p", { class: "lead" }, "Paste a table of published throughputs (CSV, tab-separated or Markdown) with a column for the GPU, one for the throughput and, if known, one for the sequences at once. A number above the ceiling of its device is impossible, or means something else than its table says. Every doubt is settled for the table. Nothing leaves this page."),
+    el("p", { class: "lead" }, "Paste a table of published throughputs (CSV, tab-separated or Markdown) with a column for the GPU, one for the throughput and, if known, one for the sequences at once. A number above the ceiling of its device is impossible, or means something else than its table says. Where something is not known, the highest possible ceiling counts. Nothing leaves this page."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node)),
     text,
     out,
