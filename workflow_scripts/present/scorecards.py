@@ -107,7 +107,7 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
 def _settings(cells: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     """For each cell its values of the knobs in words."""
     names = [knob.removeprefix("knob_") for knob in knobs]
-    rows = cells[list(knobs)].itertuples(index=False, name=None)
+    rows = cells[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
     words = [[said(name, value) for name, value in zip(names, row, strict=True) if pd.notna(value)] for row in rows]
     return [", ".join(of_cell) or "the engine's defaults" for of_cell in words]
 
@@ -195,7 +195,7 @@ def _untested(tables: Tables, place: str, measured: pd.DataFrame) -> Card:
     if medians.isna().all():
         return Card(place, "No throughput known", f"{len(measured)} measured, none with a rate of tokens.", [])
     fastest = measured[measured["cell_id"] == medians.idxmax()]
-    varied = [knob for knob in tables.knobs if measured[knob].nunique(dropna=False) > 1]
+    varied = [knob for knob in tables.knobs if measured[knob].nunique(dropna=False) > 1] or tables.knobs
     of_cell = rows[rows["cell_id"] == medians.idxmax()]
     facts = [Fact("Output", f"{number(medians.max())} tokens/s", f"repeats {span(of_cell[RATE])}")]
     facts += [

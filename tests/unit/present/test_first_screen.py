@@ -210,3 +210,12 @@ def test_the_page_of_tables_from_before_starts_were_counted_is_written(results: 
         pd.read_parquet(path).drop(columns="start", errors="ignore").to_parquet(tables / path.name)
     assert results.write_page(tmp_path / "report.html", tables) == 0
     assert "KeyError" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_place_with_one_setting_and_no_recommendation_names_the_setting(report: Report, tmp_path: Path) -> None:
+    cells = pd.read_parquet(report.tables.folder / "cells.parquet")
+    of_a100 = cells[cells["gpu"].str.startswith("a100") & cells["outcome"].eq("ok")]
+    one = cells[cells["cell_id"] == of_a100["cell_id"].iloc[0]]
+    best = pd.read_parquet(report.tables.folder / "recommendations.parquet").head(0)
+    [card] = scorecards(changed(report, tmp_path, cells=one, recommendations=best))
+    assert re.match(r"vllm: .*at most \d+ sequences|vllm: .*one sequence", card.best)
