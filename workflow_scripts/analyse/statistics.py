@@ -151,7 +151,7 @@ class Comparisons:
         They are 1 for a smaller change in few starts than a cell with two modes may show, if all fell into one mode.
         """
         beyond = np.abs(self.difference) - log_margin(margin_pct)
-        by_modes = (self.starts > 1) & (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)
+        by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)
         return np.where(by_modes, 1.0, np.minimum(self._p(beyond), 1.0))
 
     def p_higher(self) -> FloatArray:
@@ -172,7 +172,7 @@ class Comparisons:
         """The same if both had so many further starts of the same means and variances."""
         n = self.starts + further
         df = np.where(self.pooled, self.df * np.maximum(n - 1, 1) / np.maximum(self.starts - 1, 1), n - 1)
-        variance = np.where(self.starts > 1, self.variance, np.nan)
+        variance = np.where((self.starts > 1) | self.pooled, self.variance, np.nan)
         counted = (n * np.ones_like(self.difference)).astype(int)
         return Comparisons(
             self.difference, variance, df, counted, (variance / n, df), self.scope, self.pooled, self.bimodal

@@ -119,7 +119,18 @@ def test_other_cells_with_several_starts_tell_what_a_single_start_is_worth():
     assert verdicts(found, 2.0).tolist() == [FLAT]
 
 
-def test_cells_of_one_device_and_engine_share_a_variance_and_others_do_not():
+def test_a_single_start_beside_others_shows_no_change_that_two_modes_make_and_has_a_plan():
+    log = np.random.default_rng(1).normal(0, 0.001, (8, 4))
+    log[0, 1:] = np.nan
+    for factor, verdict, needed in ((0.9, NOT_DECIDED, STARTS_TO_SEE_MODES - 1), (1.1, CHANGES, 0)):
+        log[0, 0] = log[1, 0] + log_margin(2.0) + ASSUMED_SD * factor
+        found = compare(samples(log), [0], [1])
+        assert found.pooled.tolist() == [True]
+        assert verdicts(found, 2.0).tolist() == [verdict]
+        assert further_starts(found, 2.0).tolist() == [needed]
+
+
+def test_cells_of_one_device__and_engine_share_a_variance_and_others_do_not():
     log = np.random.default_rng(5).normal(0, 0.02, (9, 4))
     found = compare(samples(log, group=[0] * 6 + [1] * 3), [0, 1, 0], [1, 2, 8])
     assert found.pooled.tolist() == [True, True, False]
