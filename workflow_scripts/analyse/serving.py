@@ -135,6 +135,8 @@ _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
     *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
 )
+# What tells starts apart when they are summed up.
+_OF_START = ("round", "device_uuid")
 SUMMARY_SCHEMA = table_schema(
     "serving_summary",
     "The same as `serving`, with one row per cell that comparisons may use.",
@@ -181,7 +183,7 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     # Perhaps no repeat was long enough for a steady state.
-    table = table.reindex(columns=[*SCHEMA.columns, *map(_each, TAILS)])
+    table = table.reindex(columns=[*SCHEMA.columns, *_OF_START, *map(_each, TAILS)])
     summary = _summary(table, counted(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
 

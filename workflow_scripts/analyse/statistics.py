@@ -85,10 +85,10 @@ class Samples:
         counted: IntArray = (~np.isnan(self.log)).sum(axis=-1)
         return counted
 
-    def scope(self, starts: IntArray, cells: Rows | slice = slice(None)) -> npt.NDArray[np.str_]:
-        """For what an interval from so many starts of these cells holds."""
-        several = np.where(self.between_cards[cells], BETWEEN_CARDS, BETWEEN_STARTS)
-        return np.where(starts > 1, several, WITHIN_START)
+
+def _scope(starts: IntArray, between_cards: BoolArray) -> npt.NDArray[np.str_]:
+    """For what an interval from so many starts holds."""
+    return np.where(starts > 1, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS), WITHIN_START)
 
 
 def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.str_]]:
@@ -113,7 +113,7 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.str_]]:
     half = _half_width(squared, np.where(one, samples.repeats - 1, n - 1), CONFIDENCE)
     half = np.where(samples.spread.bimodal, np.nan, half)
     interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
-    return interval, samples.scope(samples.starts)
+    return interval, _scope(samples.starts, samples.between_cards)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,8 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     bimodal = found.bimodal[..., a] | found.bimodal[..., b]
     variance = np.where(bimodal, np.nan, variance)
     error = np.where(bimodal, np.nan, np.where(single, of_a + of_b, variance / np.maximum(n, 1)))
-    scope = samples.scope(np.where(single, 1, 2), a)
+    # Of two devices, one may have been measured on one card only.
+    scope = _scope(np.where(single, 1, 2), samples.between_cards[a] & samples.between_cards[b])
     difference = np.where(n > 0, mean, apart)
     return Comparisons(difference, variance, df, n, (error, np.where(single, welch, df)), scope, pooled, bimodal)
 

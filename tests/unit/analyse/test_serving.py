@@ -142,7 +142,11 @@ def tables(tmp_path, knobs, requests, facts=(), slo=None, rates=None, **columns)
     for row, rate in zip(cells, rates or (), strict=False):
         row["requests_per_s"] = rate
     name = cells[0]["cell_id"]
-    write_parsed(tmp_path / "cpu-all", "requests", *(r.assign(cell_id=name, repeat=i) for i, r in enumerate(requests)))
+    of_repeats = (
+        r.assign(cell_id=name, start=row["start"], repeat=i)
+        for i, (r, row) in enumerate(zip(requests, cells, strict=True))
+    )
+    write_parsed(tmp_path / "cpu-all", "requests", *of_repeats)
     rows = [{"start": 1, "repeat": None, "name": "device.memory_total_bytes", "value": 20e9}, *facts]
     columns_of_facts = {
         "cell_id": "string",
@@ -171,6 +175,19 @@ def test_a_server_that_keeps_up_is_limited_by_its_load(tmp_path):
     assert len(summary) == 1
     assert summary.iloc[0]["repeats"] == 2
     assert summary.iloc[0]["ttft_s_p50"] == pytest.approx(0.1)
+
+
+def test_an_interval_over_several_cards_is_said_to_be(tmp_path):
+    for cards, scope in ((["GPU-1", "GPU-2"], "between cards"), (["GPU-1"] * 2, "between starts on this card")):
+        _, summary = tables(
+            tmp_path / scope,
+            {"request_rate_per_s": 2.0},
+            [prompt_server()] * 2,
+            start=[1, 2],
+            round=[1, 2],
+            device_uuid=cards,
+        )
+        assert summary["scope"].tolist() == [scope]
 
 
 def test_a_study_of_few_requests_has_no_steady_state_and_a_row_all_the_same(tmp_path):

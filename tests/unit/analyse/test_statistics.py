@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -140,6 +142,12 @@ def test_cells_of_one_device__and_engine_share_a_variance_and_others_do_not():
 
 def test_between_cards_is_said():
     assert pair([1.0, 2.0], [0.5, 1.6], cards=True).scope.tolist() == ["between cards"]
+
+
+def test_a_ratio_is_between_cards_only_if_both_devices_were_several():
+    cells = samples([[1.0, 2.0], [0.5, 1.6]], group=[0, 1])
+    found = compare(dataclasses.replace(cells, between_cards=np.array([True, False])), [0, 1], [1, 0])
+    assert found.scope.tolist() == ["between starts on this card"] * 2
 
 
 def test_starts_that_agree_to_the_last_digit_have_an_interval_without_width():
