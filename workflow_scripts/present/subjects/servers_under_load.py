@@ -257,10 +257,13 @@ def _users_see(row: Mapping[str, Any]) -> str:
     """
     >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
     'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
+    >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": float("nan")})  # of few requests
+    'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median'
     """
+    tail = f" and {row['ttft_s_p99']:.3g} s at the 99th percentile" if pd.notna(row["ttft_s_p99"]) else ""
     return (
         f"it answered {row['requests_per_s']:.3g} requests/s, with a TTFT of {row['ttft_s_p50']:.3g} s in the "
-        f"median and {row['ttft_s_p99']:.3g} s at the 99th percentile"
+        f"median{tail}"
     )
 
 
