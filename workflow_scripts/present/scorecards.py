@@ -171,6 +171,9 @@ def _compared(rows: pd.DataFrame, baseline: str) -> Fact:
     interval = span([low, high])
     if not (low > 1 or high < 1):
         return Fact("Gain", "no difference shown", f"over {baseline}: {interval or span(rows['ratio'])} times")
+    if "verdict" in rows and rows["verdict"].eq("not decided").any():
+        # The interval of one start does not say what another start would give, but the verdict allows for it.
+        return Fact("Gain", "not decided", f"over {baseline}: {interval} times {listed(rows['scope'].unique(), 'or')}")
     return Fact("Gain", f"{span(rows['ratio'])} times", f"over {baseline}: {interval}")
 
 

@@ -66,6 +66,16 @@ def test_an_interval_that_holds_1_is_no_gain(report: Report, tmp_path: Path) -> 
     assert fact(card, "Gain")[0] == "no difference shown"
 
 
+def test_a_gain_that_another_start_may_not_give_is_not_decided(report: Report, tmp_path: Path) -> None:
+    effects = pd.read_parquet(report.tables.folder / "effects.parquet")
+    effects = effects.assign(ratio=1.5, ratio_low=1.4, ratio_high=1.6, verdict="not decided", scope="within one start")
+    cards = scorecards(changed(report, tmp_path, effects=effects))
+    [card] = [card for card in cards if card.place.startswith("a100")]
+    value, note = fact(card, "Gain")
+    assert value == "not decided"
+    assert note.endswith(": 1.4 to 1.6 times within one start")
+
+
 def cells(*settings: tuple[int, int]) -> pd.DataFrame:
     return pd.DataFrame(settings, columns=KNOBS).assign(cell_id=[str(i) for i in range(len(settings))])
 
