@@ -148,7 +148,8 @@ class Comparisons:
     def p_beyond(self, margin_pct: float) -> FloatArray:
         """P values of the tests whether ratios are beyond the margin: below 5 % the 95 % interval is outside it.
 
-        They are 1 for a smaller change in few starts than a cell with two modes may show, if all fell into one mode.
+        They are 1 for a change in few starts that two modes of a cell, ASSUMED_SD apart, may make: all starts of one
+        cell may have fallen into one mode.
         """
         beyond = np.abs(self.difference) - log_margin(margin_pct)
         by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)

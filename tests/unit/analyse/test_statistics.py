@@ -277,6 +277,14 @@ def test_a_difference_of_the_margin_is_called_flat_or_a_change_in_at_most_5_perc
     assert (found == CHANGES).mean() <= 0.055
 
 
+def test_in_few_starts_two_modes_that_are_near_are_no_change():
+    rng = np.random.default_rng(1)
+    log = rng.normal(0, 0.01, (1000, 9, 2)) + rng.normal(0, 0.05, (1000, 1, 2))
+    log[:, 0] += 0.1 * rng.integers(0, 2, (1000, 2))
+    found = compare(samples(log), *np.triu_indices(9, 1))
+    assert (holm(found.p_beyond(2.0)) <= 0.05).any(axis=-1).mean() < 0.01
+
+
 def test_the_exact_interval_of_a_quantile_covers_it():
     rng = np.random.default_rng(3)
     found = np.array([quantile_interval(rng.exponential(size=400), 0.99) for _ in range(1000)])
