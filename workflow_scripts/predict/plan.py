@@ -173,7 +173,7 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
             f"such as {late['cell_id'].iloc[0]}."
         )
     margin = study.equivalence_margin_pct
-    console.print(f"`for the margin`: repeats after which a cell's mean is known within {margin:g} % (95 %).")
+    console.print(f"`for the margin`: repeats after which the mean of one start is known within {margin:g} % (95 %).")
 
 
 @command(
