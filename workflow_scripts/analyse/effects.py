@@ -373,7 +373,7 @@ def _verdict_text(row: Record) -> str:
     if row["bimodal"]:
         return "not decided: the starts of a cell fall into two groups, so no one number describes it"
     if math.isnan(row["ratio_low"]):
-        return "not decided: it takes at least two starts of each"
+        return "not decided: it takes at least two starts of each, in the same rounds"
     if row["scope"] == WITHIN_START:
         return f"not decided at a margin of {margin}: one start of each does not show what another would give"
     if math.isnan(row["starts_needed"]):

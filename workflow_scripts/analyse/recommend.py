@@ -72,7 +72,7 @@ SCHEMA = table_schema(
     columns("tpot_s_p50_low tpot_s_p50_high", NUMBER, "their 95 % intervals; null if nothing shows what varies"),
     columns("ttft_s_p50", NUMBER, "geometric means over the starts"),
     columns("ttft_s_p50_low ttft_s_p50_high", NUMBER, "their 95 % intervals; null if nothing shows what varies"),
-    columns("scope", TEXT, f"of these intervals, {SCOPE_MEANING}"),
+    columns("scope", TEXT, SCOPE_MEANING),
     columns("ttft_s_p99_worst tpot_s_p99_worst", NUMBER, "the highest 99th percentile of any repeat"),
     columns(
         "latency_bound",

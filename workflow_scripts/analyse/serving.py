@@ -149,7 +149,7 @@ SUMMARY_SCHEMA = table_schema(
         NUMBER,
         "geometric mean over the starts with its 95 % interval; null if nothing shows what varies",
     ),
-    columns("scope", TEXT, f"of these intervals, {SCOPE_MEANING}"),
+    columns("scope", TEXT, SCOPE_MEANING),
     columns(
         [f"{name}_p99{end}" for name in TAILS for end in ("", "_low", "_high")],
         NUMBER,

@@ -42,8 +42,8 @@ FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
 WITHIN_START, BETWEEN_STARTS, BETWEEN_CARDS = "within one start", "between starts on this card", "between cards"
 
 SCOPE_MEANING = (
-    "what the interval covers: `within one start`: only what varies between repeats, so it says nothing about another "
-    "start; `between starts on this card`; `between cards`"
+    "what the row's intervals cover: `within one start` (only what varies between repeats, so nothing about another "
+    "start), `between starts on this card` or `between cards`"
 )
 
 

@@ -198,7 +198,7 @@ def test_one_repeat_decides_nothing_and_plans_nothing():
         assert found.verdict == "not decided"
         assert pd.isna(found.starts_needed)
         assert "3x (no interval) the output tokens/s" in found.explanation
-        assert "not decided: it takes at least two starts of each." in found.explanation
+        assert "not decided: it takes at least two starts of each, in the same rounds." in found.explanation
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.46, "not decided"), (2.0, "changes"), (1.0, "not decided")])
