@@ -47,6 +47,8 @@ LIMITS = (
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
 )
 PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", "flagged", "why", "speed_source")
+# Tables with intervals of single cells.
+WITH_INTERVALS = ("serving_summary", "recommendations")
 # Lines of a log that the page shows, and bytes of its end in which they are looked for.
 LOG_LINES, LOG_BYTES = 12, 4096
 
@@ -65,7 +67,7 @@ class Knob(TypedDict):
 class PageData(TypedDict):
     """Everything that the views read. `cell` in `repeats`, `limits`, `predictions` and `intervals` is a row of `cells`.
 
-    `intervals` holds a table's value of a cell's measure with its 95 % interval, over all repeats.
+    `intervals` holds a table's value of a cell's measure with its 95 % interval.
     """
 
     version: int
@@ -87,7 +89,7 @@ def page_data(report: Report, study_file: Path) -> PageData:
     logs = pd.Series([_log_end(report, cell) for cell in grid["cell_id"]], index=grid.index, dtype=object)
     # In a list of cells only those settings are named that differ.
     labels = settings_in_words(grid, knobs_that_differ(grid, knobs))
-    cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs)
+    cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs, scope=_scopes(report, grid))
     place = pd.Series(grid.index, index=grid["cell_id"])
     words: list[Knob] = [
         {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
@@ -201,10 +203,18 @@ def _limits(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     return limits.groupby(["cell", "rates"], sort=False).agg(how).reset_index()
 
 
+def _scopes(report: Report, grid: pd.DataFrame) -> "pd.Series[Any]":
+    """For each cell what its intervals cover; null without an interval."""
+    tables = [table for name in WITH_INTERVALS if (table := report.tables.get(name)) is not None]
+    known = [table[["cell_id", "scope"]].dropna() for table in tables if "scope" in table]
+    scopes = pd.concat([pd.DataFrame(columns=["cell_id", "scope"], dtype=object), *known]).drop_duplicates("cell_id")
+    return grid["cell_id"].map(scopes.set_index("cell_id")["scope"])
+
+
 def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     """The values with intervals that tables hold of single cells."""
     parts = [pd.DataFrame()]
-    for name in ("serving_summary", "recommendations"):
+    for name in WITH_INTERVALS:
         rows = _of_cells(report.tables.get(name), place)
         for measure in MEASURES:
             if f"{measure}_low" in rows:

@@ -76,6 +76,15 @@ def test_limits_predictions_and_intervals_name_their_cells(data: dict[str, Any])
     assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
 
 
+def test_a_cell_with_an_interval_says_what_that_covers(results: Results, data: dict[str, Any]) -> None:
+    recommended = pd.read_parquet(results.root / "tables" / "recommendations.parquet").dropna(subset="scope")
+    scopes = dict(zip(values(data["cells"]["cell_id"]), values(data["cells"]["scope"]), strict=True))
+    assert len(recommended)
+    for cell_id, scope in zip(recommended["cell_id"], recommended["scope"], strict=True):
+        assert scopes[cell_id] == scope == "within one start"
+    assert None in scopes.values()
+
+
 def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits() -> None:
     rows = pd.DataFrame({"number": [1.23456789, 20.0, float("inf")], "flag": pd.array([True, None, False])})
     columns = columns_of(rows, ["number", "flag"])
