@@ -80,7 +80,7 @@ SUBJECT = Subject(
             {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]},
             Caption(
                 shows="Output tokens per second of one device divided by those of another, for cells that differ only "
-                "in the device. The line through a dot is the 95 % interval over the repeats. Vertical lines are the "
+                "in the device. The line through a dot is its 95 % interval. Vertical lines are the "
                 "ratios of what the two devices can do: memory bandwidth and matrix rate, solid as published in data "
                 "sheets and dashed as measured. A cross is the ratio of the tokens that their KV caches hold.",
                 reading="If memory bandwidth is the limit, a dot lies at the bandwidth line; if arithmetic is, at "

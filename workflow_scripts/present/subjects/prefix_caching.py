@@ -64,7 +64,7 @@ SUBJECT = Subject(
             {"effects": ["knob", "comparison", "ratio", "held"]},
             Caption(
                 shows="Output tokens per second with prefix caching, divided by those without, for pairs of cells that "
-                "differ in nothing else. The line through a dot is the 95 % interval of the ratio over the repeats.",
+                "differ in nothing else. The line through a dot is the 95 % interval of the ratio.",
                 reading="To the right of 1, prefix caching made the engine faster. An interval that contains 1 leaves "
                 "open whether it changed anything. Workloads whose prompts share no beginning are the control: their "
                 "ratio should be 1, and what it falls below 1 is the cost of searching the cache.",

@@ -103,8 +103,7 @@ SUBJECT = Subject(
             Caption(
                 shows="Output tokens per second of vLLM divided by those of HuggingFace, for cells that served the "
                 "same requests with the same numbers of tokens. Each label is a HuggingFace engine with its settings. "
-                "The dots below it are vLLM cells, and the line through a dot is the 95 % interval of the ratio over "
-                "the repeats.",
+                "The dots below it are vLLM cells, and the line through a dot is the 95 % interval of the ratio.",
                 reading="To the right of 1, vLLM is faster. Against single requests (batch 1) the ratio is large, "
                 "because it includes the gain from batching. Against the largest batches, what remains is the gain "
                 "from the engine and its scheduling.",
@@ -120,7 +119,7 @@ SUBJECT = Subject(
                 shows="The speed-up of vLLM over single requests on HuggingFace, split into steps: static batches "
                 "instead of single requests, continuous batching instead of static batches, and vLLM instead of "
                 "HuggingFace's continuous batching. The total is their product. Dots are vLLM cells, and the lines "
-                "through them are 95 % intervals over the repeats.",
+                "through them are 95 % intervals.",
                 reading="The axis is logarithmic, so the distances of the steps from 1 add up to that of the total. A "
                 "step to the left of 1 loses speed.",
                 not_shown="A step is what changed between two cells, not the gain from one idea. HuggingFace's "
