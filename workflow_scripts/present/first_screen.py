@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
@@ -54,11 +57,11 @@ def _knobs(report: Report) -> Iterator[str]:
     changes: list[str] = []
     flat: list[str] = []
     undecided: list[str] = []
+    pairs = effects[(effects["comparison"] == "pair") & (effects["verdict"] == "changes")]
     for knob, rows in effects[effects["comparison"] == "overall"].groupby("knob", sort=False):
         changed = rows[rows["verdict"] == "changes"]
         if len(changed):
-            # The mean of a change that is hardly known may be higher, so the lower end of the interval decides.
-            row = records(changed.sort_values("ratio_low", ascending=False, kind="stable").head(1))[0]
+            row = _surest(changed, pairs[pairs["knob"] == knob])
             seen = f", in {len(changed)} of {len(rows)} comparisons" if len(changed) < len(rows) else ""
             changes.append(f"{_change(row)}: {_times(row)}, {_where(report, row)}{seen}.")
         else:
@@ -70,6 +73,16 @@ def _knobs(report: Report) -> Iterator[str]:
         yield f"No difference of more than {margin} %: {listed(flat)}."
     if undecided:
         yield f"No difference shown, and none ruled out: {listed(undecided)}."
+
+
+def _surest(overall: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, Any]:
+    """The change whose interval stays farthest from 1; the mean of a change that is hardly known may be larger.
+
+    The interval of `overall` is wider than those of `pairs`, because it holds for all pairs at once.
+    """
+    rows = pd.concat([overall, pairs])
+    distance = np.maximum(rows["ratio_low"].astype(float), 1 / rows["ratio_high"].astype(float))
+    return records(rows.assign(distance=distance).sort_values("distance", ascending=False, kind="stable").head(1))[0]
 
 
 def _change(row: Mapping[str, Any]) -> str:

@@ -229,3 +229,13 @@ def test_a_place_with_one_setting_and_no_recommendation_names_the_setting(report
     best = pd.read_parquet(report.tables.folder / "recommendations.parquet").head(0)
     [card] = scorecards(changed(report, tmp_path, cells=one, recommendations=best))
     assert re.match(r"vllm: .*at most \d+ sequences|vllm: .*one sequence", card.best)
+
+
+def test_the_change_that_is_told_is_one_whose_own_interval_excludes_1(report: Report, tmp_path: Path) -> None:
+    effects = pd.read_parquet(report.tables.folder / "effects.parquet")
+    rows = effects[effects["knob"] == "max_num_seqs"].drop_duplicates("comparison").assign(verdict="changes")
+    wide = rows["comparison"] == "overall"
+    rows.loc[wide, ["ratio", "ratio_low", "ratio_high"]] = [12.0, 0.6, 240.0]
+    rows.loc[~wide, ["ratio", "ratio_low", "ratio_high"]] = [0.5, 0.4, 0.625]
+    answers = first_screen(changed(report, tmp_path, effects=rows)).answers
+    assert "0.5 times (0.4 to 0.625)" in answers[0]
