@@ -236,7 +236,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
         return jobs_of(lab, f"lab-{gpu}", known)[0]
 
     lock = checkout.root / "results/lab/locks" / f"{held.replace('/', '--')}.lock"
-    lock.parent.mkdir(exist_ok=True)
+    lock.parent.mkdir(parents=True, exist_ok=True)
     with full_disk(checkout.folder(full)):
         # A process of another checkout measures the cell, so to say, until Slurm ends the job that waits for it.
         with FileLock(lock, mode=0o666):
