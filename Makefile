@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-report bench-predict mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -65,6 +65,9 @@ bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs p
 
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
 	$(BIN)/python -m benchmarks.analysis $(ARGS)
+
+bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour apart, and print whether the runs agree
+	$(BIN)/python -m benchmarks.agreement $(ARGS)
 
 bench-report: $(VENV)/cpu.installed ## measure the report's page in a real Chromium
 	$(BIN)/python -m benchmarks.report_in_browser $(ARGS)

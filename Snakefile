@@ -73,6 +73,23 @@ rule status:
         "python -m workflow_scripts status --study $STUDY --results $RESULTS 2> {log}"
 
 
+rule compare:
+    """Compare the study's results with those that `--config against=` names, such as another day's report."""
+    log:
+        PATHS.root / "logs/compare.log",
+    conda:
+        "envs/cpu.conda.yaml"
+    params:
+        against=config.get("against", ""),
+        now=PATHS.root,
+        out=PATHS.root / "comparison",
+    shell:
+        "test -n {params.against:q} || {{ echo 'compare: name what to compare with: --config against=REPORT,"
+        " a folder of results, or an unpacked archive' | tee {log} >&2; exit 2; }}; "
+        "python -m workflow_scripts compare {params.against:q} {params.now:q}"
+        " --markdown {params.out:q}.md --json {params.out:q}.json 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
+
+
 rule archive_study:
     """Pack study file, locks, cells, tables, report and code into one archive, with hashes and an RO-Crate."""
     input:

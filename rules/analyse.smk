@@ -245,3 +245,20 @@ rule claims:
         " --tables {params.tables}"
         " --out {output.table}"
         " > {log} 2>&1"
+
+
+rule digest:
+    """All that a comparison with another study needs; the report embeds it."""
+    input:
+        tables=[table(name) for name in ("cells", "limits", "effects", "ratios", "engines")],
+        code=sources("analyse.study_digest"),
+    output:
+        PATHS.digest,
+    log:
+        PATHS.root / "logs/digest.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        tables=PATHS.tables,
+    shell:
+        "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"

@@ -71,7 +71,7 @@ if "partial_report" in sys.argv:
     os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 # Targets for which it does not matter which devices this machine has.
-MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report"}
+MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare"}
 
 # Filled by rules/cluster.smk: batches of cells by GPU, where preparing and calibrating are queued, and rules that need a
 # node.

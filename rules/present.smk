@@ -36,6 +36,7 @@ rule report:
     input:
         tables=[table(name) for name in TABLES],
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
+        digest=PATHS.digest,
         figures=PATHS.figures,
         code=sources("present.page"),
         template=sorted(map(str, Path("report").glob("**/*.*"))),

@@ -27,6 +27,7 @@ GROUPS = {
         "sbatch": "cluster.site",
         "status": "study.status",
         "archive": "study.archive",
+        "compare": "analyse.compare",
     },
     "Steps of the workflow; Snakemake calls them": {
         "prepare-model": "prepare.model",
@@ -49,6 +50,7 @@ GROUPS = {
         "table-capacity": "analyse.capacity",
         "table-predictions": "analyse.predictions",
         "table-claims": "analyse.claims",
+        "digest": "analyse.study_digest",
         "figures": "present.figures",
         "report": "present.page",
     },

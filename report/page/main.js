@@ -2,6 +2,7 @@
 import { current, parseAddress } from "./address.js";
 import { showAudit } from "./audit.js";
 import { showCalculator } from "./calculator.js";
+import { acceptDrops, showCompare } from "./compare.js";
 import { store } from "./data.js";
 import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
@@ -13,6 +14,7 @@ const VIEWS = [
   { id: "report", name: "Report" },
   { id: "explore", name: "Explore", show: showExplore },
   { id: "limits", name: "Your limits", show: showLimits },
+  { id: "compare", name: "Compare", show: showCompare },
   { id: "calculator", name: "Calculator", show: showCalculator },
   { id: "audit", name: "Audit", show: showAudit },
 ];
@@ -88,6 +90,7 @@ for (const table of document.querySelectorAll("table")) makeSortable(table);
 nameCells(openCell);
 build();
 openFoldsForPrint();
+acceptDrops(() => choose("compare"));
 addEventListener("hashchange", follow);
 addEventListener("popstate", follow);
 follow();

@@ -87,6 +87,7 @@ PARSED = {
     "kvsweep check-engines": "imports the engines, which tests/integration/test_check_study.py does",
     "kvsweep measure-cell": "measures a cell, which tests/integration/test_measure.py does",
     "kvsweep measure-device": "measures this machine, which takes it seconds",
+    "kvsweep compare": "needs the results of two runs, which tests/unit/analyse/test_compare.py makes up",
     "kvsweep figures": "draws for a quarter of a minute",
     "kvsweep measure-ladders": "climbs ladders for minutes; tests/integration/test_measure.py climbs one",
 }

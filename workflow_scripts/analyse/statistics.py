@@ -106,14 +106,23 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.str_]]:
     >>> [end.round(1).tolist() for end in interval], scope.tolist()
     ([[100.0, 50.0], [95.1, 48.8], [105.1, 51.3]], ['between starts on this card', 'within one start'])
     """
+    mean, squared, df = mean_errors(samples)
+    half = _half_width(squared, df, CONFIDENCE)
+    interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
+    return interval, _scope(samples.starts, samples.between_cards)
+
+
+def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Means of the logarithms of cells over their starts, with squared standard errors and degrees of freedom.
+
+    The error of one start is that of its repeats. It is NaN if nothing shows what varies, and if the starts of the cell
+    fall into two groups.
+    """
     n = samples.starts.astype(float)
     mean, variance = _moments(samples.log)
     one = n == 1
     squared = np.where(one, samples.within / samples.repeats, variance / np.where(n > 1, n, np.nan))
-    half = _half_width(squared, np.where(one, samples.repeats - 1, n - 1), CONFIDENCE)
-    half = np.where(samples.spread.bimodal, np.nan, half)
-    interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
-    return interval, _scope(samples.starts, samples.between_cards)
+    return mean, np.where(samples.spread.bimodal, np.nan, squared), np.where(one, samples.repeats - 1, n - 1)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
-from workflow_scripts.common.files import write_text
+from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.present.blocks import Absent
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.page_data import packed, page_data
@@ -47,9 +47,15 @@ def render(report: Report, study_file: Path) -> str:
         first=first_screen(report),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
+        digest=_digest(report.tables.folder / "digest.json"),
         # Sections with content come first, then the empty ones.
         sections=sorted((_filled(subject, report) for subject in subjects), key=lambda section: section["is_empty"]),
     )
+
+
+def _digest(path: Path) -> str | None:
+    """The digest of the study, which another report is compared with; None if it was not made."""
+    return packed(read_json(path)) if path.exists() else None
 
 
 def _filled(subject: Subject, report: Report) -> dict[str, Any]:

@@ -123,6 +123,11 @@ class StudyPaths:
         return self.root / "tables"
 
     @property
+    def digest(self) -> Path:
+        """All that a comparison with another study needs."""
+        return self.tables / "digest.json"
+
+    @property
     def figures(self) -> Path:
         """Figures of the report."""
         return self.root / "figures"

@@ -15,6 +15,7 @@ import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
+from workflow_scripts.analyse import study_digest
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
 from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
@@ -404,12 +405,17 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(claims_table(), tables / "claims.parquet")
 
 
+def _words(**options: Path) -> list[str]:
+    return [word for name, path in options.items() for word in (f"--{name}", str(path))]
+
+
 def write_results(folder: Path) -> Path:
     """Write a study's whole results with made-up numbers below `folder`; return the study file."""
     path = write_study(folder)
     study = load_study(path)
     cells = cells_table(study)
     write_tables(cells, folder / "tables")
+    assert study_digest.main(_words(study=path, tables=folder / "tables", out=folder / "tables/digest.json")) == 0
     for gpu in SPEED:
         parsed = folder / "parsed" / gpu
         parsed.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,82 @@
+// Whether two cells may be compared, as workflow_scripts/analyse/comparability.py decides it; a test compares the two.
+
+const MOST_NAMED = 3;
+
+// A field of a record from another file; what the record inherits does not count.
+export function own(record, name) {
+  return Object.hasOwn(record, name) ? record[name] : null;
+}
+
+function isRecord(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+export function keysOf(...records) {
+  return [...new Set(records.flatMap(Object.keys))].sort();
+}
+
+// Where two JSON values differ: {path, a, b}.
+export function differences(a, b, path = "") {
+  const [one, other] = Array.isArray(a) && Array.isArray(b) ? [{ ...a }, { ...b }] : [a, b];
+  if (isRecord(one) && isRecord(other)) {
+    return keysOf(one, other).flatMap((key) => differences(own(one, key), own(other, key), path ? `${path}.${key}` : key));
+  }
+  return Object.is(one, other) || one === other ? [] : [{ path, a: one, b: other }];
+}
+
+export function said(value) {
+  if (value === null) return "nothing";
+  if (typeof value === "object") return "other values";
+  return typeof value === "number" ? String(Number(value.toPrecision(15))) : String(value);
+}
+
+function told(environment, name) {
+  return own(environment, name) ?? [];
+}
+
+function unlike(a, b, name, words) {
+  const [one, other] = [a, b].map(({ environment }) => (Object.hasOwn(environment, name) ? told(environment, name).join(", ") : "an unknown one"));
+  return one === other ? null : words(one, other);
+}
+
+function several(a, b) {
+  for (const [name, words] of [["lock_sha256", "locks"], ["processor", "processors"]]) {
+    for (const [letter, { environment }] of [["A", a], ["B", b]]) {
+      if (told(environment, name).length > 1) return `in ${letter} its starts were measured with several ${words}`;
+    }
+  }
+  return null;
+}
+
+function content(a, b) {
+  const found = differences(a.content, b.content);
+  if (!found.length) return null;
+  const named = found.slice(0, MOST_NAMED).map((one) => `${one.path} is ${said(one.a)} in A and ${said(one.b)} in B`);
+  const more = found.length > MOST_NAMED ? `; and ${found.length - MOST_NAMED} more` : "";
+  return `other weights or requests were asked for: ${named.join("; ")}${more}`;
+}
+
+const RULES = [
+  (a, b) => {
+    const sides = [["A", a], ["B", b]].filter(([, { cell }]) => !cell.comparable).map(([letter]) => letter);
+    return sides.length ? `in ${sides.join(" and ")} it was measured by another definition than the study's` : null;
+  },
+  (a, b) => {
+    if (a.cell.source !== b.cell.source) return `its numbers are ${a.cell.source} in A and ${b.cell.source} in B`;
+    return a.cell.source === "simulated" ? "its numbers are simulated, so they show nothing" : null;
+  },
+  (a, b) => unlike(a, b, "protocol", (one, other) => `it was measured by protocol ${one} in A and ${other} in B`),
+  content,
+  (a, b) => unlike(a, b, "dtype", (one, other) => `it was computed in ${one} in A and in ${other} in B`),
+  several,
+  (a, b) => {
+    const began = a.cell.began !== null && a.cell.began === b.cell.began;
+    const hosts = [a, b].map(({ environment }) => JSON.stringify(own(environment, "host")));
+    return began && hosts[0] === hosts[1] ? "A and B hold the same measurement of it" : null;
+  },
+];
+
+// Every reason not to compare two cells that both ended ok.
+export function whyNot(a, b) {
+  return RULES.map((why) => why(a, b)).filter((why) => why !== null);
+}

@@ -1,0 +1,118 @@
+// Compare two studies by their digests, as workflow_scripts/analyse/comparison.py does; a test compares the two.
+import { differences, keysOf, own, said, whyNot } from "./comparability.js";
+import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
+
+const MISSING = "missing";
+
+function sideOf(digest, cell) {
+  const at = (values, place) => (place >= 0 ? values[place] : {});
+  return {
+    cell,
+    content: at(digest.contents, cell.content),
+    environment: at(digest.environments, cell.environment),
+    effective: at(digest.effective, cell.effective),
+  };
+}
+
+function ratios(compared, marginPct, varyPct) {
+  const rows = compared.flatMap(([x, y]) =>
+    x.cell.means.flatMap((mean) => y.cell.means.filter((other) => other.measure === mean.measure).map((other) => ({ cell: x.cell.id, mean, other }))),
+  );
+  const found = compareOccasions(rows.map(({ mean, other }) => [mean, other]), marginPct, varyPct);
+  return rows.map(({ cell, mean, other }, i) => ({ cell, measure: mean.measure, a: Math.exp(mean.log_mean), b: Math.exp(other.log_mean), ...found[i] }));
+}
+
+function turned({ ratio, low, high, scope, verdict }) {
+  return { ratio: 1 / ratio, low: high === null ? null : 1 / high, high: low === null ? null : 1 / low, scope, verdict };
+}
+
+// What a comparison states: 1 for higher, -1 for lower, 0 for flat; null if it is not decided.
+function stated({ ratio, low, high, verdict }) {
+  if (verdict === FLAT) return 0;
+  const decided = verdict === null ? low !== null && high !== null && !(low <= 1 && 1 <= high) : verdict === CHANGES;
+  if (!decided) return null;
+  return ratio > 1 ? 1 : -1;
+}
+
+export function contradiction(a, b) {
+  const [one, other] = [stated(a), stated(b)];
+  if (one !== null && other !== null && one !== other) return one === 0 || other === 0 ? "flat against changes" : "opposite directions";
+  if ((one === null && other === null) || [a.low, b.low, a.high, b.high].includes(null)) return null;
+  return a.high < b.low || b.high < a.low ? "intervals share no value" : null;
+}
+
+function agreements(a, b, compared) {
+  const keyOf = (kind, cell, baseline) => JSON.stringify([kind, cell, baseline]);
+  const id = (digest, place) => digest.cells[place].id;
+  const inB = new Map(b.pairs.map((pair) => [keyOf(pair.kind, id(b, pair.cell), id(b, pair.baseline)), pair]));
+  return a.pairs.flatMap((pair) => {
+    const [cell, baseline] = [id(a, pair.cell), id(a, pair.baseline)];
+    if (!compared.has(cell) || !compared.has(baseline)) return [];
+    const other = inB.get(keyOf(pair.kind, cell, baseline));
+    const reverse = other ? null : inB.get(keyOf(pair.kind, baseline, cell));
+    if (!other && !reverse) return [];
+    const [one, found] = [pair, other ?? turned(reverse)].map(({ ratio, low, high, scope, verdict }) => ({ ratio, low, high, scope, verdict }));
+    return [{
+      kind: pair.kind, name: pair.name, cell, baseline, a: one, b: found,
+      inside: one.low === null || one.high === null ? null : one.low <= found.ratio && found.ratio <= one.high,
+      contradiction: contradiction(one, found),
+    }];
+  });
+}
+
+function ofCell(x, y) {
+  const found = [];
+  for (const name of keysOf(x.environment, y.environment)) {
+    const [one, other] = [x, y].map(({ environment }) => (own(environment, name) ?? []).join(", ") || null);
+    if (one !== other) found.push([name, one, other]);
+  }
+  for (const { path, a, b } of differences(x.effective, y.effective)) {
+    if (a !== null && b !== null) found.push([`setting: ${path}`, a, b]);
+  }
+  for (const rates of keysOf(x.cell.ceilings).filter((name) => Object.hasOwn(y.cell.ceilings, name))) {
+    const [one, other] = [x.cell.ceilings[rates], y.cell.ceilings[rates]];
+    if (one !== other) found.push([`limit: output tokens/s by ${rates} rates`, one, other]);
+  }
+  return found;
+}
+
+function different(a, b, ended) {
+  const ofStudy = differences(a.settings, b.settings).map(({ path, a: one, b: other }) => [`study: ${path}`, one, other]);
+  const found = new Map();
+  for (const [what, one, other] of [...ofStudy, ...ended.flatMap(([x, y]) => ofCell(x, y))]) {
+    if (!found.has(what)) found.set(what, []);
+    found.get(what).push([one, other]);
+  }
+  const settings = new Set(ofStudy.map(([what]) => what));
+  return [...found].map(([what, values]) => ({
+    what, a: values[0][0], b: values[0][1],
+    cells: settings.has(what) ? 0 : values.length,
+    others: new Set(values.map((pair) => JSON.stringify(pair.map(said)))).size - 1,
+  }));
+}
+
+// Compare study B with study A, by digests as checkDigest accepts them.
+export function comparison(a, b, varyPct) {
+  const [ofA, ofB] = [a, b].map(({ cells }) => new Map(cells.map((cell) => [cell.id, cell])));
+  const common = [...ofA.values()].filter(({ id }) => ofB.has(id)).map((cell) => [sideOf(a, cell), sideOf(b, ofB.get(cell.id))]);
+  const ended = common.filter(([x, y]) => x.cell.outcome !== MISSING && y.cell.outcome !== MISSING);
+  const ok = ended.filter(([x, y]) => x.cell.outcome === "ok" && y.cell.outcome === "ok").map(([x, y]) => [x, y, whyNot(x, y)]);
+  const compared = ok.filter(([, , why]) => !why.length);
+  const margin = own(a.settings, "equivalence_margin_pct");
+  const marginPct = typeof margin === "number" ? margin : 2;
+  return {
+    study_a: a.study,
+    study_b: b.study,
+    margin_pct: marginPct,
+    occasions_vary_pct: varyPct,
+    cells: ratios(compared, marginPct, varyPct),
+    refused: ok.filter(([, , why]) => why.length).map(([x, , why]) => ({ cell: x.cell.id, why })),
+    outcomes: ended
+      .filter(([x, y]) => x.cell.outcome !== y.cell.outcome)
+      .map(([x, y]) => ({ cell: x.cell.id, a: x.cell.outcome, b: y.cell.outcome, reason: y.cell.reason || x.cell.reason })),
+    only_a: [...ofA.keys()].filter((id) => !ofB.has(id)),
+    only_b: [...ofB.keys()].filter((id) => !ofA.has(id)),
+    pairs: agreements(a, b, new Set(compared.map(([x]) => x.cell.id))),
+    differences: different(a, b, ended),
+  };
+}

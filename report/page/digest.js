@@ -1,0 +1,60 @@
+// The digest of a study: in this page, or in the text of another report, of which nothing is run and only text is read.
+import { unpack } from "./data.js";
+
+const IN_PAGE = /<template id="digest">([A-Za-z0-9+/=\s]*)<\/template>/;
+
+const isText = (value) => typeof value === "string";
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const isPlace = (value) => Number.isInteger(value) && value >= -1;
+const isFlag = (value) => typeof value === "boolean";
+const orNothing = (test) => (value) => value === null || test(value);
+const isRecordOf = (test) => (value) => typeof value === "object" && value !== null && !Array.isArray(value) && Object.values(value).every(test);
+const isListOf = (test) => (value) => Array.isArray(value) && value.every(test);
+const isShape = (shape) => (value) => isRecordOf(() => true)(value) && Object.entries(shape).every(([name, test]) => Object.hasOwn(value, name) && test(value[name]));
+
+const MEAN = { measure: isText, log_mean: isNumber, squared_error: orNothing(isNumber), df: orNothing(isNumber), starts: Number.isInteger, repeats: Number.isInteger };
+const CELL = {
+  id: isText, outcome: isText, reason: orNothing(isText), comparable: isFlag, source: isText, began: orNothing(isText),
+  content: isPlace, environment: isPlace, effective: isPlace, means: isListOf(isShape(MEAN)), ceilings: isRecordOf(isNumber),
+};
+const PAIR = {
+  kind: isText, name: isText, cell: isPlace, baseline: isPlace, ratio: isNumber,
+  low: orNothing(isNumber), high: orNothing(isNumber), scope: orNothing(isText), verdict: orNothing(isText),
+};
+const DIGEST = {
+  version: (value) => value === 1, study: isText, question: isText, settings: isRecordOf(() => true),
+  contents: isListOf(isRecordOf(() => true)), environments: isListOf(isRecordOf(isListOf(isText))),
+  effective: isListOf(isRecordOf(() => true)), cells: isListOf(isShape(CELL)), pairs: isListOf(isShape(PAIR)),
+};
+
+// The digest, if it is one; otherwise an error that names the part which is not.
+export function checkDigest(digest) {
+  for (const [name, test] of Object.entries(DIGEST)) {
+    if (!isShape({ [name]: test })(digest)) throw new Error(`The digest of the other report is damaged, or of another version: ${name}.`);
+  }
+  const lengths = { content: digest.contents.length, environment: digest.environments.length, effective: digest.effective.length };
+  for (const [name, length] of Object.entries(lengths)) {
+    if (digest.cells.some((cell) => cell[name] >= length)) throw new Error(`The digest of the other report is damaged: ${name}.`);
+  }
+  const isCell = (place) => place >= 0 && place < digest.cells.length;
+  if (!digest.pairs.every((pair) => isCell(pair.cell) && isCell(pair.baseline))) throw new Error("The digest of the other report is damaged: pairs.");
+  return digest;
+}
+
+export async function digestOf(html) {
+  const found = IN_PAGE.exec(html);
+  if (!found) throw new Error("This file is no report of kvsweep, or one from before reports could be compared.");
+  let digest;
+  try {
+    digest = await unpack(found[1]);
+  } catch {
+    throw new Error("The digest of the other report is damaged: it cannot be unpacked.");
+  }
+  return checkDigest(digest);
+}
+
+export async function ownDigest() {
+  const held = document.getElementById("digest");
+  if (!held) throw new Error("This report has no digest of its study, so it cannot be compared.");
+  return checkDigest(await unpack(held.content.textContent));
+}

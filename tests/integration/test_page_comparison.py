@@ -1,0 +1,261 @@
+"""Comparing reports in the page: its statistics and rules beside those of Python, and the view in a real browser."""
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from tests.browser import Tab
+from tests.unit.analyse.digests import ENVIRONMENT, cell, digest, mean, pair, random_digest
+from tests.unit.present.synthetic import SCRIPT, write_results
+from workflow_scripts.analyse.comparison import comparison
+from workflow_scripts.analyse.digest import Digest, read_digest
+from workflow_scripts.present import page
+from workflow_scripts.present.page_data import packed
+from workflow_scripts.present.page_script import joined
+from workflow_scripts.present.report import REPORT
+
+pytestmark = pytest.mark.needs_tool("chromium")
+
+VIEW = "#view=compare"
+STATUS = "document.querySelector('#view-compare [role=status]')"
+IN_PAGE = re.compile(r'<template id="digest">[^<]*</template>')
+
+
+@pytest.fixture
+def run(one_tab: Tab) -> Callable[[str, str], Any]:
+    """Evaluate an expression with what a module exports as `m`."""
+
+    def evaluate(module: str, expression: str) -> Any:
+        return one_tab.evaluate(f"((m) => ({expression}))({joined(REPORT / 'page', module).strip().removesuffix(';')})")
+
+    return evaluate
+
+
+def test_students_distribution_is_that_of_scipy(run: Callable[[str, str], Any]) -> None:
+    """Tails and quantiles for 4,000 random degrees of freedom from 0.5 to 10 million, and the normal distribution."""
+    chance = random.Random(8)
+    dfs = [*(10 ** chance.uniform(-0.3, 7) for _ in range(4000)), 1.0, 2.0]
+    points = [[10 ** chance.uniform(-3, 1), df] for df in dfs]
+    tails = run("student.js", f"{json.dumps(points)}.map(([t, df]) => m.studentTail(t, df))")
+    assert tails == pytest.approx([stats.t.sf(t, df) for t, df in points], rel=1e-6, abs=1e-20)
+    asked = [[chance.choice([0.95, 0.975]), df] for df in dfs]
+    quantiles = run("student.js", f"{json.dumps(asked)}.map(([p, df]) => m.studentQuantile(p, df))")
+    assert quantiles == pytest.approx([stats.t.ppf(p, df) for p, df in asked], rel=1e-9)
+    normal = "[m.studentTail(1.5, Infinity), m.studentTail(6, Infinity), m.studentQuantile(0.975, Infinity)]"
+    assert run("student.js", normal) == pytest.approx([stats.norm.sf(1.5), stats.norm.sf(6), stats.norm.ppf(0.975)])
+    assert run("student.js", "[m.studentTail(-1, 5), m.studentTail(0, 5)]") == pytest.approx([stats.t.sf(-1, 5), 0.5])
+    assert run("student.js", "[m.studentTail(1, 0), m.studentQuantile(0.95, NaN)].map(Number.isNaN)") == [True, True]
+
+
+def same(here: Any, there: Any, where: str = "") -> None:
+    """Whether two JSON values are equal, with numbers to nine digits."""
+    if isinstance(there, dict):
+        assert list(here) == list(there), where
+        for name in there:
+            same(here[name], there[name], f"{where}.{name}")
+    elif isinstance(there, list):
+        assert len(here) == len(there), where
+        for place, (one, other) in enumerate(zip(here, there, strict=True)):
+            same(one, other, f"{where}.{place}")
+    elif isinstance(there, float) and not isinstance(here, bool):
+        assert here == pytest.approx(there, rel=1e-9), where
+    else:
+        assert here == there, where
+
+
+def test_a_comparison_is_that_of_python(run: Callable[[str, str], Any]) -> None:
+    """60 pairs of made-up studies with some of everything: ratios, intervals, verdicts, reasons and differences."""
+    chance = random.Random(15)
+    cases = [(random_digest(chance), random_digest(chance), chance.choice([0.0, 0.1, 15.0])) for _ in range(60)]
+    told = json.dumps([[a.model_dump(mode="json"), b.model_dump(mode="json"), vary] for a, b, vary in cases])
+    here = run("comparison.js", f"{told}.map(([a, b, vary]) => m.comparison(a, b, vary))")
+    seen = set()
+    for found, (a, b, vary) in zip(here, cases, strict=True):
+        expected = comparison(a, b, vary).model_dump(mode="json")
+        same(found, expected)
+        seen |= {row["verdict"] for row in expected["cells"]} | {row["contradiction"] for row in expected["pairs"]}
+        seen |= {why.split(" in A")[0] for row in expected["refused"] for why in row["why"]}
+    assert {"changes", "flat", "not decided", "opposite directions", "flat against changes", None} <= seen
+    assert len(seen) > 12
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("compared")
+    study = str(write_results(root))
+    folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
+    assert page.main(["--study", study, *folders, "--out", str(root / "report.html")]) == 0
+    return root / "report.html"
+
+
+def other(report: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The report with a digest that `change` has changed, as another run would have it."""
+    record = read_digest(report).model_dump(mode="json")
+    change(record)
+    path = report.with_name(name)
+    path.write_text(IN_PAGE.sub(f'<template id="digest">{packed(record)}</template>', report.read_text()))
+    return path
+
+
+def next_day(record: dict[str, Any]) -> None:
+    """Everything a third faster on another host a day later, with a newer engine."""
+    for of_cell in record["cells"]:
+        of_cell["began"] = of_cell["began"] and of_cell["began"].replace("01-02", "01-03")
+        for of_mean in of_cell["means"]:
+            of_mean["log_mean"] += math.log(1.33)
+    for environment in record["environments"]:
+        environment |= {"host": ["node-2"], "engine_version": ["0.33.0"]}
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
+    yield one_tab
+    one_tab.evaluate("1")
+    assert one_tab.complaints == []
+
+
+def choose(tab: Tab, path: Path) -> None:
+    """Give the file to the page's own input, as the browser's dialog does."""
+    root = tab.call("DOM.getDocument")["root"]["nodeId"]
+    node = tab.call("DOM.querySelector", nodeId=root, selector="#view-compare input[type=file]")["nodeId"]
+    tab.call("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+
+
+def drop(tab: Tab, path: Path) -> None:
+    """Drop the file onto the page."""
+    script = """(text) => {
+      const data = new DataTransfer();
+      data.items.add(new File([text], "other.html", { type: "text/html" }));
+      const event = (name) => new DragEvent(name, { dataTransfer: data, bubbles: true, cancelable: true });
+      return [document.body.dispatchEvent(event("dragover")), document.body.dispatchEvent(event("drop"))];
+    }"""
+    # Both are prevented; otherwise the browser would leave the page and open the file.
+    assert tab.evaluate(f"({script})({json.dumps(path.read_text())})") == [False, False]
+
+
+def test_a_dropped_report_is_compared_as_by_the_command(tab: Tab, report: Path) -> None:
+    before = other(report, "before.html", next_day)
+    tab.open(report)
+    drop(tab, before)
+    tab.wait("document.querySelector('#view-compare table')")
+    assert "view=compare" in tab.evaluate("location.hash")
+    expected = comparison(read_digest(before), read_digest(report))
+    told = tab.evaluate(f"{STATUS}.innerText")
+    assert "A: synthetic (other.html). B: synthetic (this report)." in told
+    cells = len({row.cell for row in expected.cells})
+    assert f"{len(expected.cells)} measures of {cells} cells compared: 0 changed, 0 flat within 2 %" in told
+    assert f"{len(expected.pairs)} pairs of their own cells" in told
+    rows = "[...document.querySelectorAll('#view-compare table')].map((t) => [t.ariaLabel, t.rows.length - 1])"
+    shown = dict(tab.evaluate(rows))
+    assert shown["Cells, the largest change first"] == min(50, len(expected.cells))
+    assert shown["What differs between A and B"] == len(expected.differences)
+    assert "0.33.0" in tab.evaluate("document.querySelector('#view-compare').innerText")
+    # The other way round, and with occasions that hardly vary.
+    tab.evaluate("document.querySelector('#view-compare input[type=checkbox]').click()")
+    tab.wait(f"{STATUS}.innerText.includes('A: synthetic (this report)')")
+    set_vary = "(i) => { i.value = '1'; i.dispatchEvent(new Event('input')); }"
+    tab.evaluate(f"({set_vary})(document.querySelector('#view-compare input[type=number]'))")
+    changed = sum(row.verdict == "changes" for row in comparison(read_digest(report), read_digest(before), 1).cells)
+    assert changed > 0
+    tab.wait(f"{STATUS}.innerText.includes('compared: {changed} changed')")
+    tab.evaluate("document.querySelector('#view-compare tbody .link').click()")
+    tab.wait("document.querySelector('dialog')?.open")
+
+
+def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab: Tab, report: Path) -> None:
+    tab.open(report, VIEW)
+    tab.wait("document.querySelector('#view-compare input[type=file]')")
+    assert tab.evaluate(f"{STATUS}.innerText") == "No other report has been chosen yet."
+    tab.evaluate("document.querySelector('#tab-compare').focus()")
+    tab.press("Tab")
+    assert tab.evaluate("document.activeElement.outerHTML").startswith('<input type="file"')
+    choose(tab, report)
+    tab.wait("document.querySelector('#view-compare table')")
+    assert "0 measures of 0 cells compared" in tab.evaluate(f"{STATUS}.innerText")
+    assert "A and B hold the same measurement of it" in tab.evaluate(
+        "document.querySelector('#view-compare').innerText"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<p>some page</p>", "This file is no report of kvsweep"),
+        ('<template id="digest">AAAA</template>', "cannot be unpacked"),
+        (f'<template id="digest">{packed({"version": 2})}</template>', "of another version: version"),
+        (f'<template id="digest">{packed([])}</template>', "of another version: version"),
+    ],
+)
+def test_a_file_that_is_no_report_is_told(tab: Tab, report: Path, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "other.html").write_text(text)
+    tab.open(report, VIEW)
+    tab.wait("document.querySelector('#view-compare input[type=file]')")
+    choose(tab, tmp_path / "other.html")
+    tab.wait(f"{STATUS}.innerText.includes({json.dumps(said)})")
+
+
+def hostile_study() -> Digest:
+    """Markup, and names that objects inherit, in every text of a digest."""
+    image = "<img src=x onerror=\"document.title='hit'\">"
+    texts = [SCRIPT, image, "__proto__", "constructor"]
+    cells = [
+        cell(f"{text}", mean(100 + place), began=text, outcome="ok", source="measured")
+        for place, text in enumerate(texts)
+    ]
+    refused = cell(f"refused{image}", mean(1), comparable=False, reason=image)
+    environment = {**ENVIRONMENT, "host": [image], "constructor": ["x"], "__proto__": [image]}
+    return digest(
+        *cells,
+        refused,
+        cell("ended", outcome=image, reason=SCRIPT),
+        study=image,
+        question=SCRIPT,
+        environments=[environment],
+        effective=[{"toString": image, "__proto__": 1}],
+        settings={"equivalence_margin_pct": 2.0, image: SCRIPT, "__proto__": 3},
+        pairs=[pair(1.5, 1.4, 1.6, image, name=SCRIPT, scope=image)],
+    )
+
+
+def test_markup_in_another_report_stays_text(tab: Tab, report: Path) -> None:
+    """Both studies are hostile, so that their cells are compared; the page around the other one would run scripts."""
+    one = hostile_study()
+    two = one.model_copy(update={"cells": [of.model_copy(update={"began": None}) for of in one.cells]})
+    paths = []
+    for name, of in (("one.html", one), ("two.html", two)):
+        block = f'<template id="digest">{packed(of.model_dump(mode="json"))}</template>'
+        paths.append(report.with_name(name))
+        paths[-1].write_text(IN_PAGE.sub(block, report.read_text()))
+    paths[1].write_text(f"<script>document.title = 'hit'</script>{SCRIPT}{paths[1].read_text()}")
+    tab.open(paths[0])
+    title = tab.evaluate("document.title")
+    drop(tab, paths[1])
+    tab.wait("document.querySelector('#view-compare table')")
+    told = tab.evaluate("document.querySelector('#view-compare').innerText")
+    assert told.count(SCRIPT) >= 2
+    assert "<img src=x" in told
+    assert tab.evaluate("document.querySelectorAll('#view-compare img, #view-compare script').length") == 0
+    assert tab.evaluate("document.title") == title
+    assert tab.evaluate("({}).onerror === undefined && ({}).host === undefined")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_view_fits_the_window(tab: Tab, report: Path, width: int, dark: bool) -> None:
+    tab.open(report, VIEW, width=width, dark=dark)
+    tab.wait("document.querySelector('#view-compare input[type=file]')")
+    drop(tab, other(report, "before.html", next_day))
+    tab.wait("document.querySelector('#view-compare table')")
+    wide = """[...document.querySelectorAll("#view-compare *")]
+        .filter((e) => !e.closest(".scroll") && e.getBoundingClientRect().right > innerWidth + 0.5)
+        .map((e) => e.outerHTML.slice(0, 80))"""
+    assert tab.evaluate(wide) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width

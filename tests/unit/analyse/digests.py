@@ -1,0 +1,131 @@
+"""Digests made up for tests of comparisons; nothing in them was measured."""
+
+import math
+import random
+from typing import Any
+
+from workflow_scripts.analyse.digest import Digest, DigestCell, Mean, Pair
+
+CONTENT = {
+    "model": {"name": "tiny", "dtype": "bfloat16", "load_format": "dummy"},
+    "workload": {"name": "chat", "kind": "fixed", "output_tokens": 8},
+    "num_prompts": 32,
+}
+ENVIRONMENT = {"host": ["node-1"], "engine_version": ["vllm 0.11"], "lock_sha256": ["a" * 64], "protocol": ["3"]}
+
+
+def mean(rate: float, error_pct: float | None = 1.0, *, measure: str = "output_tokens_per_s", starts: int = 3) -> Mean:
+    """A rate with a standard error in per cent."""
+    squared = None if error_pct is None else (error_pct / 100) ** 2
+    return Mean(
+        measure=measure,
+        log_mean=math.log(rate),
+        squared_error=squared,
+        df=None if error_pct is None else max(starts - 1.0, 2.0),
+        starts=starts,
+        repeats=3 * starts,
+    )
+
+
+def cell(name: str, *means: Mean, **changes: Any) -> DigestCell:
+    """A cell that ended ok; `changes` are fields of it."""
+    fields: dict[str, Any] = {
+        "id": f"cpu-all/vllm/tiny/chat/{name}",
+        "outcome": "ok",
+        "reason": None,
+        "comparable": True,
+        "source": "measured",
+        "began": None,
+        "content": 0,
+        "environment": 0,
+        "effective": -1,
+        "means": list(means),
+        "ceilings": {},
+    }
+    return DigestCell(**(fields | changes))
+
+
+def pair(ratio: float, low: float | None, high: float | None, verdict: str | None, **changes: Any) -> Pair:
+    """A comparison of the first cell with the second."""
+    fields: dict[str, Any] = {"kind": "setting", "name": "block_size", "cell": 0, "baseline": 1, "scope": None}
+    return Pair(**(fields | {"ratio": ratio, "low": low, "high": high, "verdict": verdict} | changes))
+
+
+def digest(*cells: DigestCell, **changes: Any) -> Digest:
+    """A study of these cells."""
+    fields: dict[str, Any] = {
+        "study": "try",
+        "question": "?",
+        "settings": {"repeats": 3, "equivalence_margin_pct": 2.0},
+        "contents": [CONTENT],
+        "environments": [ENVIRONMENT],
+        "effective": [],
+        "cells": list(cells),
+        "pairs": [],
+    }
+    return Digest(**(fields | changes))
+
+
+def random_digest(chance: random.Random) -> Digest:
+    """A study with some of everything that a comparison tells apart."""
+    contents = [CONTENT, {**CONTENT, "num_prompts": 64}, {**CONTENT, "draft_model": {"name": "small", "ratio": 0.25}}]
+    environments = [
+        ENVIRONMENT,
+        {**ENVIRONMENT, "host": ["node-2"], "engine_version": ["vllm 0.12"]},
+        {**ENVIRONMENT, "protocol": ["2"], "dtype": ["float32"]},
+        {**ENVIRONMENT, "lock_sha256": ["a" * 64, "b" * 64]},
+    ]
+    effective = [
+        {"max_num_seqs": 16, "enforce_eager": True, "backend": "CPU_ATTN"},
+        {"max_num_seqs": 32, "enforce_eager": False, "share": 0.9},
+    ]
+
+    def often(usual: Any, *others: Any) -> Any:
+        return usual if chance.random() < 0.8 else chance.choice(others)
+
+    def some_mean(measure: str) -> Mean:
+        error = often(chance.choice([0.0, 0.2, 3.0, 10.0]), None)
+        rate = 100 * math.exp(chance.choice([0.0, chance.gauss(0, 0.5)]))
+        return mean(rate, error, measure=measure, starts=chance.choice([1, 2, 3, 6]))
+
+    cells = [
+        cell(
+            f"bs{name}",
+            *(some_mean(measure) for measure in often(["output_tokens_per_s"], ["ttft_s_p50", "tpot_s_p50"], [])),
+            outcome=often("ok", "infeasible", "missing"),
+            reason=often(None, "too small"),
+            comparable=often(True, False),
+            source=often("measured", "simulated", "measured elsewhere"),
+            began=often(None, "2026-01-02T03:04:05Z"),
+            content=often(0, 1, 2, -1),
+            environment=often(0, 1, 2, 3),
+            effective=chance.choice([0, 1, -1]),
+            ceilings=often({"datasheet": 500.0}, {"datasheet": 510.5, "measured": 300.0}, {}),
+        )
+        for name in range(30)
+        if chance.random() < 0.9
+    ]
+
+    def some_pair() -> Pair:
+        one, other = chance.sample(range(len(cells)), 2)
+        ratio, half = math.exp(chance.gauss(0, 0.2)), abs(chance.gauss(0.1, 0.1))
+        known = chance.random() < 0.9
+        return pair(
+            ratio,
+            ratio * math.exp(-half) if known else None,
+            ratio * math.exp(half) if known else None,
+            chance.choice(["flat", "changes", "not decided", None]),
+            kind=chance.choice(["setting", "device", "engine"]),
+            cell=one,
+            baseline=other,
+        )
+
+    pairs = {(p.kind, p.cell, p.baseline): p for p in (some_pair() for _ in range(300))}
+    return digest(
+        *cells,
+        contents=contents,
+        environments=environments,
+        effective=effective,
+        settings={"repeats": chance.choice([3, 5]), "equivalence_margin_pct": 2.0, "slo": {"ttft_s": chance.random()}},
+        pairs=list(pairs.values()),
+    )

@@ -1,0 +1,71 @@
+"""The digest of a study: what it holds of the tables, and that the report embeds it."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.unit.present.conftest import Results
+from tests.unit.present.synthetic import SCRIPT, STUDY
+from workflow_scripts.analyse.digest import Digest, DigestError, read_digest
+
+
+@pytest.fixture(scope="module")
+def digest(results: Results) -> Digest:
+    return read_digest(results.root)
+
+
+def test_the_report_holds_the_digest_that_is_among_the_tables(results: Results, digest: Digest) -> None:
+    assert read_digest(results.root / "report.html") == digest
+
+
+def test_a_report_without_a_digest_is_complete_otherwise(results: Results, tmp_path: Path) -> None:
+    for table in (results.root / "tables").glob("*.parquet"):
+        (tmp_path / table.name).symlink_to(table)
+    assert results.write_page(tmp_path / "report.html", tables=tmp_path) == 0
+    with pytest.raises(DigestError, match="without a digest"):
+        read_digest(tmp_path / "report.html")
+
+
+def test_every_cell_is_there_with_what_it_measured(results: Results, digest: Digest) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    assert [cell.id for cell in digest.cells] == list(cells["cell_id"].drop_duplicates())
+    assert Counter(cell.outcome for cell in digest.cells) == Counter(cells.drop_duplicates("cell_id")["outcome"])
+    rates = cells[cells["outcome"] == "ok"].groupby("cell_id")["output_tokens_per_s"]
+    for cell in digest.cells:
+        if cell.outcome != "ok":
+            assert cell.means == []
+            continue
+        measures = {mean.measure: mean for mean in cell.means}
+        if "/vllm-serve/" in cell.id:
+            # Requests arrive at a rate, so the throughput is that rate.
+            assert set(measures) == {"ttft_s_p50", "tpot_s_p50"}
+            continue
+        (mean,) = measures.values()
+        logs = rates.get_group(cell.id).astype(float).map(math.log)
+        assert mean.log_mean == pytest.approx(logs.mean())
+        assert mean.squared_error == pytest.approx(logs.var() / 3)
+        assert (mean.starts, mean.repeats, mean.df) == (1, 3, 2)
+
+
+def test_it_says_what_was_asked_and_with_what_it_was_measured(digest: Digest) -> None:
+    cell = next(cell for cell in digest.cells if cell.outcome == "infeasible")
+    assert SCRIPT in str(cell.reason)
+    assert digest.contents[cell.content]["workload"]["name"] in STUDY["workloads"]  # type: ignore[index,call-overload]
+    assert "knobs" not in digest.contents[cell.content]
+    assert digest.environments[cell.environment]["host"] == ["node-1"]
+    assert digest.settings["equivalence_margin_pct"] == 2
+    assert {tuple(cell.ceilings) for cell in digest.cells if cell.means} == {("datasheet",)}
+
+
+def test_the_studys_own_comparisons_are_there(results: Results, digest: Digest) -> None:
+    effects = pd.read_parquet(results.root / "tables" / "effects.parquet")
+    pairs = effects[effects["comparison"] == "pair"]
+    found = [pair for pair in digest.pairs if pair.kind == "setting"]
+    assert [digest.cells[pair.cell].id for pair in found] == list(pairs["cell_id"])
+    assert [digest.cells[pair.baseline].id for pair in found] == list(pairs["baseline_cell_id"])
+    assert [pair.verdict for pair in found] == list(pairs["verdict"])
+    assert {pair.kind for pair in digest.pairs} == {"setting", "device", "engine"}
+    assert all(pair.verdict is None for pair in digest.pairs if pair.kind != "setting")

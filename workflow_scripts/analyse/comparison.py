@@ -1,0 +1,305 @@
+"""Compare two studies by their digests: cell by cell, and what each study says of its own cells.
+
+`report/page/comparison.js` computes the same in the page; a test compares the two. docs/report.md says how to read it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from workflow_scripts.analyse.comparability import Side, differences, said, side, why_not
+from workflow_scripts.analyse.digest import Digest, Mean, Pair
+from workflow_scripts.analyse.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
+from workflow_scripts.analyse.statistics import CHANGES, FLAT, verdicts
+
+MISSING = "missing"
+FLAT_AGAINST_CHANGES = "flat against changes"
+OPPOSITE = "opposite directions"
+APART = "intervals share no value"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CellRatio(_Part):
+    """A cell that both measured: the ratio of B over A, and what it shows."""
+
+    cell: str
+    measure: str
+    a: float
+    b: float
+    ratio: float
+    low: float | None
+    high: float | None
+    scope: str
+    verdict: str
+
+
+class Refused(_Part):
+    """A cell that both measured and that must not be compared, with all reasons."""
+
+    cell: str
+    why: list[str]
+
+
+class OutcomeChange(_Part):
+    """A cell that ended otherwise."""
+
+    cell: str
+    a: str
+    b: str
+    reason: str | None
+
+
+class Found(_Part):
+    """A study's own comparison of two of its cells."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+    scope: str | None
+    verdict: str | None
+
+
+class PairAgreement(_Part):
+    """A comparison of two cells that both studies made.
+
+    `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how what one of them
+    states contradicts the other, or None.
+    """
+
+    kind: str
+    name: str
+    cell: str
+    baseline: str
+    a: Found
+    b: Found
+    inside: bool | None
+    contradiction: str | None
+
+
+class Different(_Part):
+    """Something in which A and B differ: the first pair of values, in how many cells, and how many other pairs."""
+
+    what: str
+    a: JsonValue
+    b: JsonValue
+    cells: int
+    others: int
+
+
+class Comparison(_Part):
+    """What two studies have in common, and in what they differ."""
+
+    study_a: str
+    study_b: str
+    margin_pct: float
+    occasions_vary_pct: float
+    cells: list[CellRatio]
+    refused: list[Refused]
+    outcomes: list[OutcomeChange]
+    only_a: list[str]
+    only_b: list[str]
+    pairs: list[PairAgreement]
+    differences: list[Different]
+
+    @property
+    def changed(self) -> list[str]:
+        """Everything that changed, in words; empty if nothing did."""
+        return [
+            *(f"{c.cell}: {c.measure} {c.verdict}" for c in self.cells if c.verdict == CHANGES),
+            *(f"{c.cell}: ended as {c.a} in A and as {c.b} in B" for c in self.outcomes),
+            *(f"{p.cell} over {p.baseline}: {p.contradiction}" for p in self.pairs if p.contradiction),
+        ]
+
+
+def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_PCT) -> Comparison:
+    """Compare study B with study A. The margin is A's.
+
+    Args:
+        a: what was measured before, or is the reference.
+        b: what was measured now.
+        occasions_vary_pct: standard deviation of a rate between occasions, in per cent.
+    """
+    of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
+    common = [(side(a, cell), side(b, of_b[name])) for name, cell in of_a.items() if name in of_b]
+    ended = [(x, y) for x, y in common if MISSING not in (x.cell.outcome, y.cell.outcome)]
+    ok = [(x, y) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
+    reasons = [(x, y, why_not(x, y)) for x, y in ok]
+    compared = [(x, y) for x, y, why in reasons if not why]
+    margin = _margin(a)
+    return Comparison(
+        study_a=a.study,
+        study_b=b.study,
+        margin_pct=margin,
+        occasions_vary_pct=occasions_vary_pct,
+        cells=_ratios(compared, margin, occasions_vary_pct),
+        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in reasons if why],
+        outcomes=[
+            OutcomeChange(cell=x.cell.id, a=x.cell.outcome, b=y.cell.outcome, reason=y.cell.reason or x.cell.reason)
+            for x, y in ended
+            if x.cell.outcome != y.cell.outcome
+        ],
+        only_a=[name for name in of_a if name not in of_b],
+        only_b=[name for name in of_b if name not in of_a],
+        pairs=list(_agreements(a, b, {x.cell.id for x, _ in compared})),
+        differences=_different(a, b, ended),
+    )
+
+
+def _margin(digest: Digest) -> float:
+    margin = digest.settings.get("equivalence_margin_pct")
+    return float(margin) if isinstance(margin, int | float) else 2.0
+
+
+def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
+    """Cells with the measures that both have; verdicts allow for all of them together."""
+    rows = [
+        (x.cell.id, mean, other)
+        for x, y in compared
+        for mean in x.cell.means
+        for other in y.cell.means
+        if mean.measure == other.measure
+    ]
+    if not rows:
+        return []
+    a, b = _means(mean for _, mean, _ in rows), _means(mean for _, _, mean in rows)
+    found = compare_occasions(a, b, vary_pct)
+    ratio, low, high = found.interval()
+    verdict = verdicts(found, margin_pct)
+    return [
+        CellRatio(
+            cell=cell,
+            measure=mean.measure,
+            a=math.exp(mean.log_mean),
+            b=math.exp(other.log_mean),
+            ratio=float(ratio[i]),
+            low=_known(low[i]),
+            high=_known(high[i]),
+            scope=str(found.scope[i]),
+            verdict=str(verdict[i]),
+        )
+        for i, (cell, mean, other) in enumerate(rows)
+    ]
+
+
+def _means(means: Iterable[Mean]) -> Means:
+    listed = list(means)
+    unknown = [math.nan if mean.squared_error is None else mean.squared_error for mean in listed]
+    return Means(
+        np.array([mean.log_mean for mean in listed]),
+        np.array(unknown),
+        np.array([math.nan if mean.df is None else mean.df for mean in listed]),
+        np.array([mean.starts for mean in listed]),
+    )
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
+    """The comparisons that both made of cells that may be compared."""
+    in_b = {_key(b, pair): pair for pair in b.pairs}
+    for pair in a.pairs:
+        kind, cell, baseline = _key(a, pair)
+        if not {cell, baseline} <= compared:
+            continue
+        # Which of two devices comes first is told by their speed, so another run may name them in the other order.
+        other = in_b.get((kind, cell, baseline))
+        turned = None if other else in_b.get((kind, baseline, cell))
+        found = _found(other) if other else _turned(turned) if turned else None
+        if found is None:
+            continue
+        first = _found(pair)
+        yield PairAgreement(
+            kind=kind,
+            name=pair.name,
+            cell=cell,
+            baseline=baseline,
+            a=first,
+            b=found,
+            inside=None if first.low is None or first.high is None else first.low <= found.ratio <= first.high,
+            contradiction=contradiction(first, found),
+        )
+
+
+def _key(digest: Digest, pair: Pair) -> tuple[str, str, str]:
+    return pair.kind, digest.cells[pair.cell].id, digest.cells[pair.baseline].id
+
+
+def _found(pair: Pair) -> Found:
+    return Found(ratio=pair.ratio, low=pair.low, high=pair.high, scope=pair.scope, verdict=pair.verdict)
+
+
+def _turned(pair: Pair) -> Found:
+    low, high = (None if end is None else 1 / end for end in (pair.high, pair.low))
+    return Found(ratio=1 / pair.ratio, low=low, high=high, scope=pair.scope, verdict=pair.verdict)
+
+
+def _stated(found: Found) -> int | None:
+    """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
+
+    Without a verdict, an interval that excludes 1 states a direction.
+    """
+    if found.verdict == FLAT:
+        return 0
+    if found.verdict is None:
+        decided = found.low is not None and found.high is not None and not found.low <= 1 <= found.high
+    else:
+        decided = found.verdict == CHANGES
+    return (1 if found.ratio > 1 else -1) if decided else None
+
+
+def contradiction(a: Found, b: Found) -> str | None:
+    """How what one of two comparisons states contradicts the other; None if nothing does.
+
+    >>> a = Found(ratio=1.46, low=1.38, high=1.55, scope=None, verdict=CHANGES)
+    >>> contradiction(a, Found(ratio=1.04, low=0.98, high=1.1, scope=None, verdict="not decided"))
+    'intervals share no value'
+    >>> contradiction(a, Found(ratio=1.4, low=0.9, high=2.1, scope=None, verdict="not decided"))
+    """
+    stated = _stated(a), _stated(b)
+    if None not in stated and stated[0] != stated[1]:
+        return FLAT_AGAINST_CHANGES if 0 in stated else OPPOSITE
+    if stated == (None, None) or a.low is None or b.low is None or a.high is None or b.high is None:
+        return None
+    return APART if a.high < b.low or b.high < a.low else None
+
+
+def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list[Different]:
+    """In what the studies and their common cells differ: settings, environments, limits."""
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for difference in differences(a.settings, b.settings):
+        found.setdefault(f"study: {difference.path}", []).append((difference.a, difference.b))
+    of_study = len(found)
+    for x, y in ended:
+        for what, one, other in _of_cell(x, y):
+            found.setdefault(what, []).append((one, other))
+    return [
+        Different(
+            what=what,
+            a=values[0][0],
+            b=values[0][1],
+            cells=0 if place < of_study else len(values),
+            others=len({(said(one), said(other)) for one, other in values}) - 1,
+        )
+        for place, (what, values) in enumerate(found.items())
+    ]
+
+
+def _of_cell(x: Side, y: Side) -> Iterator[tuple[str, Any, Any]]:
+    for name in sorted({*x.environment, *y.environment}):
+        one, other = (", ".join(of.environment.get(name, [])) or None for of in (x, y))
+        if one != other:
+            yield name, one, other
+    for difference in differences(x.effective, y.effective):
+        if difference.a is not None and difference.b is not None:
+            yield f"setting: {difference.path}", difference.a, difference.b
+    for rates in sorted({*x.cell.ceilings} & {*y.cell.ceilings}):
+        if x.cell.ceilings[rates] != y.cell.ceilings[rates]:
+            yield f"limit: output tokens/s by {rates} rates", x.cell.ceilings[rates], y.cell.ceilings[rates]

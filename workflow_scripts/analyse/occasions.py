@@ -1,0 +1,65 @@
+"""Statistics of two occasions: the same cells measured at different times, on other hosts or by other versions.
+
+A rate that was measured on one occasion promises nothing beyond it: what an occasion does to a cell is in none of its
+intervals. So an interval of two occasions covers what varied within each, and a verdict allows in addition for what
+occasions vary. `report/page/occasions.js` computes the same in the page; a test compares the two.
+
+Sources: [Welch] as in `statistics`; [Satterthwaite] An approximate distribution of estimates of variance components,
+Biometrics Bulletin 2, 1946.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
+from workflow_scripts.analyse.statistics import ASSUMED_SD, STARTS_TO_SEE_MODES, WITHIN_START, Comparisons, IntArray
+
+BETWEEN_STARTS_OF_BOTH = "between starts of these two occasions"
+# Standard deviation between occasions, in per cent, if the user does not say what it is on their machines.
+OCCASIONS_VARY_PCT = 100 * ASSUMED_SD
+
+
+class Means(NamedTuple):
+    """Cells measured on one occasion: means of logarithms as `statistics.mean_errors` gives them, and their starts."""
+
+    log_mean: FloatArray
+    squared_error: FloatArray
+    df: FloatArray
+    starts: IntArray
+
+
+def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) -> Comparisons:
+    """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
+
+    The interval is Welch's. Verdicts allow for a standard deviation of `vary_pct` per cent between occasions, which
+    includes what starts vary if a cell has only one, and that few starts may all be in one of a cell's two modes.
+
+    Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
+
+    >>> of_a, of_b = (Means(np.log([x]), np.array([1e-4]), np.array([1.0]), np.array([2])) for x in (100.0, 300.0))
+    >>> found = compare_occasions(of_a, of_b)
+    >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
+    ([3.0, 2.82, 3.19], 'between starts of these two occasions')
+    >>> bool(found.p_beyond(2.0)[0] < 0.05), bool(compare_occasions(of_a, of_a).is_within(2.0)[0])
+    (True, False)
+    """
+    error = a.squared_error + b.squared_error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = a.squared_error**2 / a.df + b.squared_error**2 / b.df
+        tested = error + 2 * (vary_pct / 100) ** 2
+        welch, df = error**2 / parts, np.where(parts == 0, np.inf, tested**2 / parts)
+    starts = np.minimum(a.starts, b.starts)
+    nothing: BoolArray = np.zeros(starts.shape, dtype=bool)
+    # `Comparisons` divides the variance by the starts. With few starts it would also allow for two modes of a cell,
+    # which is included here in what occasions vary.
+    return Comparisons(
+        difference=b.log_mean - a.log_mean,
+        variance=tested * STARTS_TO_SEE_MODES,
+        df=df,
+        starts=np.full(starts.shape, STARTS_TO_SEE_MODES),
+        shown=(error, welch),
+        scope=np.where(starts > 1, BETWEEN_STARTS_OF_BOTH, WITHIN_START),
+        pooled=nothing,
+        bimodal=nothing,
+    )
