@@ -4,10 +4,14 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
+from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.predict.engine_steps import EngineSteps
+from workflow_scripts.predict.static_batches import StaticBatches
 
 
 class EchoKnobs(Knobs):
@@ -80,6 +84,11 @@ class Echo:
         """Nothing runs outside this process."""
 
 
+def echo_steps(knobs: EchoKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+    """Groups stay together until their longest answer is done, like static batches."""
+    return EngineSteps(StaticBatches(knobs.at_once, "dynamic"), longest_request=facts.max_positions, eager=True)
+
+
 ECHO = EngineDescription(
     name="echo",
     knobs=EchoKnobs,
@@ -87,4 +96,5 @@ ECHO = EngineDescription(
     library="json",
     packages=("pydantic",),
     counters={"prefix_cache_hits": "echo:tokens"},
+    steps_by="tests.echo_engine:echo_steps",
 )

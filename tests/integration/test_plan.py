@@ -10,7 +10,7 @@ def test_a_plan_is_printed_each_time_and_kept(tmp_path, snakemake):
     for _ in range(2):
         said = snakemake(study, tmp_path / "results", "plan")
         assert said.returncode == 0, said.stderr
-        assert "planned: 18 cells, every number predicted" in said.stdout
+        assert "planned: 18 cells, all numbers are predicted" in said.stdout
     folder = tmp_path / "results" / "planned"
     table = pd.read_parquet(folder / "plan" / "plan.parquet")
     assert set(table["source"]) == {"predicted"}

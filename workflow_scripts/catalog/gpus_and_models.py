@@ -188,6 +188,18 @@ def resolve(name: str, gpus: Mapping[str, Gpu] | None = None) -> tuple[Gpu, ...]
     return found
 
 
+def resolve_one(name: str) -> Gpu:
+    """The device that `name` means.
+
+    Raises:
+        CatalogError: no device has this name or alias, or several have.
+    """
+    candidates = resolve(name)
+    if len(candidates) > 1:
+        raise CatalogError(f"GPU {name!r} may be any of {', '.join(gpu.name for gpu in candidates)}: name one")
+    return candidates[0]
+
+
 def _normalised(name: str) -> str:
     return re.sub(r"[\s_-]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("amd-")
 

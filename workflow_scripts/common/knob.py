@@ -27,6 +27,8 @@ class Knob:
         kernels: the knob selects kernels, so steps of the same work take another time.
         argument: the engine's name of it, if it is another; `whole.part` for a part of a structured argument.
         variable: the environment variable that sets it, if no argument does.
+        said: how the report says a value, with {} for it; for a switch, what it says for on and for off. Without it a
+            setting is said by name and value.
     """
 
     code: str
@@ -41,6 +43,7 @@ class Knob:
     kernels: bool = False
     argument: str | None = None
     variable: str | None = None
+    said: str | tuple[str, str] | None = None
 
     @property
     def shown_in(self) -> str:

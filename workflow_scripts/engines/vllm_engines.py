@@ -38,18 +38,21 @@ class VllmKnobs(Knobs):
     """Arguments of vLLM's engine."""
 
     block_size: Annotated[Positive | None, Knob("bs", value_in="block_size_effective")] = None
-    max_num_seqs: Annotated[Positive | None, Knob("seqs", value_in="running_peak", limits="sequences", pinned=True)] = (
-        None
-    )
+    max_num_seqs: Annotated[
+        Positive | None,
+        Knob("seqs", value_in="running_peak", limits="sequences", pinned=True, said="at most {} sequences"),
+    ] = None
     max_num_batched_tokens: Annotated[
-        Positive | None, Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True)
+        Positive | None,
+        Knob("tokens", value_in="max_num_batched_tokens_effective", pinned=True, said="at most {} tokens per step"),
     ] = None
     max_model_len: Annotated[
-        Positive | None, Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True)
+        Positive | None,
+        Knob("len", value_in="max_model_len_effective", limits="kv_cache", pinned=True, said="context of {} tokens"),
     ] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, Field(gt=0, le=1)] | None,
-        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share"),
+        Knob("util", effect_in="kv_cache_tokens", limits="kv_cache", reserves="share", said="{} of the memory"),
     ] = None
     enable_prefix_caching: Annotated[bool | None, Knob("pc", effect_in="prefix_cache_hits", limits="prefixes")] = None
     enable_chunked_prefill: Annotated[bool | None, Knob("cp")] = None
@@ -61,9 +64,15 @@ class VllmKnobs(Knobs):
         Literal["awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "fp8_per_tensor", "compressed-tensors"] | None,
         Knob("quant", settles=("dtype",), neutral=(), kernels=True),
     ] = None
-    tensor_parallel_size: Annotated[Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,))] = None
-    pipeline_parallel_size: Annotated[Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,))] = None
-    enforce_eager: Annotated[bool | None, Knob("eager", kernels=True)] = None
+    tensor_parallel_size: Annotated[
+        Positive | None, Knob("tp", effect_in="kv_cache_tokens", neutral=(1,), said="{} tensor ranks")
+    ] = None
+    pipeline_parallel_size: Annotated[
+        Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), said="{} pipeline ranks")
+    ] = None
+    enforce_eager: Annotated[
+        bool | None, Knob("eager", kernels=True, said=("no compiled graphs", "compiled graphs"))
+    ] = None
     attention_backend: Annotated[
         Annotated[str, Field(pattern=r"^[A-Z0-9_]+$")] | None, Knob("attn", value_in="attention_backend", kernels=True)
     ] = None
@@ -76,19 +85,21 @@ class VllmKnobs(Knobs):
             reserves="amount",
             only_on="cpu",
             variable="VLLM_CPU_KVCACHE_SPACE",
+            said="{} GiB of KV cache",
         ),
     ] = None
     speculative_method: Annotated[
         Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
     ] = None
     num_speculative_tokens: Annotated[
-        Annotated[int, Field(ge=0, description="tokens drafted a step; 0 is no speculative decoding")] | None,
+        Annotated[int, Field(ge=0, description="tokens drafted per step; 0 is no speculative decoding")] | None,
         Knob(
             "draft",
             effect_in="draft_tokens",
             settles=("speculative_method",),
             neutral=(0,),
             argument="speculative_config.num_speculative_tokens",
+            said="{} drafted tokens",
         ),
     ] = None
     prompt_lookup_max: Annotated[
@@ -139,7 +150,22 @@ class VllmKnobs(Knobs):
     @property
     def draft_model(self) -> str | None:
         """`speculative_model`, unless zero tokens are drafted."""
-        return self.speculative_model if self.num_speculative_tokens else None
+        return self.speculative_model if self.drafts else None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether `num_speculative_tokens` is above zero."""
+        return bool(self.num_speculative_tokens)
+
+    @property
+    def longest_request(self) -> int | None:
+        """`max_model_len`."""
+        return self.max_model_len
+
+    @property
+    def quantized_as(self) -> str | None:
+        """`quantization`."""
+        return self.quantization
 
     def engine_arguments(self, draft_model: str | None = None) -> dict[str, Any]:
         """What is set, as arguments of `vllm.LLM` and `vllm serve`, by their Python names.
@@ -160,7 +186,7 @@ class VllmKnobs(Knobs):
             whole, _, part = (knob.argument or name).partition(".")
             if not part:
                 arguments[whole] = values[name]
-            elif self.num_speculative_tokens:
+            elif self.drafts:
                 arguments.setdefault(whole, {})[part] = values[name]
         return arguments
 
@@ -209,10 +235,13 @@ VLLM = EngineDescription(
     preload=PRELOAD,
     counters=_COUNTERS,
     checked_by="workflow_scripts.predict.check_vllm:vllm_faults",
+    capacity_by="workflow_scripts.predict.vllm_cells:vllm_capacity",
+    steps_by="workflow_scripts.predict.vllm_cells:vllm_steps",
 )
 VLLM_SERVE = replace(
     VLLM,
     name="vllm-serve",
     knobs=VllmServeKnobs,
     adapter="workflow_scripts.measure.vllm_serve:VllmServe",
+    steps_by=None,  # what a server does depends on its load, which is not modelled
 )

@@ -16,6 +16,7 @@ from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.calibration import UNCALIBRATED, Source, Speed, default_speed, peak_flop_per_s
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.step_fit import FitError, StepFit, fit_ladder
 from workflow_scripts.study.ladders import LadderRecord, identity, read_ladder
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
@@ -59,7 +60,7 @@ def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJEC
                 )
                 speed = _speed(found, record, record.dtype, wanted, source)
                 return speed.model_copy(update={"how": speed.how + unused})
-            except (FitError, ModelFactsError) as e:
+            except (FitError, ModelFactsError, UnpredictableError) as e:
                 why = f"is of no use: {e}"
         if record.model == wanted.model and not unused:
             unused = f"; its ladder {why}"

@@ -13,27 +13,20 @@ from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.description import named
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.calibration import Speed
-from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
-from workflow_scripts.predict.capacity_of_cells import engine_settings, predict_vllm
-from workflow_scripts.predict.engine_memory import batch_of
+from workflow_scripts.predict.engine_steps import CapacityBy, EngineSteps, StepsBy, UnpredictableError
 from workflow_scripts.predict.request_lengths import lengths_of
-from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import FIELDS, CellTask, Record, Task, predict_task
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.ladders import variant
 from workflow_scripts.study.study_file import Study
-from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import WorkloadError
-
-
-class UnpredictableError(Exception):
-    """A cell without a prediction; the message says why."""
 
 
 def predict_cells(
@@ -79,8 +72,8 @@ def tasks_of(
         else:
             groups.setdefault(key, []).append(task)
     tasks = [
-        Task(known.lengths(workload, count)[0], settings, batch_size, tuple(of_group))
-        for (workload, count, settings, batch_size, _), of_group in groups.items()
+        Task(known.lengths(workload, count)[0], decides, tuple(of_group))
+        for (workload, count, decides, _), of_group in groups.items()
     ]
     return tasks, unpredictable
 
@@ -140,47 +133,28 @@ class _Known:
         gpu, knobs = self.gpus[cell.gpu], cell.knobs
         count = record["num_requests"] = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
         facts = self._facts_of(cell)
-        if isinstance(knobs, Load):
-            raise UnpredictableError(f"{cell.engine}: the load on a server is not modelled")
-        if isinstance(knobs, VllmKnobs):
-            settings, num_blocks = _scheduler(knobs, gpu, facts, record)
-            batch_size, limit = None, settings.max_model_len
-            ranks, kv_cache_dtype = knobs.tensor_parallel_size or 1, knobs.kv_cache_dtype or "auto"
-            eager = bool(knobs.enforce_eager)
-        elif isinstance(knobs, HfStaticKnobs):
-            _check_static(facts)
-            settings, num_blocks, limit = None, None, facts.max_positions
-            batch_size = record["max_num_seqs"] = knobs.batch_size
-            ranks, kv_cache_dtype, eager = 1, "auto", True
-        elif isinstance(knobs, HfContinuousKnobs):
-            settings, num_blocks = _continuous(knobs, facts, record), knobs.num_blocks
-            batch_size, limit = None, facts.max_positions
-            ranks, kv_cache_dtype, eager = 1, "auto", True
-        else:
-            raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
-        requests = self._requests_of(cell, count, limit, record)
+        steps = _steps_of(cell, gpu, facts, record)
+        requests = self._requests_of(cell, count, steps.longest_request, record)
         task = CellTask(
             record=record,
-            num_blocks=num_blocks,
+            num_blocks=None if record["num_blocks"] is None else int(record["num_blocks"]),
             facts=facts,
-            kv_cache_dtype=kv_cache_dtype,
-            ranks=ranks,
-            speed=self._speed_of(cell, facts, eager),
+            kv_cache_dtype=steps.kv_cache_dtype,
+            ranks=knobs.ranks,
+            speed=self._speed_of(cell, facts, steps.eager),
             ceiling=_ceiling(gpu, facts),
             kind=gpu.kind,
-            eager=eager,
+            eager=steps.eager,
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
-            cache=knobs.cache_implementation if isinstance(knobs, HfStaticKnobs) else None,
         )
         # If requests arrive over time, decisions depend on the engine's speed: the cell has a schedule of its own.
         own = cell.id if requests.arrival_s is not None else None
-        return (cell.workload, count, settings, batch_size, own), task
+        return (cell.workload, count, steps.decides, own), task
 
     def _facts_of(self, cell: Cell) -> ModelFacts:
         try:
-            quantization = cell.knobs.quantization if isinstance(cell.knobs, VllmKnobs) else None
-            return self.facts(cell.gpu, cell.model, quantization).uniform()
+            return self.facts(cell.gpu, cell.model, cell.knobs.quantized_as).uniform()
         except ModelFactsError as e:
             raise UnpredictableError(str(e)) from None
 
@@ -205,55 +179,29 @@ class _Known:
         return requests
 
 
-def _check_static(facts: ModelFacts) -> None:
+def _steps_of(cell: Cell, gpu: Gpu, facts: ModelFacts, record: Record) -> EngineSteps:
+    """How the cell's engine forms steps; fills in `record` what is known of its KV cache and of the steps' limits."""
+    engine = get_engine(cell.engine)
+    if engine.steps_by is None:
+        what = "the load on a server is not modelled" if engine.serves else "there is no schedule of this engine"
+        raise UnpredictableError(f"{cell.engine}: {what}")
+    if engine.capacity_by is not None:
+        capacity = _capacity(named(engine.capacity_by), cell, gpu, facts)
+        names = ("num_blocks", "kv_cache_tokens", "max_concurrency", "infeasible", "unknown")
+        record |= {name: capacity[name] for name in names}
+        if capacity["infeasible"] or capacity["unknown"]:
+            raise UnpredictableError("its KV cache is not known")
+    steps_by: StepsBy = named(engine.steps_by)
+    steps = steps_by(cell.knobs, gpu, facts)
+    record |= steps.limits
+    return steps
+
+
+def _capacity(capacity_by: CapacityBy, cell: Cell, gpu: Gpu, facts: ModelFacts) -> Record:
     try:
-        assert facts.attention
+        return capacity_by(cell.knobs, gpu, facts)
     except ModelFactsError as e:
         raise UnpredictableError(str(e)) from None
-    if any(facts.of_kind(Experts)):
-        raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
-
-
-def _scheduler(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts, record: Record) -> tuple[SchedulerSettings, int]:
-    """Settings of vLLM's scheduler, and its KV blocks; fills in `record` what is known."""
-    capacity = predict_vllm(knobs, gpu, facts)
-    record |= {name: capacity[name] for name in ("num_blocks", "kv_cache_tokens", "max_concurrency")}
-    record |= {"infeasible": capacity["infeasible"], "unknown": capacity["unknown"]}
-    if capacity["infeasible"] or capacity["unknown"]:
-        raise UnpredictableError("its KV cache is not known")
-    if knobs.num_speculative_tokens:
-        raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
-    if (knobs.pipeline_parallel_size or 1) > 1:
-        raise UnpredictableError("pipeline_parallel_size above 1: batches that take turns are not modelled")
-    if (knobs.tensor_parallel_size or 1) > 1 and gpu.kind == "cpu":
-        raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
-    engine = engine_settings(knobs, gpu)
-    batch = batch_of(engine, facts, gpu)
-    record |= {"max_num_seqs": batch.max_num_seqs, "max_num_batched_tokens": batch.max_num_batched_tokens}
-    settings = SchedulerSettings(
-        max_num_seqs=batch.max_num_seqs,
-        max_num_batched_tokens=batch.max_num_batched_tokens,
-        block_size=engine.block_size,
-        max_model_len=batch.max_model_len,
-        enable_prefix_caching=knobs.enable_prefix_caching is not False,
-        enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
-        async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
-    )
-    return settings, int(capacity["num_blocks"])
-
-
-def _continuous(knobs: HfContinuousKnobs, facts: ModelFacts, record: Record) -> SchedulerSettings:
-    """Settings of transformers' FIFO scheduler, which decides like vLLM's; fills in `record` what is known."""
-    record |= {"num_blocks": knobs.num_blocks, "kv_cache_tokens": knobs.num_blocks * knobs.page_size}
-    record |= {"max_num_seqs": knobs.max_concurrency, "max_num_batched_tokens": knobs.max_batch_tokens}
-    return SchedulerSettings(
-        max_num_seqs=knobs.max_concurrency,
-        max_num_batched_tokens=knobs.max_batch_tokens,
-        block_size=knobs.page_size,
-        max_model_len=facts.max_positions,
-        enable_prefix_caching=False,
-        async_scheduling=False,
-    )
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:

@@ -56,7 +56,7 @@ def _shown(values: list[Any]) -> str:
 def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float | None, str, str]:
     known = part[part["output_tokens_per_s"].notna()]
     if known.empty:
-        return None, OPEN, "no cell of these is predicted"
+        return None, OPEN, "none of these cells is predicted"
     key = known[list(others)].astype(str).agg("|".join, axis=1) if len(others) else pd.Series("", index=known.index)
     rates = known["output_tokens_per_s"].astype(float).groupby(key)
     several = known[knob].groupby(key).nunique() > 1
@@ -107,7 +107,7 @@ def _up_to(known: pd.DataFrame, knob: str) -> str:
 def _what(idle: pd.DataFrame) -> str:
     words: Mapping[str, str] = {
         PROMPTS: "prompts run out",
-        KV_BLOCKS: "KV blocks bind",
-        TOKEN_BUDGET: "the token budget binds",
+        KV_BLOCKS: "KV blocks run out",
+        TOKEN_BUDGET: "the token budget is used up",
     }
     return " or ".join(words[bound] for bound in dict.fromkeys(idle["bound_by"].dropna()) if bound in words)

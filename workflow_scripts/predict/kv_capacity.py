@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, resolve
+from workflow_scripts.catalog.gpus_and_models import Gpu, get_model, resolve_one
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
@@ -48,7 +48,7 @@ def predict_capacity(
 
     Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
 
-    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve("a100-pcie-80gb")[0]
+    >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve_one("a100-pcie-80gb")
     >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
     >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
     [917504, 5863, 93808]
@@ -178,7 +178,7 @@ def _factor(factor: float) -> str:
 
 
 def _report(args: Namespace) -> dict[str, Any]:
-    gpu = _gpu_of(args.gpu)
+    gpu = resolve_one(args.gpu)
     facts = _facts_of(args.model, args.quantization, gpu)
     log = _read_log(args.from_log) if args.from_log else {}
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
@@ -205,13 +205,6 @@ def _facts_of(model: str, quantization: str | None, gpu: Gpu) -> ModelFacts:
         return read_model_facts(folder, quantization=quantization)
     entry = get_model(model)
     return read_model_facts(entry.config, dtype_on(entry.dtype, gpu, cpu_here(gpu)), quantization)
-
-
-def _gpu_of(name: str) -> Gpu:
-    candidates = resolve(name)
-    if len(candidates) > 1:
-        raise CatalogError(f"GPU {name!r} may be any of {', '.join(gpu.name for gpu in candidates)}: name one")
-    return candidates[0]
 
 
 def _read_log(path: Path) -> dict[str, Any]:

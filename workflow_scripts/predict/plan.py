@@ -63,7 +63,7 @@ def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, folder: Path) -> None:
 
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
     """A summary that stays readable for hundreds of cells; the files contain each cell."""
-    console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, every number predicted")
+    console.print(f"[bold]{study.name}[/bold]: {len(table)} cells, all numbers are predicted")
     _print_reasons(console, table, "infeasible", "Infeasible")
     _print_reasons(console, table, "unknown", "Not predicted")
     _print_groups(console, table)
@@ -93,7 +93,7 @@ def _print_groups(console: Console, table: pd.DataFrame) -> None:
     for heading in ("cells", "KV blocks", "requests of full length", "run at once", "output tok/s", "TTFT p50 (s)"):
         shown.add_column(heading, justify="right")
     shown.add_column("within", justify="right")
-    shown.add_column("what binds")
+    shown.add_column("limited by")
     groups = list(known.groupby(keys, sort=False))
     for names, part in groups[:MOST_GROUPS]:
         bound = part["bound_by"].value_counts()
@@ -149,8 +149,8 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
 
 
 def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
-    shown = Table(title="Time, with the pipeline's own", title_justify="left")
-    for heading in ("gpu", "cells", "timed", "not timed", "a cell takes (s)", "repeats", "for the margin", "GPU hours"):
+    shown = Table(title="Time, including the pipeline's own", title_justify="left")
+    for heading in ("gpu", "cells", "timed", "not timed", "seconds per cell", "repeats", "for the margin", "GPU hours"):
         shown.add_column(heading, justify="left" if heading == "gpu" else "right")
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
         timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats) / 3600

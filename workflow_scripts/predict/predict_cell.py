@@ -3,20 +3,23 @@
     kvsweep predict --model llama-3.1-8b-instruct --gpu h200 --block-size 16 \\
         --max-num-seqs 256 --workload sharegpt-300 --study config/studies/paged_attention.yaml
 
-The workload is one of the study's; without one, every request has `--prompt-tokens` and `--output-tokens`. Every
-number is predicted; docs/plan.md says how.
+The settings are those of the engine; `--engine` names another one. The workload is one of the study's; without one,
+every request has `--prompt-tokens` and `--output-tokens`. Every number is predicted; docs/plan.md says how.
 """
 
 import json
 import math
 from argparse import BooleanOptionalAction, Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, resolve
-from workflow_scripts.common.command import RESULTS, command, option
+from workflow_scripts.catalog.gpus_and_models import resolve_one
+from workflow_scripts.common.command import RESULTS, AddOption, command, option
+from workflow_scripts.engines.description import EngineDescription
+from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.forecast import predict_cells
@@ -25,18 +28,25 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, explain, load_study
 
-# Options of the command line that are knobs of vLLM.
-KNOBS = {
-    "block_size": int,
-    "max_num_seqs": int,
-    "max_num_batched_tokens": int,
-    "max_model_len": int,
-    "gpu_memory_utilization": float,
-    "tensor_parallel_size": int,
-    "kv_cache_dtype": str,
-    "quantization": str,
-    "cpu_kv_cache_gib": int,
-}
+# Types of the JSON schema -> types of the command line.
+TYPES = {"integer": int, "number": float}
+
+
+def predictable() -> Mapping[str, EngineDescription]:
+    """The engines whose cells are predicted, by name."""
+    return {name: engine for name, engine in load_engines().items() if engine.steps_by is not None}
+
+
+def _knob_options() -> Iterator[AddOption]:
+    """One option for each knob of these engines; the study checks the values, and which engine has the knob."""
+    schemas = [engine.knobs.model_json_schema()["properties"] for engine in predictable().values()]
+    for name, schema in {name: schema for part in schemas for name, schema in part.items()}.items():
+        kinds = {kind.get("type"): kind.get("description") for kind in schema.get("anyOf", [schema])}
+        flag, about = f"--{name.replace('_', '-')}", next(filter(None, kinds.values()), None)
+        if "boolean" in kinds:
+            yield option(flag, action=BooleanOptionalAction, help=about)
+        else:
+            yield option(flag, type=next((TYPES[kind] for kind in kinds if kind in TYPES), str), help=about)
 
 
 def one_cell(args: Namespace) -> Study:
@@ -45,13 +55,8 @@ def one_cell(args: Namespace) -> Study:
     Raises:
         StudyError, CatalogError: a name or value that is not allowed.
     """
-    gpus = resolve(args.gpu)
-    if len(gpus) > 1:
-        raise CatalogError(f"GPU {args.gpu!r} may be any of {', '.join(gpu.name for gpu in gpus)}: name one")
-    knobs = {name: getattr(args, name) for name in KNOBS if getattr(args, name) is not None}
-    knobs |= {name: True for name in ("enforce_eager",) if getattr(args, name)}
-    if args.enable_prefix_caching is not None:
-        knobs["enable_prefix_caching"] = args.enable_prefix_caching
+    of_any = {name for engine in predictable().values() for name in engine.knobs.described()}
+    knobs = {name: value for name, value in vars(args).items() if name in of_any and value is not None}
     defaults: dict[str, Any] = {}
     if args.study:
         study = load_study(args.study)
@@ -59,7 +64,7 @@ def one_cell(args: Namespace) -> Study:
             known = ", ".join(study.workloads)
             raise StudyError(f"{args.study}: there is no workload {args.workload!r}; it has {known}")
         workload: Any = study.workloads[args.workload].model_dump(exclude_unset=True)
-        defaults = study.engine_defaults.get(VLLM.name, {})
+        defaults = study.engine_defaults.get(args.engine, {})
     else:
         workload = {
             "kind": "fixed",
@@ -71,8 +76,8 @@ def one_cell(args: Namespace) -> Study:
         workload["num_prompts"] = args.num_prompts
     sweep = {
         "name": "one",
-        "gpu": gpus[0].name,
-        "engine": VLLM.name,
+        "gpu": resolve_one(args.gpu).name,
+        "engine": args.engine,
         "model": args.model,
         "workload": args.workload or "fixed",
         "knobs": {**defaults, **knobs},
@@ -119,9 +124,8 @@ def _rounded(value: float) -> float:
     "predict",
     option("--model", required=True, help="name in config/models"),
     option("--gpu", required=True, help="name in config/gpus.yaml"),
-    *(option(f"--{name.replace('_', '-')}", type=kind) for name, kind in KNOBS.items()),
-    option("--enforce-eager", action="store_true", help="no CUDA graphs"),
-    option("--enable-prefix-caching", action=BooleanOptionalAction, help="default: the engine's, on"),
+    option("--engine", choices=list(predictable()), default=VLLM.name, help="default: %(default)s"),
+    *_knob_options(),
     option("--study", type=Path, help="a study with the workload; its engine defaults apply too"),
     option("--workload", help="a workload of the study"),
     option("--prompt-tokens", type=int, help="prompt tokens of every request, without a study"),

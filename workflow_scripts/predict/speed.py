@@ -9,17 +9,10 @@ import numpy as np
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KINDS, StepCosts, StepWork, segment_times_s, split
-from workflow_scripts.predict.schedule import (
-    FloatArray,
-    RequestLengths,
-    Schedule,
-    ScheduleError,
-    SchedulerSettings,
-    Segments,
-    StepTime,
-)
+from workflow_scripts.predict.engine_steps import Decides
+from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.predict.static_batches import CacheKind, static_schedule, static_work
+from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.timing import Timed, lay, step_work
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
@@ -84,21 +77,17 @@ FIELDS = (
 class Task:
     """Cells that one schedule may serve: same requests, same scheduler settings except for KV blocks.
 
-    `batch_size` is that of static batches; None for a scheduler with `settings`.
+    `decides` has the settings of the scheduler, without its KV blocks, or the static batches.
     """
 
     requests: RequestLengths
-    settings: SchedulerSettings | None
-    batch_size: int | None
+    decides: Decides
     cells: tuple["CellTask", ...]
 
 
 @dataclass(frozen=True)
 class CellTask:
-    """One cell of a `Task`: what is known of it, and how fast its device does a step's work.
-
-    `cache` is that of static batches; None for vLLM.
-    """
+    """One cell of a `Task`: what is known of it, and how fast its device does a step's work."""
 
     record: Record
     num_blocks: int | None
@@ -111,7 +100,6 @@ class CellTask:
     eager: bool
     repeats: int
     margin_pct: float
-    cache: CacheKind | None = None
 
 
 def predict_task(task: Task) -> list[Record]:
@@ -154,11 +142,10 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
     for known in made:
         if cell.num_blocks is None or known.holds_for(cell.num_blocks):
             return known
-    if task.settings is None:
-        assert task.batch_size is not None
-        found = static_schedule(task.requests, task.batch_size)
+    if isinstance(task.decides, StaticBatches):
+        found = static_schedule(task.requests, task.decides.batch_size)
     else:
-        settings = replace(task.settings, num_blocks=cell.num_blocks)
+        settings = replace(task.decides, num_blocks=cell.num_blocks)
         # Without arrivals no decision depends on time.
         arrives = task.requests.arrival_s is not None
         found = make_schedule(task.requests, settings, _step_time(cell, cell.speed) if arrives and cell.speed else None)
@@ -168,11 +155,10 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
 
 def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
     """What the steps of the task's schedule read and compute for a cell."""
-    if cell.cache is None or task.batch_size is None:
-        taken_in = len(task.requests) if task.requests.arrival_s is None else 0
-        return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in)
-    on_cpu = cell.kind == "cpu"
-    return static_work(task.requests, task.batch_size, cell.facts, cell.cache, copies_matrices=on_cpu)
+    if isinstance(task.decides, StaticBatches):
+        return static_work(task.requests, task.decides, cell.facts, copies_matrices=cell.kind == "cpu")
+    taken_in = len(task.requests) if task.requests.arrival_s is None else 0
+    return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in)
 
 
 def _step_time(cell: CellTask, speed: Speed) -> StepTime:
@@ -276,14 +262,16 @@ def _prompts_to_fill(counts: Record, task: Task) -> int | None:
 
     Additional prompts repeat the lengths of the existing ones.
     """
-    if task.settings is None or counts["bound_by"] != PROMPTS or task.requests.arrival_s is not None:
+    settings = task.decides
+    arrives = task.requests.arrival_s is not None
+    if isinstance(settings, StaticBatches) or counts["bound_by"] != PROMPTS or arrives:
         return None
-    wanted = task.settings.max_num_seqs
+    wanted = settings.max_num_seqs
     count = wanted
     for _ in range(4):
         order = np.arange(count) % len(task.requests)
         more = RequestLengths(task.requests.prompt_tokens[order], task.requests.output_tokens[order])
-        segments = make_schedule(more, task.settings).segments
+        segments = make_schedule(more, settings).segments
         peak = int((segments.decode_seqs + segments.prefill_seqs).max())
         if peak >= wanted:
             return count
@@ -293,8 +281,8 @@ def _prompts_to_fill(counts: Record, task: Task) -> int | None:
 
 def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
     """Seconds of the whole cell, and how many repeats the study's margin requires."""
-    requests = len(task.requests)
-    at_once = task.batch_size or (task.settings.max_num_seqs if task.settings else requests)
+    requests, decides = len(task.requests), task.decides
+    at_once = decides.batch_size if isinstance(decides, StaticBatches) else decides.max_num_seqs
     warmup_s = USUAL_PASSES * pass_size(requests, at_once) / requests * timed.wall_s
     start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
     if cell.kind != "cpu":

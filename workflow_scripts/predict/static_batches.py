@@ -19,6 +19,14 @@ CacheKind = Literal["dynamic", "static"]
 
 
 @dataclass(frozen=True)
+class StaticBatches:
+    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache."""
+
+    batch_size: int
+    cache: CacheKind
+
+
+@dataclass(frozen=True)
 class _Batches:
     """Batches in the order of the requests, one element each.
 
@@ -92,7 +100,7 @@ def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
 
 
 def static_work(
-    requests: RequestLengths, batch_size: int, facts: ModelFacts, cache: CacheKind, *, copies_matrices: bool
+    requests: RequestLengths, asked: StaticBatches, facts: ModelFacts, *, copies_matrices: bool
 ) -> StepWork:
     """Work of the segments of `static_schedule`; every row is computed, including padding.
 
@@ -107,14 +115,13 @@ def static_work(
 
     Args:
         requests: the requests.
-        batch_size: rows of a batch.
+        asked: rows of a batch, and the kind of cache.
         facts: of the model.
-        cache: the kind of cache.
         copies_matrices: whether a product of several rows first copies its matrix into another layout, and so reads
             its bytes twice. torch on a CPU does; vLLM packs matrices when it loads them.
     """
-    batches = _Batches.of(requests, batch_size)
-    static = cache == "static"
+    batches = _Batches.of(requests, asked.batch_size)
+    static = asked.cache == "static"
     rows, prompt, padded = batches.rows[:, None], batches.prompt, batches.padded
     slots = prompt + batches.further + 1
     # One column for a batch's prompts and one for the first of its further steps.

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from workflow_scripts.engines.hf_engines import HF_STATIC
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.engines.description import named
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KINDS, FloatArray, StepCosts, StepWork, single_steps, split
-from workflow_scripts.predict.schedule import RequestLengths, Schedule, SchedulerSettings
+from workflow_scripts.predict.engine_steps import StepsBy
+from workflow_scripts.predict.schedule import RequestLengths, Schedule
 from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.predict.static_batches import static_schedule, static_work
+from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.timing import lay, step_work
 from workflow_scripts.study.ladders import Climb, LadderRecord, Pass
 
@@ -32,6 +34,11 @@ OVERLAP_ROUNDS = 20
 # GUIDE_WEIGHT of the time of one step, so it decides only where the steps leave it open.
 GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
 GUIDE_WEIGHT = 0.5
+# Settings of a scheduler that an engine shows under these names once it runs.
+SHOWN = (
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"),
+    *("enable_prefix_caching", "enable_chunked_prefill"),
+)
 
 
 class FitError(ValueError):
@@ -122,25 +129,22 @@ def rungs_of(climb: Climb, record: LadderRecord, facts: ModelFacts, on_cpu: bool
 def scheduled(
     requests: RequestLengths, record: LadderRecord, effective: Mapping[str, Any], facts: ModelFacts, on_cpu: bool
 ) -> tuple[Schedule, StepWork]:
-    """What an engine with these settings runs when, and the work of it."""
-    if record.engine == HF_STATIC.name:
-        rows = int(record.knobs["batch_size"])
-        cache = record.knobs["cache_implementation"]
-        return static_schedule(requests, rows), static_work(requests, rows, facts, cache, copies_matrices=on_cpu)
-    tokens = int(effective["max_num_batched_tokens"])
-    settings = SchedulerSettings(
-        max_num_seqs=int(effective.get("max_num_seqs", tokens)),
-        max_num_batched_tokens=tokens,
-        block_size=int(effective["block_size"]),
-        max_model_len=int(effective.get("max_model_len", facts.max_positions)),
-        num_blocks=int(effective["num_gpu_blocks"]),
-        enable_prefix_caching=bool(effective["enable_prefix_caching"]),
-        enable_chunked_prefill=bool(effective.get("enable_chunked_prefill", True)),
-        async_scheduling=record.engine == VLLM.name and not on_cpu,
-    )
-    schedule = make_schedule(requests, settings)
-    kv_cache_dtype = str(record.knobs.get("kv_cache_dtype", "auto"))
-    return schedule, step_work(schedule.segments, facts, kv_cache_dtype, taken_in=len(requests))
+    """What an engine with these settings runs when, and the work of it.
+
+    Raises:
+        FitError, UnpredictableError: the engine or its settings are not modelled.
+    """
+    engine = get_engine(record.engine)
+    if engine.steps_by is None:
+        raise FitError(f"there is no schedule of the engine {engine.name}")
+    steps_by: StepsBy = named(engine.steps_by)
+    steps = steps_by(engine.knobs.model_validate(record.knobs), get_gpu(record.gpu), facts)
+    if isinstance(steps.decides, StaticBatches):
+        schedule = static_schedule(requests, steps.decides.batch_size)
+        return schedule, static_work(requests, steps.decides, facts, copies_matrices=on_cpu)
+    told = {name: effective[name] for name in SHOWN if name in effective}
+    schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **told))
+    return schedule, step_work(schedule.segments, facts, steps.kv_cache_dtype, taken_in=len(requests))
 
 
 def _repeat_sd(climb: Climb) -> float | None:

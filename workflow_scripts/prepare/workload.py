@@ -46,7 +46,7 @@ def check_fits(requests: Iterable[Request], cells: Iterable[Cell], max_positions
     """
 
     def context(cell: Cell) -> int:
-        return int(cell.knobs.set_values().get("max_model_len", max_positions))
+        return cell.knobs.longest_request or max_positions
 
     longest = max(requests, key=lambda request: request.total_tokens)
     tightest = min(cells, key=context)

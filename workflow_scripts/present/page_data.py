@@ -17,9 +17,9 @@ import pandas as pd
 from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT
-from workflow_scripts.present.series import setting
-from workflow_scripts.present.setting_words import knobs_that_differ, settings_in_words
+from workflow_scripts.present.series import knobs_that_differ, setting
 from workflow_scripts.present.style import COLOURS
+from workflow_scripts.present.words import settings_in_words
 
 VERSION = 1
 
@@ -121,7 +121,7 @@ def packed(data: Any) -> str:
 
 
 def columns_of(rows: pd.DataFrame, names: Sequence[str], digits: int = 5) -> Columns:
-    """Those of the columns that have any value, with numbers of so many significant digits.
+    """Those of the columns that have any value, with numbers of this many significant digits.
 
     >>> columns_of(pd.DataFrame({"a": [1.0, None], "b": ["x", "x"], "c": [None, None]}), ["a", "b", "c", "d"])
     {'a': [1, None], 'b': {'of': ['x'], 'at': [0, 0]}}

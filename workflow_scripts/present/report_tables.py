@@ -25,7 +25,7 @@ EMPTY = {
     "ratios": "no two devices were measured with the same settings",
     "serving": "no server was measured",
     "serving_summary": "no server was measured",
-    "waste": "of no cell is it known which KV memory its requests held",
+    "waste": "for no cell is it known how much KV memory its requests held",
 }
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables, records
-from workflow_scripts.present.words import duration, listed, number, said, sentence, span
+from workflow_scripts.present.words import duration, listed, number, said, sentence, settings_in_words, span
 
 PLACE = ["gpu", "model", "workload"]
 RATE = "output_tokens_per_s"
@@ -85,10 +85,10 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     """
     varied = [knob for knob in knobs if cells[knob].nunique(dropna=False) > 1]
     if len(cells) == 1:
-        only = _settings(members, [knob for knob in knobs if members[knob].notna().any()])[0]
+        only = settings_in_words(members, [knob for knob in knobs if members[knob].notna().any()])[0]
         return sentence(only), "The only setting measured."
     if len(members) == 1:
-        return sentence(_settings(members, varied)[0]), f"The fastest of {len(cells)} settings."
+        return sentence(settings_in_words(members, varied)[0]), f"The fastest of {len(cells)} settings."
     medians = "Numbers are their medians."
     if len(members) == len(cells):
         return "No difference shown", f"Of {len(cells)} settings, none is shown to be faster than another. {medians}"
@@ -97,19 +97,11 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     values = members[fixed].astype("string").fillna("").iloc[0]
     alike = (cells[fixed].astype("string").fillna("") == values).all(axis=1)
     if fixed and alike.sum() == len(members):
-        tied = listed(_settings(members.sort_values(moving), moving))
-        return sentence(_settings(members.head(1), fixed)[0]), f"No difference shown between {tied}. {medians}"
-    tied = "; ".join(_settings(members.sort_values(varied), varied)[:MOST_TIES_NAMED])
+        tied = listed(settings_in_words(members.sort_values(moving), moving))
+        return sentence(settings_in_words(members.head(1), fixed)[0]), f"No difference shown between {tied}. {medians}"
+    tied = "; ".join(settings_in_words(members.sort_values(varied), varied)[:MOST_TIES_NAMED])
     more = f"; and {len(members) - MOST_TIES_NAMED} more" if len(members) > MOST_TIES_NAMED else ""
     return f"{len(members)} settings tied", f"No difference shown between: {tied}{more}. {medians}"
-
-
-def _settings(cells: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    """For each cell its values of the knobs in words."""
-    names = [knob.removeprefix("knob_") for knob in knobs]
-    rows = cells[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
-    words = [[said(name, value) for name, value in zip(names, row, strict=True) if pd.notna(value)] for row in rows]
-    return [", ".join(of_cell) or "the engine's defaults" for of_cell in words]
 
 
 def _medians(tables: Tables, members: pd.DataFrame, column: str) -> "pd.Series[float]":
@@ -207,5 +199,5 @@ def _untested(tables: Tables, place: str, measured: pd.DataFrame) -> Card:
         if column in of_cell and of_cell[column].notna().any()
     ]
     facts += _share_of_limit(tables, fastest)
-    words = f"{fastest['engine'].iloc[0]}: {_settings(fastest, varied)[0]}"
+    words = f"{fastest['engine'].iloc[0]}: {settings_in_words(fastest, varied)[0]}"
     return Card(place, words, f"Highest median of {len(measured)} settings; differences are not tested.", facts)

@@ -120,7 +120,7 @@ def pairs_that_differ_in(
 
 
 def some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Findings:
-    """At most so many sentences, with a note that names the table of all."""
+    """At most this many sentences, with a note that names the table of all."""
     note = f"{most} of {len(findings)}; the table {table} holds all." if len(findings) > most else ""
     return Findings(findings[:most], note)
 

@@ -74,13 +74,23 @@ def series_labels(rows: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
 def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     """For each cell what distinguishes it from the others shown: names, and on a second line the settings."""
     names = [key for key in NAMES if cells[key].nunique() > 1] or ["engine"]
-    varied = [knob for knob in knobs if cells.groupby("engine")[knob].nunique(dropna=False).max() > 1]
+    varied = knobs_that_differ(cells, knobs)
     settings = [
         ", ".join(setting(knob, value) for knob, value in zip(varied, values, strict=True) if pd.notna(value))
         for _, *values in cells[varied].itertuples(name=None)
     ]
     titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(settings, sep="\n").str.strip()
     return titles
+
+
+def knobs_that_differ(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """The knobs of which cells of one engine have different values.
+
+    >>> rows = pd.DataFrame({"engine": ["a", "a", "b"], "knob_x": [1, 2, None], "knob_y": [3, 3, None]})
+    >>> knobs_that_differ(rows, ["knob_x", "knob_y"])
+    ['knob_x']
+    """
+    return [knob for knob in knobs if rows.groupby("engine")[knob].nunique(dropna=False).max() > 1]
 
 
 def setting(knob: str, value: Any) -> str:

@@ -1,24 +1,14 @@
 """Numbers and settings as a reader says them: at most three digits, a unit with every number, no short codes."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.present.series import setting
 
-# What is said of a knob's value; other knobs are said by their names.
-_SAID: Mapping[str, str] = {
-    "max_num_seqs": "at most {} sequences",
-    "block_size": "block size {}",
-    "batch_size": "batches of {}",
-    "num_speculative_tokens": "{} drafted tokens",
-    "request_rate_per_s": "{} requests per second",
-    "users": "{} users",
-}
-_ONE: Mapping[str, str] = {"max_num_seqs": "one sequence at a time", "batch_size": "one request at a time"}
 _SWITCHED = {"true": True, "false": False}
 
 
@@ -54,18 +44,23 @@ def span(values: Iterable[float]) -> str:
 
 
 def said(knob: str, value: Any) -> str:
-    """A setting as it is said; `value` may be the text that tables hold.
+    """A setting as the report says it; `knob` is its name or its column, and `value` may be the text in a table.
 
-    >>> said("max_num_seqs", 16.0), said("max_num_seqs", "1"), said("enable_prefix_caching", "true")
-    ('at most 16 sequences', 'one sequence at a time', 'prefix caching on')
-    >>> said("block_size", 32), said("attention_backend", "FLASH_ATTN")
-    ('block size 32', 'attention backend FLASH_ATTN')
+    >>> said("max_num_seqs", 16.0), said("max_num_seqs", "1"), said("knob_enable_prefix_caching", "true")
+    ('at most 16 sequences', 'at most 1 sequence', 'prefix caching on')
+    >>> said("block_size", 32), said("gpu_memory_utilization", 0.9), said("enforce_eager", True)
+    ('block size 32', '90 % of the memory', 'no compiled graphs')
     """
     if isinstance(value, str):
         value = _SWITCHED.get(value, _number_in(value))
-    if knob not in _SAID or value is None or isinstance(value, str | bool | np.bool_) or pd.isna(value):
+    described = every_knob().get(knob.removeprefix("knob_"))
+    words = described.said if described else None
+    if described is None or words is None or isinstance(value, str) or pd.isna(value):
         return setting(knob, value)
-    return _ONE[knob] if value == 1 and knob in _ONE else _SAID[knob].format(f"{value:,g}")
+    if isinstance(words, tuple):
+        return words[0 if value else 1]
+    phrase = words.format(f"{100 * value:g} %" if described.reserves == "share" else f"{value:,.10g}")
+    return phrase.removesuffix("s") if value == 1 and "/" not in phrase else phrase
 
 
 def _number_in(text: str) -> float | str:
@@ -92,3 +87,15 @@ def listed(texts: Iterable[str], last: str = "and") -> str:
     """
     *others, end = texts
     return f"{', '.join(others)} {last} {end}" if others else end
+
+
+def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """For each row its settings in words, without those that are left to the engine.
+
+    >>> rows = pd.DataFrame({"knob_block_size": [32, None], "knob_batch_size": [None, 8]})
+    >>> settings_in_words(rows, list(rows)), settings_in_words(rows, [])
+    (['block size 32', 'batches of 8'], ["engine's defaults", "engine's defaults"])
+    """
+    cells = rows[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
+    words = [[said(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells]
+    return [", ".join(of_cell) or "engine's defaults" for of_cell in words]

@@ -15,14 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_text
-from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
-ENGINES_WITH_STEPS = (VLLM.name, HF_STATIC.name, HF_CONTINUOUS.name)
 # Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
 CLIMB_S = {"cpu": 20.0, "cuda": 40.0, "rocm": 40.0}
 # Most prompt tokens of a rung, so that a few rounds fit into that time.
@@ -149,12 +147,12 @@ def ladder_name(cell: Cell) -> str:
 def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
     """The ladders that cells of a study need, by name.
 
-    An engine without steps of its own, several ranks, and speculative decoding need none: they are not predicted.
+    None for what is not predicted, or by the device's rates alone: an engine whose description does not say how it
+    forms steps, several ranks, and speculative decoding.
     """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        drafts = getattr(cell.knobs, "num_speculative_tokens", None)
-        if cell.engine in ENGINES_WITH_STEPS and cell.knobs.ranks == 1 and not drafts:
+        if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts:
             groups.setdefault(ladder_name(cell), []).append(cell)
     return {name: _ladder(study, group) for name, group in groups.items()}
 
@@ -165,7 +163,7 @@ def _ladder(study: Study, group: list[Cell]) -> Ladder:
         return min(most, study.workloads[cell.workload].prompts_for(most))
 
     def context(cell: Cell) -> int:
-        allowed = getattr(cell.knobs, "max_model_len", None) or LONGEST
+        allowed = cell.knobs.longest_request or LONGEST
         return min(allowed, _longest(study.workloads[cell.workload]) or allowed)
 
     first = max(group, key=lambda cell: (cell.knobs.max_concurrency, context(cell), cell.id))

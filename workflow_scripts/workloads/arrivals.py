@@ -22,19 +22,21 @@ class Load(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     request_rate_per_s: Annotated[
-        Annotated[Rate, Field(description="mean rate at which requests arrive")] | None, Knob("rate")
+        Annotated[Rate, Field(description="mean rate at which requests arrive")] | None,
+        Knob("rate", said="{} requests/s"),
     ] = None
     ramp_to_per_s: Annotated[
         Annotated[Rate, Field(description="the rate changes to this, linearly from request to request")] | None,
-        Knob("to"),
+        Knob("to", said="rising to {} requests/s"),
     ] = None
     burstiness: Annotated[
         Annotated[Rate, Field(description="shape of the gamma distribution of gaps; 1: Poisson, less: bursts")] | None,
         Knob("burst"),
     ] = None
     users: Annotated[
-        Annotated[int, Field(ge=1, description="most requests that the client has under way at once")] | None,
-        Knob("users", value_in="running_peak"),
+        Annotated[int, Field(ge=1, description="maximum number of requests that the client has under way at once")]
+        | None,
+        Knob("users", value_in="running_peak", said="{} users"),
     ] = None
 
     @model_validator(mode="after")

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
+from tests import echo_engine
 from tests.echo_engine import ECHO
 from workflow_scripts.analyse import cells as cells_command
 from workflow_scripts.analyse import effects as effects_command
@@ -22,6 +24,7 @@ from workflow_scripts.prepare import model as model_command
 from workflow_scripts.prepare import workload as workload_command
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.ladders import ladders_of
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import StudyError, load_study
@@ -57,7 +60,8 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_place_that_a_description_names_exists(engine) -> None:
     assert engine.adapter.startswith("workflow_scripts.measure.")
     assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(dir(named(engine.adapter)))
-    assert engine.checked_by is None or callable(named(engine.checked_by))
+    lazy = [engine.checked_by, engine.capacity_by, engine.steps_by]
+    assert all(callable(named(place)) for place in lazy if place is not None)
     assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
 
 
@@ -74,9 +78,10 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file:
     cells, paths, results = expand(study), StudyPaths(tmp_path, study.name), ["--results", str(tmp_path)]
     assert [cell.id for cell in cells] == [f"cpu-1core/echo/tiny-llama-57m/few/atonce{at_once}" for at_once in (1, 4)]
     assert list(check_cells(cells)) == []
-    assert {record["unknown"] for record in predict_cells(study, cells)} == {
-        "echo: there is no schedule of this engine"
-    }
+    # Four requests with answers of 5 tokens, one by one or all at once.
+    predicted = {record["cell_id"]: record["steps"] for record in predict_cells(study, cells)}
+    assert [predicted[cell.id] for cell in cells] == [4 * 5, 5]
+    assert {ladder.cell.engine for ladder in ladders_of(study, cells).values()} == {"echo"}
     of_study = ["--study", str(study_file)]
     for cell in cells:
         definition = cell_definition(study, cell, resolved_models(study))
@@ -108,6 +113,20 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file:
     assert (pair["knob"], pair["value"], pair["took_effect"]) == ("at_once", "4", True)
     assert pair["bound_by"] == "sequences"
     assert "It took effect: running_peak was 4, against 1." in pair["explanation"]
+
+
+def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(
+    study_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", steps_by=None), raising=False)
+    monkeypatch.setenv(VARIABLE, "tests.echo_engine:SILENT")
+    study_file.write_text(study_file.read_text(encoding="utf-8").replace("echo\n", "silent\n"), encoding="utf-8")
+    study = load_study(study_file)
+    cells = expand(study)
+    assert {record["unknown"] for record in predict_cells(study, cells)} == {
+        "silent: there is no schedule of this engine"
+    }
+    assert ladders_of(study, cells) == {}
 
 
 def test_its_faults_are_told_like_those_of_any_engine(study_file: Path) -> None:

@@ -14,16 +14,11 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.predict import capacity_of_cells as predictions
-from workflow_scripts.predict.capacity_of_cells import (
-    DEFAULT_UTILIZATION,
-    TERMS,
-    main,
-    predict_published,
-    predict_study,
-    predict_vllm,
-)
+from workflow_scripts.predict.capacity_of_cells import main, predict_published, predict_study
+from workflow_scripts.predict.capacity_record import TERMS
 from workflow_scripts.predict.engine_memory import GIB, EngineSettings
 from workflow_scripts.predict.kv_capacity import predict_capacity
+from workflow_scripts.predict.vllm_cells import DEFAULT_UTILIZATION, vllm_capacity
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study
 
@@ -45,7 +40,7 @@ def cells(*sweeps, **more):
 
 
 def predict(gpu="h100-sxm", facts=LLAMA_8B, **knobs):
-    return predict_vllm(VllmKnobs(**knobs), get_gpu(gpu), facts)
+    return vllm_capacity(VllmKnobs(**knobs), get_gpu(gpu), facts)
 
 
 def test_a_record_holds_the_terms_of_the_capacity_command_with_how_each_was_found():

@@ -24,7 +24,12 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     path = write_study(tmp_path)
     assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
     said = capsys.readouterr().out
-    for text in ("planned: 18 cells, every number predicted", "Infeasible: 6 cells", "blocks of 8 tokens", "GPU hours"):
+    for text in (
+        "planned: 18 cells, all numbers are predicted",
+        "Infeasible: 6 cells",
+        "blocks of 8 tokens",
+        "GPU hours",
+    ):
         assert text in said
     folder = tmp_path / "results" / "planned" / "plan"
     table = pd.read_parquet(folder / "plan.parquet")

@@ -5,7 +5,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
 from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.static_batches import static_schedule, static_work
+from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
@@ -20,7 +20,9 @@ def lengths(prompts, outputs):
 
 
 def work(prompts, outputs, cache, copies_matrices=False, facts=FACTS):
-    return static_work(lengths(prompts, outputs), len(prompts), facts, cache, copies_matrices=copies_matrices)
+    return static_work(
+        lengths(prompts, outputs), StaticBatches(len(prompts), cache), facts, copies_matrices=copies_matrices
+    )
 
 
 def of_kinds(rows, kinds):
@@ -95,5 +97,5 @@ def test_matrices_are_copied_where_several_rows_are_multiplied():
 
 def test_work_is_that_of_the_schedules_segments():
     requests = lengths([3, 5, 4], [2, 4, 1])
-    found = static_work(requests, 2, FACTS, "dynamic", copies_matrices=True)
+    found = static_work(requests, StaticBatches(2, "dynamic"), FACTS, copies_matrices=True)
     assert found.steps.tolist() == static_schedule(requests, 2).segments.steps.tolist() == [1, 3, 1]

@@ -1,6 +1,6 @@
 """Curves over time inside a few cells: memory, running sequences, KV cache in use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -30,39 +30,16 @@ def memory_over_time(tables: Tables) -> Plot:
         raise MissingError("no sample of the device traces contains memory")
     # A GPU's trace has the memory of the device, a CPU's trace that of the engine's processes.
     rows["memory_gib"] = rows["memory_used_bytes"].fillna(rows["process_memory_bytes"]) / GIB
-    return Plot(
-        title="Memory in use over the time of a repeat",
-        alt=_peaks(rows, "memory_gib", "memory in use", "GiB"),
-        sources=["measured"],
-        panels=_panels(tables, rows, [("memory_gib", COLOURS[0])], "default"),
-        x_label="Time since the repeat began (s)",
-        y_label="Memory in use (GiB)",
-        handles=_repeat_handles(rows),
-        repeats=repeats_of(rows),
-        notes=_chosen(tables, rows),
-        panel_height_in=2.3,
-    )
+    alt = _peaks(rows, "memory_gib", "memory in use", "GiB")
+    return _plot(tables, rows, "Memory in use", "Memory in use (GiB)", alt, {"memory_gib": COLOURS[0]}, "default")
 
 
 def sequences_over_time(tables: Tables) -> Plot:
     """Running and waiting sequences over the time of a repeat, in a few cells."""
     rows = _rows_of_few_cells(tables, "steps")
-    handles: list[Artist] = [
-        Line2D([], [], color=COLOURS[0], label="running"),
-        Line2D([], [], color=COLOURS[1], label="waiting"),
-    ]
-    return Plot(
-        title="Sequences running and waiting over the time of a repeat",
-        alt=_peaks(rows, "running", "sequences running", "sequences"),
-        sources=["measured"],
-        panels=_panels(tables, rows, [("running", COLOURS[0]), ("waiting", COLOURS[1])], "steps-pre"),
-        x_label="Time since the repeat began (s)",
-        y_label="Sequences",
-        handles=[*handles, *_repeat_handles(rows)],
-        repeats=repeats_of(rows),
-        notes=_chosen(tables, rows),
-        panel_height_in=2.3,
-    )
+    alt = _peaks(rows, "running", "sequences running", "sequences")
+    columns = {"running": COLOURS[0], "waiting": COLOURS[1]}
+    return _plot(tables, rows, "Sequences running and waiting", "Sequences", alt, columns, "steps-pre")
 
 
 def kv_cache_over_time(tables: Tables) -> Plot:
@@ -72,14 +49,30 @@ def kv_cache_over_time(tables: Tables) -> Plot:
     if rows.empty:
         raise MissingError("no engine reported how much of its KV cache is in use")
     rows = rows.assign(kv_cache_pct=100 * rows["kv_cache_usage"])
+    alt = _peaks(rows, "kv_cache_pct", "KV blocks in use", "per cent")
+    columns = {"kv_cache_pct": COLOURS[2]}
+    return _plot(tables, rows, "KV cache in use", "KV blocks in use (%)", alt, columns, "steps-pre")
+
+
+def _plot(
+    tables: Tables,
+    rows: pd.DataFrame,
+    what: str,
+    y_label: str,
+    alt: str,
+    columns: Mapping[str, str],
+    drawstyle: DrawStyle,
+) -> Plot:
+    """The figure of columns, each with its colour, one panel per cell."""
+    handles: list[Artist] = [Line2D([], [], color=color, label=name) for name, color in columns.items()]
     return Plot(
-        title="KV cache in use over the time of a repeat",
-        alt=_peaks(rows, "kv_cache_pct", "KV blocks in use", "per cent"),
+        title=f"{what} over the time of a repeat",
+        alt=alt,
         sources=["measured"],
-        panels=_panels(tables, rows, [("kv_cache_pct", COLOURS[2])], "steps-pre"),
+        panels=_panels(tables, rows, columns, drawstyle),
         x_label="Time since the repeat began (s)",
-        y_label="KV blocks in use (%)",
-        handles=_repeat_handles(rows),
+        y_label=y_label,
+        handles=[*(handles if len(columns) > 1 else []), *_repeat_handles(rows)],
         repeats=repeats_of(rows),
         notes=_chosen(tables, rows),
         panel_height_in=2.3,
@@ -95,9 +88,7 @@ def _rows_of_few_cells(tables: Tables, facts: str) -> pd.DataFrame:
     return tables.facts_of_first_start(facts, chosen["cell_id"]).sort_values(["cell_id", "repeat", "time_s"])
 
 
-def _panels(
-    tables: Tables, rows: pd.DataFrame, columns: Sequence[tuple[str, str]], drawstyle: DrawStyle
-) -> Sequence[Panel]:
+def _panels(tables: Tables, rows: pd.DataFrame, columns: Mapping[str, str], drawstyle: DrawStyle) -> Sequence[Panel]:
     cells = tables.cells.drop_duplicates("cell_id").set_index("cell_id")
     shown = cells.loc[list(dict.fromkeys(rows["cell_id"]))]
     titles = cell_titles(shown, tables.knobs)
@@ -107,8 +98,8 @@ def _panels(
     ]
 
 
-def _draw(ax: Axes, rows: pd.DataFrame, columns: Sequence[tuple[str, str]], drawstyle: DrawStyle) -> None:
-    for column, color in columns:
+def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str], drawstyle: DrawStyle) -> None:
+    for column, color in columns.items():
         for i, (_, part) in enumerate(rows.groupby("repeat")):
             style = REPEAT_LINES[i % len(REPEAT_LINES)]
             ax.plot(
@@ -121,7 +112,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Sequence[tuple[str, str]], draw
                 drawstyle=drawstyle,
             )
     ax.set_xlim(left=0)
-    ax.set_ylim(0, max(rows[column].max() for column, _ in columns) * 1.12 or 1)
+    ax.set_ylim(0, max(rows[column].max() for column in columns) * 1.12 or 1)
 
 
 def _repeat_handles(rows: pd.DataFrame) -> list[Artist]:

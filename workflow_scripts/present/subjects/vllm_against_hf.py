@@ -63,10 +63,7 @@ def _max_num_seqs(rows: pd.DataFrame) -> pd.Series:
 
 def fastest_of_both(report: Report) -> Iterator[Block]:
     """The fastest vLLM cell compared with the fastest HuggingFace cell, for each device, model and workload."""
-    pairs = report.tables.need("engines")
-    pairs = pairs[pairs["comparable"].eq(True)]
-    if pairs.empty:
-        raise MissingError("no cells of the two engines did equal work")
+    pairs = _equal_work(report.tables.need("engines"))
     fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
     rows = records(fastest.drop_duplicates(["gpu", "model", "workload"]))
     yield some(

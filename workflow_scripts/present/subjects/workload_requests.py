@@ -50,7 +50,7 @@ def workload_lengths(tables: Tables) -> Plot:
         sources=["measured"],
         panels=panels,
         x_label="Tokens in the request",
-        y_label="Share of requests with at most so many",
+        y_label="Share of requests with at most this many",
         handles=[Line2D([], [], color=color, linestyle=style, label=label) for label, color, style in LENGTHS.values()],
         notes=[
             *notes,
@@ -191,7 +191,7 @@ SUBJECT = Subject(
             {"cells": ["cell_id", "num_requests"]},
             Caption(
                 shows="Prompt and output lengths of the requests of each workload, as the engine counted them: the "
-                "share of requests with at most so many tokens. The axis of tokens is logarithmic.",
+                "share of requests with at most that many tokens. The axis of tokens is logarithmic.",
                 reading="A line that rises at one place is a fixed length; the wider its rise, the more the lengths "
                 "vary. If the line of output tokens lies to the right of that of prompt tokens, most of the time goes "
                 "into decoding.",
