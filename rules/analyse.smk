@@ -225,28 +225,6 @@ rule predictions:
         " > {log} 2>&1"
 
 
-rule claims:
-    """Published claims, compared with limits, arithmetic and this study; made only if the study names claims."""
-    input:
-        tables=[table(name) for name in TABLES if name != "claims"],
-        published=PUBLISHED,
-        code=sources("analyse.claims"),
-    output:
-        **written("claims"),
-    log:
-        PATHS.root / "logs/claims.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    params:
-        tables=PATHS.tables,
-    shell:
-        "python -m workflow_scripts table-claims"
-        " --study $STUDY"
-        " --tables {params.tables}"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
 rule digest:
     """All that a comparison with another study needs; the report embeds it."""
     input:
@@ -262,3 +240,27 @@ rule digest:
         tables=PATHS.tables,
     shell:
         "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"
+
+
+if STUDY.claims:
+
+    rule claims:
+        """Published claims, compared with limits, arithmetic and this study."""
+        input:
+            tables=list(map(table, TABLES)),
+            published=PUBLISHED,
+            code=sources("analyse.claims"),
+        output:
+            **written("claims"),
+        log:
+            PATHS.root / "logs/claims.log",
+        conda:
+            "../envs/cpu.conda.yaml"
+        params:
+            tables=PATHS.tables,
+        shell:
+            "python -m workflow_scripts table-claims"
+            " --study $STUDY"
+            " --tables {params.tables}"
+            " --out {output.table}"
+            " > {log} 2>&1"

@@ -24,21 +24,8 @@ from workflow_scripts.common.sources import sources
 from workflow_scripts.study.study_file import StudyError, load_study, study_file
 
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
-# Tables of the report; each is written as Parquet and as CSV.
-TABLES = [
-    "cells",
-    "limits",
-    "waste",
-    "ratios",
-    "effects",
-    "engines",
-    "engine_decomposition",
-    "serving",
-    "serving_summary",
-    "recommendations",
-    "capacity",
-    "predictions",
-]
+# Tables of the report, each as Parquet and as CSV; `written` adds those that the rules make.
+TABLES = []
 PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
@@ -49,8 +36,6 @@ try:
 except (StudyError, CatalogError) as e:
     raise WorkflowError(str(e)) from None
 
-if STUDY.claims:
-    TABLES.append("claims")
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
 LADDERS = ladders_of(STUDY, CELLS.values())
@@ -197,5 +182,6 @@ def table(name):
 
 
 def written(name, of=""):
-    """Both files of a table, by the names `table` and `csv`, with another name in front if a rule writes two tables."""
+    """Both files of a table of the report, as outputs `table` and `csv`; `of` tells two tables of one rule apart."""
+    TABLES.append(name)
     return {f"{of}table": table(name), f"{of}csv": table(name).with_suffix(".csv")}

@@ -4,7 +4,7 @@
 rule figures:
     """Every figure of the report, as SVG for the page and PNG for papers."""
     input:
-        tables=[table(name) for name in TABLES],
+        tables=list(map(table, TABLES)),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         code=sources("present.figures"),
     output:
@@ -34,7 +34,7 @@ rule figures:
 rule report:
     """The report of the study: one page that opens offline."""
     input:
-        tables=[table(name) for name in TABLES],
+        tables=list(map(table, TABLES)),
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
         digest=PATHS.digest,
         figures=PATHS.figures,

@@ -5,44 +5,18 @@
 Each schema holds the meaning and unit of its columns.
 """
 
+import importlib
 from argparse import Namespace
 from itertools import groupby
 from pathlib import Path
 
 import pandera.pandas as pa
 
-from workflow_scripts.analyse import (
-    capacity,
-    cells,
-    claims,
-    effects,
-    fragmentation,
-    limits,
-    predictions,
-    ratios,
-    recommend,
-    serving,
-)
-from workflow_scripts.analyse import engine_gain as engines
+from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.analyse.tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 
-DOCUMENTED = (
-    cells.SCHEMA,
-    ratios.SCHEMA,
-    effects.SCHEMA,
-    engines.SCHEMA,
-    engines.DECOMPOSITION_SCHEMA,
-    serving.SCHEMA,
-    serving.SUMMARY_SCHEMA,
-    recommend.SCHEMA,
-    limits.SCHEMA,
-    fragmentation.SCHEMA,
-    capacity.SCHEMA,
-    predictions.SCHEMA,
-    claims.SCHEMA,
-)
 TYPES = {TEXT: "string", INTEGER: "int", NUMBER: "float", FLAG: "bool"}
 HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tables. -->
 
@@ -54,9 +28,16 @@ A value that is not known is null, never zero. `source` says what kind of number
 """
 
 
+def schemas() -> list[pa.DataFrameSchema]:
+    """The schemas of all tables, in the order of the commands `table-NAME` that make them."""
+    places = [place for name, place in COMMANDS.items() if name.startswith("table-")]
+    modules = [importlib.import_module(f"workflow_scripts.{place}") for place in places]
+    return [value for module in modules for value in vars(module).values() if isinstance(value, pa.DataFrameSchema)]
+
+
 def documentation() -> str:
     """The text of docs/tables.md."""
-    return "\n".join([HEAD, *map(_section, DOCUMENTED)])
+    return "\n".join([HEAD, *map(_section, schemas())])
 
 
 def _section(schema: pa.DataFrameSchema) -> str:
@@ -73,7 +54,8 @@ def _section(schema: pa.DataFrameSchema) -> str:
 def _type(column: pa.Column) -> str:
     """The type's name for readers; a knob's column has the type of the values that the study sets.
 
-    >>> _type(cells.SCHEMA.columns["output_tokens_per_s"]), _type(cells.SCHEMA.columns[KNOBS])
+    >>> from workflow_scripts.analyse.cells import SCHEMA
+    >>> _type(SCHEMA.columns["output_tokens_per_s"]), _type(SCHEMA.columns[KNOBS])
     ('float', 'as set')
     """
     return "as set" if column.dtype is None else TYPES[str(column.dtype).removesuffix("[python]")]
