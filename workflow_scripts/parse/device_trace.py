@@ -3,8 +3,8 @@
     kvsweep trace gpu.csv
 
 prints one JSON object with the extremes and the mean power; values are null if the trace does not say. FILE is what
-`nvidia-smi --query-gpu=... --format=csv` prints, with or without header and units, or JSON Lines of a
-cell. Other modules take the samples from `read_trace`.
+`nvidia-smi --query-gpu=... --format=csv` prints, with or without units, or JSON Lines of a cell. If a CSV has no
+header, `--columns` names its fields. Other modules take the samples from `read_trace`.
 """
 
 import json

@@ -1,11 +1,10 @@
 """Samples from the output of `nvidia-smi --query-gpu=... --format=csv -l`.
 
-A header names the columns. Without one the caller names them, or they are inferred from their units as far as possible;
-a note says which columns were not read. A value that the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
+A header names the columns. Without one the caller names them; units alone do not say what a column holds. A value that
+the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -115,8 +114,7 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
     # nvidia-smi does not quote values, and none of them contains a comma.
     table = [[cell.strip(' "') for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     header = next((names for row in table if (names := _header(row))), None)
-    notes: list[str] = []
-    current = header or _without_header(table, columns, notes)
+    current = header or (_named(table, columns) if columns else [])
     # Below the header of another query, for example of processes, there are no samples of a device.
     readable = header is None or _names_a_field(header)
     rows: list[Sample] = []
@@ -129,7 +127,8 @@ def parse_csv(text: str, columns: Sequence[str] | None = None) -> Samples:
             rows.append(_sample(row, current))
         else:
             bad_lines += 1
-    return Samples(rows, bad_lines, notes)
+    lacking = bool(rows or bad_lines) and header is None and columns is None
+    return Samples(rows, bad_lines, ["there is no header: name the fields with --columns"] if lacking else [])
 
 
 def _is_data(row: Sequence[str]) -> bool:
@@ -166,65 +165,15 @@ def _header(row: Sequence[str]) -> list[_Column] | None:
     return [_Column(field, unit[1] if unit else "") for field, unit in zip(named, units, strict=True)]
 
 
-def _without_header(table: Sequence[Sequence[str]], names: Sequence[str] | None, notes: list[str]) -> list[_Column]:
+def _named(table: Sequence[Sequence[str]], names: Sequence[str]) -> list[_Column]:
+    """The columns of a table without a header."""
     data = [row for row in table if any(_NUMBER.fullmatch(cell) for cell in row)]
-    if names is None:
-        # If most lines have no number, the lines that have one are not samples.
-        return _inferred(data, notes) if 2 * len(data) > len(table) else []
     if data and not any(len(row) == len(names) for row in data):
         raise ValueError(f"--columns names {len(names)} fields, but the lines have {len(data[0])}")
     columns = [_Column(_field(name)) for name in names]
     if not _names_a_field(columns):
         raise ValueError(f"--columns {','.join(names)}: none is known; allowed are {', '.join(FIELD_NAMES)}")
     return columns
-
-
-def _inferred(data: Sequence[Sequence[str]], notes: list[str]) -> list[_Column]:
-    """Infer columns from their units where only one reading is possible; `notes` gets what was and was not assumed."""
-    width = Counter(map(len, data)).most_common(1)[0][0]
-    cells = [[row[i] for row in data if len(row) == width] for i in range(width)]
-    by_unit: dict[str, list[int]] = {}
-    for i, column in enumerate(cells):
-        by_unit.setdefault(_unit_of(column), []).append(i)
-    fields: dict[int, str] = dict.fromkeys(by_unit.get("date", [])[:1], "timestamp")
-    for unit, field in (("M", "memory.used"), ("%", "utilization.gpu"), ("W", "power.draw")):
-        found = by_unit.get(unit, [])
-        if len(found) == 1:
-            fields[found[0]] = field
-        elif unit == "M" and (total := _bound(cells, found)) is not None:
-            fields[total] = "memory.total"
-            if len(found) == 2:
-                fields[sum(found) - total] = "memory.used"
-    assumed = [f"column {i + 1} as {field}" for i, field in sorted(fields.items())]
-    unread = [f"column {i + 1}" for i in range(width) if i not in fields]
-    notes.append(
-        "there is no header; by their units were read: "
-        + (", ".join(assumed) or "none")
-        + (f"; not read, name them with --columns: {', '.join(unread)}" if unread else "")
-    )
-    return [_Column(fields.get(i)) for i in range(width)]
-
-
-def _unit_of(column: Sequence[str]) -> str:
-    """The unit of a column's values: `M` for MiB, `%`, `W`, `date`, or a text that identifies no column."""
-    units = Counter(
-        "date" if _DATE.match(cell) else found[2][:1] if (found := _NUMBER.fullmatch(cell)) else ""
-        for cell in column
-        if not _is_null(cell)
-    )
-    unit = units.most_common(1)[0][0] if units else ""
-    # MHz begins like MiB.
-    return "" if unit == "M" and any("Hz" in cell for cell in column) else unit
-
-
-def _bound(cells: Sequence[Sequence[str]], sizes: Sequence[int]) -> int | None:
-    """The column among `sizes` that never changes and is never below the others, if the others do change."""
-    rows = [[_number(cell) for cell in row] for row in zip(*(cells[i] for i in sizes), strict=True)]
-    known = [[size for size in row if size is not None] for row in rows if None not in row]
-    constant = [k for k in range(len(sizes)) if len({row[k] for row in known}) == 1]
-    if len(constant) == 1 and all(row[constant[0]] == max(row) for row in known):
-        return sizes[constant[0]]
-    return None
 
 
 def _is_null(cell: str) -> bool:
@@ -274,11 +223,6 @@ def _value(column: str, cell: str, unit: str) -> Value | None:
     if not found:
         return None
     return float(found[1]) * _SCALE.get(column, {}).get((found[2] or unit)[:1], 1)
-
-
-def _number(cell: str) -> float | None:
-    found = _NUMBER.fullmatch(cell)
-    return float(found[1]) if found else None
 
 
 def _unix_seconds(cell: str) -> float | None:

@@ -179,44 +179,11 @@ def test_a_later_header_may_have_other_columns():
     assert summary(text)["power_w_mean"] == 100
 
 
-def test_units_alone_tell_some_columns():
-    found = summary(
-        "2024/05/01 12:00:00.000, 1000 MiB, 45 %, 61.50 W\n2024/05/01 12:00:01.000, 2000 MiB, 55 %, 62.50 W\n"
-    )
+def test_without_a_header_or_names_nothing_is_guessed():
+    found = summary(with_units())
 
-    assert (found["rows"], found["memory_used_mib_max"], found["utilization_pct_max"]) == (2, 2000, 55)
-    assert found["power_w_mean"] == 62
-    assert found["reason"].startswith(
-        "there is no header; by their units were read: column 1 as timestamp, column 2 as"
-    )
-
-
-def test_a_constant_bound_of_two_sizes_is_the_total():
-    found = summary("1000 MiB, 81920 MiB\n2000 MiB, 81920 MiB\n")
-
-    assert (found["memory_used_mib_max"], found["memory_total_mib_max"]) == (2000, 81920)
-
-    found = summary("1000 MiB, 3000 MiB, 4000 MiB\n2000 MiB, 2000 MiB, 4000 MiB\n")
-
-    assert (found["memory_used_mib_max"], found["memory_total_mib_max"]) == (None, 4000)
-
-
-@pytest.mark.parametrize(
-    ("text", "unread"),
-    [
-        ("1000 MiB, 3000 MiB\n2000 MiB, 2000 MiB\n", "column 1, column 2"),
-        ("45 %, 12 %\n55 %, 13 %\n", "column 1, column 2"),
-        ("61.0 W, 700.0 W\n", "column 1, column 2"),
-        ("1000, 45, 61.5\n2000, 55, 62.5\n", "column 1, column 2, column 3"),
-        ("1410 MHz\n1980 MHz\n", "column 1"),
-    ],
-)
-def test_what_units_do_not_tell_stays_null_and_is_said(text, unread):
-    found = summary(text)
-
-    assert {value for name, value in found.items() if name not in ("rows", "reason")} == {None}
-    assert found["rows"] == text.count("\n")
-    assert found["reason"].endswith(f"not read, name them with --columns: {unread}")
+    assert found["rows"] == 0
+    assert found["reason"].startswith("there is no header: name the fields with --columns; 3 lines without a readable")
 
 
 def test_clocks_and_reasons_for_throttling():
