@@ -23,15 +23,11 @@ def _trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStr
     return trace(spec, vocabulary, seed)
 
 
-# Each makes the stream of requests from (specification, vocabulary, seed). The first requests of a stream must not
-# depend on how many are drawn.
+# Each makes the stream of requests from (specification, vocabulary, seed); workloads that share text have one in
+# common. The first requests of a stream must not depend on how many are drawn.
 GENERATORS: dict[str, Generator] = {
     "fixed": fixed,
     "synthetic": synthetic,
-    "identical": sharing,
-    "shared_prefix": sharing,
-    "multi_turn": sharing,
-    "long_context": sharing,
     "sharegpt": sharegpt,
     "trace": _trace,
     "prompts": prompts,
@@ -53,7 +49,8 @@ def make_requests(spec: Workload, vocabulary: Vocabulary, count: int) -> tuple[l
     Raises:
         WorkloadError: the workload's source is wrong, or has fewer requests.
     """
-    stream = _short_enough(GENERATORS[spec.kind](spec, vocabulary, spec.seed), spec.max_total_tokens)
+    generator: Generator = sharing if isinstance(spec, SharedTextWorkload) else GENERATORS[spec.kind]
+    stream = _short_enough(generator(spec, vocabulary, spec.seed), spec.max_total_tokens)
     requests = list(itertools.islice(stream.requests, count))
     if len(requests) < count:
         raise WorkloadError(f"{count} requests are needed, {stream.details['source']} gives {len(requests)}")

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 import tests.echo_engine
+from tests.recipes import blocks, recipe
 from tests.unit.engines.test_registry import STUDY
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines import registry
@@ -19,12 +20,7 @@ from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study
 
-PAGE = Path("docs/extending.md").read_text(encoding="utf-8")
-ENGINE, KNOB = (PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for title in ("An engine", "A knob"))
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+ENGINE, KNOB = recipe("An engine"), recipe("A knob")
 
 
 def unindented(code: str) -> str:
@@ -35,7 +31,7 @@ def unindented(code: str) -> str:
 def test_the_engine_of_the_page_is_the_one_that_is_measured() -> None:
     source = Path(tests.echo_engine.__file__).read_text(encoding="utf-8")
     shown = blocks(ENGINE, "python")
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert [block for block in shown if unindented(block) not in unindented(source)] == []
     (sweep,) = yaml.safe_load(blocks(ENGINE, "yaml")[0])["sweeps"]
     assert [sweep] == STUDY["sweeps"]

@@ -1,13 +1,16 @@
 """The recipe for a figure with its table in docs/extending.md, followed as it stands."""
 
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.recipes import blocks, recipe
 from tests.unit.present.conftest import Results
+from workflow_scripts.__main__ import COMMANDS, main
+from workflow_scripts.analyse import tables
+from workflow_scripts.analyse.table_docs import documentation
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.present import page
 from workflow_scripts.present.figures import draw_figures
@@ -20,18 +23,20 @@ from workflow_scripts.study.study_file import load_study
 NAME = "workflow_scripts.present.subjects.longest_waits"
 
 
+def module_of(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that the recipe shows."""
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(code, "docs/extending.md", "exec"), module.__dict__)
+    return module
+
+
 @pytest.fixture
 def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
     """The recipe's subject, listed as the recipe says."""
-    recipe = (CHECKOUT / "docs" / "extending.md").read_text(encoding="utf-8")
-    section = recipe[recipe.index("## A figure with its table") :]
-    code = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert code
-    assert f"{NAME.replace('.', '/')}.py" in section[: code.start()]
-    module = ModuleType(NAME)
-    monkeypatch.setitem(sys.modules, NAME, module)
-    exec(compile(code[1], "docs/extending.md", "exec"), module.__dict__)
-    subject: Subject = module.SUBJECT
+    text = recipe("A figure with its table")
+    assert f"`{NAME.replace('.', '/')}.py`" in text.partition("```")[0]
+    subject: Subject = module_of(NAME, blocks(text, "python")[0], monkeypatch).SUBJECT
     monkeypatch.setattr(page, "SUBJECTS", [*SUBJECTS, subject])
     monkeypatch.setattr("workflow_scripts.present.figures.FIGURES", {figure.name: figure for figure in subject.figures})
     return subject
@@ -52,3 +57,19 @@ def test_the_recipe_for_a_figure_with_its_table_works(results: Results, subject:
     report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
     [block] = finding(report)
     assert "wait longest" in str(block)
+
+
+def test_the_recipe_for_a_table_works(results: Results, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, code, rule = blocks(recipe("A figure with its table"), "python")
+    monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
+    monkeypatch.setitem(COMMANDS, "table-waits", "analyse.waits")
+    module_of("workflow_scripts.analyse.waits", code, monkeypatch)
+    cells, waits = results.root / "tables" / "cells.parquet", tmp_path / "waits.parquet"
+    assert main(["table-waits", "--study", str(results.study), "--cells", str(cells), "--out", str(waits)]) == 0
+    found = tables.read_table(waits)
+    assert found["longest_wait_s"].max() == tables.read_table(cells)["ttft_s_p99"].max()
+    assert "## waits\n\nOne row per cell that was measured.\n" in documentation()
+    # The rule has the form of the other rules of tables.
+    known = (CHECKOUT / "rules" / "analyse.smk").read_text(encoding="utf-8")
+    effects = known[known.index("rule effects:") : known.index("rule engines:")].strip().splitlines()
+    assert [line.replace("waits", "effects") for line in rule.splitlines()[2:]] == effects[2:]

@@ -1,0 +1,38 @@
+"""The recipe "a GPU" of docs/extending.md: its entry alone makes a GPU that predictions know."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.recipes import blocks, recipe
+from workflow_scripts.catalog.gpus_and_models import GPUS, CatalogError, identify, load_gpus, resolve
+from workflow_scripts.predict import kv_capacity
+
+(ENTRY,) = blocks(recipe("A GPU"), "yaml")
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(GPUS.read_text(encoding="utf-8") + "\n" + ENTRY, encoding="utf-8")
+    monkeypatch.setenv("KVSWEEP_GPUS", str(path))
+    return path
+
+
+def test_an_entry_is_a_gpu(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = ENTRY.partition(":")[0]
+    assert name not in load_gpus(GPUS)
+    gpu = load_gpus()[name]
+    assert gpu.nvml_names is not None
+    assert identify(gpu.nvml_names[0]) == gpu
+    assert resolve(gpu.aliases[0]) == (gpu,)
+    options = ["--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "8192"]
+    assert kv_capacity.main(["--model", "llama-3.1-8b-instruct", "--gpu", name, *options]) == 0
+    assert f'"gpu": "{name}"' in capsys.readouterr().out
+
+
+def test_a_number_without_a_source_is_refused(catalogue: Path) -> None:
+    lines = catalogue.read_text(encoding="utf-8").splitlines()
+    catalogue.write_text("\n".join(lines[:-1]), encoding="utf-8")
+    with pytest.raises(CatalogError, match="sources must name exactly the fields with a value"):
+        load_gpus()
