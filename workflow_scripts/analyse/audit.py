@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from workflow_scripts.analyse.published_table import read_csv
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
@@ -132,7 +133,7 @@ def ceiling(
         flop_per_s,
     )
     if flops / flop_per_s >= time_s:
-        limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP a request at {flop_per_s / 1e12:.4g} TFLOP/s"
+        limit, because = "arithmetic", f"{flops / 1e12:.3g} TFLOP per request at {flop_per_s / 1e12:.4g} TFLOP/s"
     else:
         live = f"{sequences:.4g} live sequences" + (", as many as the KV cache holds" if sequences == fitting else "")
         weights = f"a step reads {facts.decode_weight_bytes / 1e9:.1f} GB of weights at {bandwidth / 1e12:.4g} TB/s"
@@ -281,24 +282,6 @@ def _unknown(reason: str) -> dict[str, Any]:
     }
 
 
-def _read_table(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    try:
-        return pd.read_csv(path)
-    except OSError as e:
-        raise AuditError(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        raise AuditError(f"{path}: not a CSV table: {' '.join(str(e).split())}") from None
-
-
-def _write(path: Path, verdicts: "pd.DataFrame") -> None:
-    try:
-        write_text(path, verdicts.to_csv(index=False))
-    except OSError as e:
-        raise AuditError(f"{path}: {e.strerror}") from None
-
-
 def _record(args: Namespace, verdicts: "pd.DataFrame") -> dict[str, Any]:
     rows = json.loads(verdicts.to_json(orient="records"))
     counts = verdicts["verdict"].value_counts().to_dict()
@@ -371,7 +354,7 @@ def _workload(text: str) -> Workload:
 )
 def main(args: Namespace) -> None:
     """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
-    table = _read_table(args.table)
+    table = read_csv(args.table, AuditError)
     model = get_model(args.model)
     verdicts = audit_table(
         table,
@@ -383,7 +366,7 @@ def main(args: Namespace) -> None:
         throughput_column=args.throughput_column,
     )
     if args.out is not None:
-        _write(args.out, verdicts)
+        write_text(args.out, verdicts.to_csv(index=False))
     if args.json:
         print(json.dumps(_record(args, verdicts), indent=2))
     else:

@@ -78,7 +78,7 @@ def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Fin
 def computation_saved(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Tokens found in the cache, as a share of all tokens of the requests."""
     low, high = claim.range("computation_saved")
-    text = f"A token that is found is not computed, so {low:g} to {high:g} % are saved where so many of all are found."
+    text = f"A token that is found is not computed, so {low:g} to {high:g} % are saved where that share is found."
     yield Finding(text, COMPUTED, "any device", ("by definition",))
     cells = counted(evidence.tables["cells"])
     hits = cells[cells["prefix_cache_hits"].astype(float) > 0]

@@ -74,7 +74,7 @@ def against_ceilings(
     rows = rows.dropna(subset="times_ceiling")
     for row in records(rows.loc[rows.groupby("gpu", sort=False)["times_ceiling"].idxmax()]):
         says = CONTRADICTED if decides and row["verdict"] == "impossible" else None
-        scope = f"{row['gpu']}, {LLAMA_8B}, {LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens a request"
+        scope = f"{row['gpu']}, {LLAMA_8B}, {LENGTHS.prompt_tokens:g} + {LENGTHS.output_tokens:g} tokens per request"
         yield Finding(_ceiling_text(row, rate), COMPUTED, scope, (where, "analyse.audit"), says)
 
 

@@ -96,7 +96,7 @@ def contiguous_waste(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, COMPUTED, "any device", ("formulas.contiguous_preallocation_waste",))
     for row in _waste(evidence, "contiguous_max_model_len"):
         found = row["waste_pct"]
-        text = f"With so many slots for each of the requests that were measured {found:.1f} % would be wasted."
+        text = f"With that many slots for each measured request, {found:.1f} % would be wasted."
         says = SUPPORTED if low <= found <= high else CONTRADICTED
         yield _of_requests(row, text, says)
 

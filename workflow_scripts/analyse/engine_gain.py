@@ -280,7 +280,7 @@ def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -
     share_pct = _share_pct(found, total)
     text = _step_text(step["factor"], vllm, found, share_pct)
     if ties := step.get("ties"):
-        text += f" That continuous batching is not told apart in speed from {', '.join(ties)}."
+        text += f" That continuous batching is not shown to differ in speed from {', '.join(ties)}."
     return (
         row
         | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}

@@ -51,8 +51,8 @@ _LABELS = {"datasheet": "data sheet", "measured": "device as measured"}
 
 SCHEMA = table_schema(
     "limits",
-    "The most that the hardware allows each repeat, and how near the repeat came to it. One row per repeat and source "
-    "of rates. [limits.md](limits.md) says how the numbers are made.",
+    "The maximum that the hardware allows each repeat, and how close the repeat came to it. One row per repeat and "
+    "source of rates. [limits.md](limits.md) says how the numbers are made.",
     columns("cell_id", TEXT, "the repeat, as in `cells`"),
     columns("start repeat", INTEGER, "the start and the repeat, as in `cells`"),
     columns("rates", TEXT, "where the device's rates are from: `datasheet` or `measured`"),

@@ -269,7 +269,7 @@ def _fastest_text(cell: Record, which: str, ties: list[str]) -> str:
     text = f"{cell['knobs']} makes the most output tokens/s {which}: {rate}."
     if ties:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
-        text += f" It is not told apart from {', '.join(ties[:MOST_NAMED])}{more}."
+        text += f" It is not shown to differ from {', '.join(ties[:MOST_NAMED])}{more}."
     return text
 
 

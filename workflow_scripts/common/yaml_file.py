@@ -17,7 +17,7 @@ class _UniqueKeys(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is said twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} occurs twice", problem_mark=key.start_mark)
                 seen.add(key.value)
         return node
 

@@ -4,30 +4,7 @@ from io import BytesIO
 
 import pandas as pd
 
-REQUEST_COLUMNS = {
-    "cell_id": "string",
-    "start": "int64",
-    "repeat": "Int64",
-    "request_id": "string",
-    "prompt_tokens": "Int64",
-    "output_tokens": "Int64",
-    "queued_s": "Float64",
-    "scheduled_s": "Float64",
-    "first_token_s": "Float64",
-    "last_token_s": "Float64",
-    "preemptions": "Int64",
-    "cached_prompt_tokens": "Int64",
-    "sent_s": "Float64",
-    "itl_s": "object",
-}
-STEP_COLUMNS = {
-    "cell_id": "string",
-    "start": "int64",
-    "repeat": "Int64",
-    "time_s": "Float64",
-    "running": "Int64",
-    "generation_tokens": "Int64",
-}
+from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS, STEP_COLUMNS
 
 
 def requests(cell_id, *rows, repeat=0):

@@ -128,7 +128,7 @@ def test_tokens_of_all_cells_of_a_workload_are_summed_and_named():
     )
     about, found = findings(SAVED, evidence(cells=[other, second]))
     assert (about.label, about.says) == (COMPUTED, None)
-    assert "so 10 to 30 % are saved where so many of all are found" in about.text
+    assert "so 10 to 30 % are saved where that share is found" in about.text
     # 2 x 1,344 + 500 of 2 x 6,720 + 1,000 tokens.
     assert found.text == (
         f"cpu-all, {LLAMA}, prefix: 3,188 of 14,440 tokens were found in the cache, which saves 22.1 % of them."

@@ -39,7 +39,7 @@ def test_the_ceiling_of_one_sequence_contradicts_flatness_on_every_gpu():
         " sequences: a step reads 15.0 GB of weights at 4.8 TB/s. To be possible it takes 19 sequences at once or more,"
         " or prompts that are 36.4 times as long as outputs or more."
     )
-    assert found[0].scope == "H200, llama-3.1-8b-instruct, 200 + 200 tokens a request"
+    assert found[0].scope == "H200, llama-3.1-8b-instruct, 200 + 200 tokens per request"
     assert found[0].ids == (SEQS_TABLE, "analyse.audit")
 
 

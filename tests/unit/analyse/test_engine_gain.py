@@ -297,15 +297,15 @@ def test_the_static_batch_is_the_largest_that_is_no_larger_than_vllms(seqs, batc
 def test_continuous_batchings_that_are_not_told_apart_are_named():
     found = steps(vllm(24), static(1, 1), continuous(4), continuous(4.0001, 512), continuous(2, 128))
     for words in found["explanation"][1:3]:
-        assert "told apart" not in words
+        assert "shown to differ" not in words
     found = steps(
         vllm(24), static(1, 1), continuous([4.0, 4.2, 4.1]), continuous([4.1, 4.0, 4.3], 512), continuous(2, 128)
     )
     assert found["numerator"][1] == "hf-continuous/continuous-page32-blocks128-tokens512"
     assert found["explanation"][2].endswith(
-        "That continuous batching is not told apart in speed from continuous-page32-blocks128-tokens256."
+        "That continuous batching is not shown to differ in speed from continuous-page32-blocks128-tokens256."
     )
-    assert "told apart" not in found["explanation"][0] + found["explanation"][3]
+    assert "shown to differ" not in found["explanation"][0] + found["explanation"][3]
 
 
 def test_without_any_batch_single_requests_with_the_first_cache_are_taken():

@@ -112,7 +112,7 @@ def test_configurations_that_are_not_shown_to_be_slower_are_ties():
     cells = config(1, 99), config(4, 100), config(8, [99.8, 99.9, 100.2])
     found = only(recommended(*cells, role="best_throughput"))
     assert (found["knobs"], found["ties"]) == ("seqs4", "seqs8")
-    assert found["explanation"].endswith(" It is not told apart from seqs8.")
+    assert found["explanation"].endswith(" It is not shown to differ from seqs8.")
     # One start each does not show what another would give, unless they are far apart.
     found = only(recommended(config(1, [20.0]), config(4, [100.0]), config(8, [80.0]), role="best_throughput"))
     assert (found["knobs"], found["ties"]) == ("seqs4", "seqs1, seqs8")
@@ -126,16 +126,16 @@ def test_a_tie_is_an_interval_that_reaches_one():
         other = config(1, around(100 * math.exp(-half * distance), 0.01)[::-1])
         found = only(recommended(best, other, role="best_throughput"))
         assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
-        assert ("told apart" in found["explanation"]) == (ties is not None)
+        assert ("shown to differ" in found["explanation"]) == (ties is not None)
 
 
 def test_a_long_list_of_ties_is_cut_in_words_only():
     found = only(recommended(*(config(n, 100) for n in range(1, 9)), role="best_throughput"))
     assert found["knobs"] == "seqs1"
     assert found["ties"] == ", ".join(f"seqs{n}" for n in range(2, 9))
-    assert found["explanation"].endswith("not told apart from seqs2, seqs3, seqs4, seqs5, seqs6 and 2 more.")
+    assert found["explanation"].endswith("not shown to differ from seqs2, seqs3, seqs4, seqs5, seqs6 and 2 more.")
     found = only(recommended(*(config(n, 100) for n in range(1, 7)), role="best_throughput"))
-    assert found["explanation"].endswith("not told apart from seqs2, seqs3, seqs4, seqs5, seqs6.")
+    assert found["explanation"].endswith("not shown to differ from seqs2, seqs3, seqs4, seqs5, seqs6.")
 
 
 def test_the_fastest_in_words():

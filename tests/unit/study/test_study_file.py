@@ -184,7 +184,7 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
 def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_text(path.read_text() + "repeats: 2\nquestion: again?\n", encoding="utf-8")
-    assert "key 'question' is said twice in line" in refusal(path)
+    assert "key 'question' occurs twice in line" in refusal(path)
     merged = "workloads:\n  w: &w {kind: fixed, num_prompts: 2, prompt_tokens: 8, output_tokens: 4}\n"
     merged += "  x: &x {<<: *w, num_prompts: 3}\n  y: {<<: *x, num_prompts: 4}\n"
     rest = {key: value for key, value in GOOD.items() if key != "workloads"}
