@@ -37,7 +37,8 @@ export function storeOf(data) {
   return { ...data, cells, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
 }
 
-// A cell's measure: the median of its repeats with their range, and the 95 % interval if a table holds one.
+// A cell's measure: the table's value with its 95 % interval if a table holds one, otherwise the median of its repeats
+// with their range.
 export function statistic(cell, measure) {
   const values = [];
   for (const repeat of cell.repeats) {
@@ -45,12 +46,13 @@ export function statistic(cell, measure) {
     if (value !== null && value !== undefined) values.push(value);
   }
   if (!values.length) return null;
+  const interval = cell.intervals[measure] ?? null;
   return {
-    value: median(values),
+    value: interval?.value ?? median(values),
     low: Math.min(...values),
     high: Math.max(...values),
     n: values.length,
-    interval: cell.intervals[measure] ?? null,
+    interval,
   };
 }
 

@@ -40,7 +40,7 @@ function repeatsTable(cell) {
     const middle = interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–";
     return [`${words} (${unit})`, ...cell.repeats.map((repeat) => number(repeat[name] === null || repeat[name] === undefined ? null : repeat[name] * factor)), number(found.value * factor), middle];
   });
-  const headings = ["Measure", ...cell.repeats.map(of), "median", "95 % interval"];
+  const headings = ["Measure", ...cell.repeats.map(of), "Mean or median", "95 % interval"];
   return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0));
 }
 

@@ -45,7 +45,7 @@ export function toldOf(cell, metric) {
   lines.push(
     found.n === 1
       ? "one repeat"
-      : `median of ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
+      : `${interval ? "mean over starts," : "median of"} ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
   );
   if (cell.scope) lines.push(`holds for: ${cell.scope}`);
   return lines;
@@ -114,7 +114,7 @@ function resultsTable(cells, metric, store, count) {
       cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
     ];
   });
-  const headings = ["Settings", ...differing.map((id) => titles[id]), `Median (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval holds for"] : []), "Outcome"];
+  const headings = ["Settings", ...differing.map((id) => titles[id]), `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval holds for"] : []), "Outcome"];
   const first = 1 + differing.length;
   return tableOf(`Cells by ${name}`, headings, rows, headings.map((_, i) => i >= first && i < first + 3));
 }
@@ -234,7 +234,7 @@ export function showExplore(panel, store) {
     el(
       "p",
       { class: "note" },
-      "A point is the median over a cell's repeats. The bar through it shows the 95 % interval if a table holds one, otherwise the range from the lowest to the highest repeat. Lines join cells that differ only in the setting below the chart. Hollow points failed a check. Choose a point or a row to open its cell.",
+      "A point is the mean over a cell's starts and the bar its 95 % interval, if a table holds one; otherwise the median of the repeats and their range. Lines join cells that differ only in the setting below the chart. Hollow points failed a check. Choose a point or a row to open its cell.",
     ),
     table,
   );

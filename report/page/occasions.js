@@ -29,8 +29,9 @@ function compared(a, b, varyPct) {
   };
 }
 
-// P value of the test whether a ratio is beyond the margin.
-function pBeyond({ difference, tested, df }, margin) {
+// P value of the test whether a ratio is beyond the margin; 1 where the interval holds 1.
+function pBeyond({ difference, tested, df, error, welch }, margin) {
+  if (Math.abs(difference) <= halfWidth(error, welch, 0.95)) return 1;
   const beyond = Math.abs(difference) - margin;
   if (tested === 0) return beyond > 0 ? 0 : 1;
   return Math.min(1, 2 * studentTail(beyond / Math.sqrt(tested), df));

@@ -29,7 +29,7 @@ from workflow_scripts.analyse.explanation import NEAR_PCT
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.ratios import published_ratios, published_readings
 from workflow_scripts.analyse.repeats import Record, records
-from workflow_scripts.analyse.statistics import CHANGES, FLAT
+from workflow_scripts.analyse.statistics import CHANGES, FLAT, decisive_ends
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import Claim
 from workflow_scripts.engines.block_sizes import why_block_size_is_refused
@@ -173,14 +173,21 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
     ratios = evidence.tables["ratios"]
     settings = [Setting((name,), model=LLAMA_8B) for name in (a, b)]
     for row in records(ratios[ratios["metric"] == "output_tokens_per_s"]):
-        says = None
-        if not pd.isna(row["explanation"]):
-            follows = "bandwidth" in row["explanation"] and is_same(row["ratio"], ratio)
-            says = SUPPORTED if follows else CONTRADICTED
         gpus = row["gpu_a"], row["gpu_b"]
         bears = all(setting.covers(gpu, row["model"]) for setting, gpu in zip(settings, gpus, strict=True))
         ids = [f"{gpu}/{row['engine']}/{row['model']}/{row['workload']}/{row['knobs']}" for gpu in gpus]
-        yield measured(bears, row | {"gpu": " over ".join(gpus)}, row["verdict_text"], says, ids)
+        yield measured(bears, row | {"gpu": " over ".join(gpus)}, row["verdict_text"], _says(row, ratio), ids)
+
+
+def _says(row: Record, published: float) -> str | None:
+    """What a measured ratio says: nothing if it cannot tell bandwidths from something else."""
+    if pd.isna(row["explanation"]) or pd.notna(row["cannot_show"]):
+        return None
+    follows = ["bandwidth" in name for name in row["explanation"].split(", ")]
+    low, high = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])
+    if not any(follows) or high < published or low > published:
+        return CONTRADICTED
+    return SUPPORTED if all(follows) and is_same(row["ratio"], published) else None
 
 
 def _published_speedup(a: str, b: str, ratio: float, readings: list[Record]) -> Finding:

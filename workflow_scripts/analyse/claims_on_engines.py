@@ -25,7 +25,9 @@ from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import ENVIRONMENT, Record, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import (
     CHANGES,
+    FASTER,
     NOT_DECIDED,
+    decisive_ends,
     interval_text,
     mean_interval,
     number_text,
@@ -122,7 +124,7 @@ def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     published = claim.value("vllm_tokens_per_s") / claim.value("hf_tokens_per_s")
     for row in _improvements(evidence, STATIC_BATCH):
         says = SUPPORTED if is_same(row["improvement_ratio"], published) else None
-        if row["improvement_ratio"] <= 1:
+        if row["verdict"] != FASTER and _ends(row)[1] < published:
             says = CONTRADICTED
         bears = ON_A100_80GB.covers(row["gpu"], row["model"])
         yield measured(bears, row, row["explanation"], says, _ids_of(row))
@@ -169,10 +171,14 @@ def _several_ratios(low: Record, high: Record) -> Finding:
     says = None
     if is_same(high["improvement_ratio"], low["improvement_ratio"]):
         says = SUPPORTED
-    elif high["improvement_ratio_low"] > low["improvement_ratio_high"]:
+    elif _ends(high)[0] > _ends(low)[1]:
         says = CONTRADICTED
     bears = ON_GPUS.covers(low["gpu"], low["model"])
     return measured(bears, low, text, says, [*_ids_of(low), _ids_of(high)[1]])
+
+
+def _ends(row: Record) -> tuple[float, float]:
+    return decisive_ends(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"])
 
 
 def _over(row: Record) -> str:

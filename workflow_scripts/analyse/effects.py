@@ -16,59 +16,32 @@ import numpy as np
 import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
-from workflow_scripts.analyse.repeats import (
-    BOUND_BY_NEEDS,
-    ENVIRONMENT,
-    Record,
-    bound_by,
-    cell_summary,
-    knob_columns,
-    knob_text,
-    numbers,
-    records,
-)
+from workflow_scripts.analyse.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
+from workflow_scripts.analyse.knob_pairs import MODEL, PLACE, compared_pairs, shown_in
+from workflow_scripts.analyse.repeats import Record, knob_columns, knob_text, numbers, records
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
     ASSUMED_SD,
     CHANGES,
-    CONFIDENCE,
     FLAT,
-    MOST_FURTHER_STARTS,
     NOT_DECIDED,
     SCOPE_MEANING,
     STARTS_TO_SEE_MODES,
     WITHIN_START,
-    Samples,
-    compare,
-    further_starts,
     interval_text,
     log_margin,
-    verdicts,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.knob import Knob
-from workflow_scripts.engines.registry import every_knob, metrics_of_columns
+from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.study.study_file import Study
 
-METRIC = "output_tokens_per_s"
-_PLACE = ("study", "source", "gpu", "engine", "model", "workload")
 PAIR, OVERALL = "pair", "overall"
-# The table's name for what can differ between cells apart from a knob.
-MODEL = "model"
-
-
-def _shown_in() -> dict[str, list[str]]:
-    """Columns in which engines show knobs, with these knobs: if two cells agree there, the knob had no effect."""
-    columns: dict[str, list[str]] = {}
-    for name, knob in every_knob().items():
-        if knob.shown_in:
-            columns.setdefault(knob.shown_in, []).append(name)
-    return columns
 
 
 def _shown_in_words() -> str:
-    return "; ".join(f"`{column}` for {', '.join(f'`{n}`' for n in names)}" for column, names in _shown_in().items())
+    return "; ".join(f"`{column}` for {', '.join(f'`{n}`' for n in names)}" for column, names in shown_in().items())
 
 
 SCHEMA = table_schema(
@@ -145,14 +118,14 @@ _OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 
-def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: int = 1) -> pd.DataFrame:
+def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK) -> pd.DataFrame:
     """The effects table. For every knob and group of cells that differ only in it, compare each value with the baseline
     (the smallest value, or false), then all values of the group together. The model counts as a knob.
 
     Args:
         cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
         margin_pct: differences within this are `flat`.
-        looks: how often the study is looked at to decide whether to go on.
+        looks: when the study is looked at to decide whether to go on.
     """
     knobs = knob_columns(cells)
     effects = [
@@ -161,57 +134,6 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: int = 1) -> pd.D
         for row in _effects_of(rows, pairs, column, knobs, margin_pct)
     ]
     return pd.DataFrame(effects, columns=list(SCHEMA.columns))
-
-
-def compared_pairs(
-    cells: pd.DataFrame, margin_pct: float, looks: int = 1
-) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
-    """For each knob's column that was varied: the cells in groups that differ in nothing else, and all pairs of these.
-
-    Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
-    the baseline. Verdicts allow for all pairs of all knobs.
-    """
-    # What engines count is another number in each repeat; everything else that they show of a knob is a setting.
-    counted = metrics_of_columns()
-    observed = {column: "mean" if column in counted else "first" for column in ("effective", *_shown_in())}
-    summary, samples = cell_summary(cells, METRIC, observed | BOUND_BY_NEEDS)
-    summary["bound_by"] = bound_by(summary)
-    knobs = knob_columns(cells)
-    groups = {column: _groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}
-    groups = {column: rows for column, rows in groups.items() if len(rows)}
-    if not groups:
-        return []
-    paired = {column: _pairs(rows) for column, rows in groups.items()}
-    decided = _decided(samples, pd.concat(paired.values(), ignore_index=True), margin_pct, looks)
-    ends = np.cumsum([len(pairs) for pairs in paired.values()])
-    parts = np.split(np.arange(len(decided)), ends[:-1])
-    return [
-        (column, rows, decided.iloc[part].reset_index(drop=True))
-        for (column, rows), part in zip(groups.items(), parts, strict=True)
-    ]
-
-
-def _decided(samples: Samples, pairs: pd.DataFrame, margin_pct: float, looks: int) -> pd.DataFrame:
-    """What the comparison of each pair shows."""
-    found = compare(samples, pairs["sample_a"].to_numpy(), pairs["sample_b"].to_numpy())
-    ratio, low, high = found.interval()
-    values_of_group = numbers(pairs.groupby([pairs["knob"], pairs["group"]])["a"].transform("size"))
-    _, low_of_all, high_of_all = found.interval(1 - (1 - CONFIDENCE) / values_of_group)
-    verdict = verdicts(found, margin_pct, looks)
-    needed = further_starts(found, margin_pct, len(pairs), looks)
-    return pairs.assign(
-        distance=np.abs(found.difference),
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        low_of_all=low_of_all,
-        high_of_all=high_of_all,
-        scope=found.scope,
-        starts=found.starts,
-        verdict=verdict,
-        starts_needed=np.where(verdict == NOT_DECIDED, np.maximum(needed, 1), 0.0),
-        bimodal=found.bimodal,
-    )
 
 
 def _effects_of(
@@ -229,7 +151,7 @@ def _effects_of(
     told = _by_group(rows, "effective")
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
-        row: Record = {name: a[name] for name in (*_PLACE, "cell_id", "repeats")}
+        row: Record = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
         row |= effect | {
             "knob": knob,
             "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
@@ -261,23 +183,6 @@ def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
 
 def _setting_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,.10g}"
-
-
-def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFrame:
-    """Cells that differ from other cells only in the knob, ordered by `group` and the knob's value."""
-    alike = [name for name in (*_PLACE, *ENVIRONMENT, *others) if name != column]
-    rows = summary[summary[column].notna()]
-    group = rows.groupby(alike, dropna=False, sort=False).ngroup()
-    rows = rows.assign(group=group, knob=column, value=rows[column].map(knob_text)).sort_values(["group", column])
-    return rows[rows["group"].duplicated(keep=False)].reset_index(drop=True)
-
-
-def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """All pairs of rows `a` and `b` of one group, `b` above `a`: row numbers, and those of their samples."""
-    numbered = rows[["group", "sample", "knob"]].assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
-    pairs = numbered.merge(numbered.drop(columns=["knob", "first"]), on="group", suffixes=("_b", "_a"))
-    pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})
-    return pairs.reset_index(drop=True)
 
 
 def _against_baseline(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> pd.DataFrame:

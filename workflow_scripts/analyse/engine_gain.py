@@ -16,7 +16,15 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import Record, cell_summary, records
-from workflow_scripts.analyse.statistics import SCOPE_MEANING, Samples, compare, interval_text, is_higher
+from workflow_scripts.analyse.statistics import (
+    FASTER,
+    SCOPE_MEANING,
+    Samples,
+    compare,
+    directions,
+    interval_text,
+    is_higher,
+)
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import option
@@ -28,6 +36,11 @@ from workflow_scripts.study.study_file import Study
 METRIC = "output_tokens_per_s"
 PLACE = ("study", "source", "gpu", "model", "workload")
 BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batching"
+
+_VERDICT_MEANING = (
+    "`faster` or `slower` if that is shown, with the error of all rows together at most 5 %; else `not decided`. From "
+    "one start it must hold also if starts vary by 15 %; null if not comparable"
+)
 
 SCHEMA = table_schema(
     "engines",
@@ -53,6 +66,7 @@ SCHEMA = table_schema(
         "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
     ),
     columns("scope", TEXT, SCOPE_MEANING),
+    columns("verdict", TEXT, _VERDICT_MEANING),
     columns("explanation", TEXT, "the same in words, and what the ratio includes"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
@@ -71,6 +85,7 @@ DECOMPOSITION_SCHEMA = table_schema(
     columns("reason", TEXT, "as in `engines`"),
     columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null if not comparable"),
     columns("scope", TEXT, SCOPE_MEANING),
+    columns("verdict", TEXT, _VERDICT_MEANING),
     columns(
         "share_pct",
         NUMBER,
@@ -154,7 +169,10 @@ def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Record], a: list
     comparable = np.array([reason is None for reason in reasons], dtype=bool)
     ends = {name: np.where(comparable, end, np.nan) for name, end in zip(ENDS, found.interval(), strict=True)}
     scope = pd.Series(found.scope, dtype=object).where(comparable, None)
-    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends | {"scope": scope})
+    verdict = pd.Series(pd.NA, index=scope.index, dtype=object)
+    if comparable.any():
+        verdict[comparable] = directions(compare(samples, sample[a][comparable], sample[b][comparable]))
+    return pd.DataFrame({"comparable": comparable, "reason": reasons} | ends | {"scope": scope, "verdict": verdict})
 
 
 def _improvements(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
@@ -183,6 +201,7 @@ def _improvements(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
             "improvement_ratio_low": found["ratio_low"],
             "improvement_ratio_high": found["ratio_high"],
             "scope": found["scope"],
+            "verdict": found["verdict"],
             "explanation": [
                 _improvement_text(cells[one], cells[other], reason, interval)
                 for one, other, reason, *interval in zip(
@@ -299,7 +318,7 @@ def _share_pct(found: Record, total: Record) -> float:
 
     NaN if the total is not shown to be a gain.
     """
-    return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["ratio_low"] > 1 else math.nan
+    return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
 
 
 def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.statistics import ASSUMED_SD, WITHIN_START, decisive_ends
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
 
@@ -58,7 +59,7 @@ class Explanation:
 
 
 def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Explanation:
-    """Compare an observed ratio and its interval (NaN if it has none) with the ratios that may explain it.
+    """Compare an observed ratio, and the ends that it allows for (NaN if none), with the ratios that may explain it.
 
     >>> explain(3.0, math.nan, math.nan, {"bandwidth": 5.56, "flop": 2.75})
     Explanation(supported=('flop',), support='near', nearest='flop', difference_pct=9.090909090909083)
@@ -86,7 +87,7 @@ def explanation_of(row: Record, columns: Sequence[str]) -> tuple[Record, str]:
     ('flop', 'near', 8.1)
     """
     candidates = {CANDIDATES[column][0]: row[column] for column in columns}
-    found = explain(row["ratio"], row["ratio_low"], row["ratio_high"], candidates)
+    found = explain(row["ratio"], *decisive_ends(row["ratio_low"], row["ratio_high"], row.get("scope")), candidates)
     known = {
         "explanation": ", ".join(found.supported) or (found.support and NONE),
         "support": found.support,
@@ -104,12 +105,15 @@ def _in_words(row: Record, candidates: Mapping[str, float], found: Explanation) 
         return "No ratio of the two devices is known to compare it with."
     direction = "above" if found.difference_pct > 0 else "below"
     distance = f"{named([found.nearest])}: what was observed lies {abs(found.difference_pct):.1f} % {direction} it"
+    interval = "its interval"
+    if row.get("scope") == WITHIN_START:
+        interval = f"if starts vary by {100 * ASSUMED_SD:g} %, which one start cannot show, its interval"
     if found.support == INSIDE:
         several = len(found.supported) > 1
-        text = f"Its interval holds the ratio{'s' * several} of {named(found.supported)}"
+        text = f"{interval[0].upper()}{interval[1:]} holds the ratio{'s' * several} of {named(found.supported)}"
         text += ", and cannot tell them apart." if several else "."
     elif found.support == NEAR:
-        outside = "" if math.isnan(row["ratio_low"]) else ", and the interval leaves it out"
+        outside = "" if math.isnan(row["ratio_low"]) else f", and {interval} leaves it out"
         text = f"Nearest is the ratio of {distance}{outside}."
     else:
         text = f"No known ratio is within {NEAR_PCT:g} %. Nearest is that of {distance}."

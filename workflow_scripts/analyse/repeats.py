@@ -118,6 +118,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
 
 def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
     """The column of each start: its round, or its card where the cells of a device and engine were on several.
+    A card is another column than any round or other card, so that only starts on the same card are paired.
 
     A second start in a round has a column of its own. Also the groups that were on several cards.
     """
@@ -125,9 +126,9 @@ def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
     between_cards = several.index[several > 1].tolist()
     of_cards = starts["group"].isin(between_cards)
     order = starts.groupby([starts.index.get_level_values("cell"), "round"]).cumcount().where(~of_cards, 0)
-    card = starts["card"].astype("category").cat.codes.groupby(starts["group"]).rank(method="dense")
-    keys = pd.DataFrame({"order": order, "column": card.where(of_cards, starts["round"])})
-    return keys.groupby(["order", "column"]).ngroup(), between_cards
+    card = starts["card"].astype("category").cat.codes
+    keys = pd.DataFrame({"order": order, "of_cards": of_cards, "column": card.where(of_cards, starts["round"])})
+    return keys.groupby(["order", "of_cards", "column"]).ngroup(), between_cards
 
 
 def _text(rows: pd.DataFrame, name: str) -> pd.Series:

@@ -2,7 +2,8 @@
 
 Rates and times are compared as logarithms: there a ratio of two cells is a difference, and so is a margin in per cent.
 The unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so what a round does to
-both cells cancels. Several independent studies can be computed at once, along leading axes.
+both cells cancels. An interval is that of another run: of as many starts, of which 95 % have their ratio in it.
+Verdicts are about the ratio itself. Several independent studies can be computed at once, along leading axes.
 
 Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
 Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
@@ -31,14 +32,15 @@ EQUIVALENCE_ALPHA = 0.05
 # Standard deviation of logarithms between starts, where nothing is known of it: the most that was seen of one machine
 # at different times. What one start decides must hold also if starts vary so much.
 ASSUMED_SD = 0.15
+# Another run has the same error as this one, so the two differ by twice its square.
+_OF_BOTH_RUNS = 2
 # Fewer starts of a cell that has two equal modes fall all into one of them too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
-# If more further starts than this are needed, they are not worth asking for.
-MOST_FURTHER_STARTS = 100
 # A pair that varies more than the pooled cells let expect is not pooled; size of the test.
 _OWN_VARIANCE_ALPHA = 0.2
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
+FASTER, SLOWER = "faster", "slower"
 WITHIN_START, BETWEEN_STARTS, BETWEEN_CARDS = "within one start", "between starts on this card", "between cards"
 
 SCOPE_MEANING = (
@@ -85,17 +87,28 @@ class Samples:
         counted: IntArray = (~np.isnan(self.log)).sum(axis=-1)
         return counted
 
+    @cached_property
+    def rounds(self) -> IntArray:
+        """How many rounds the device and engine of each cell have had."""
+        most = np.zeros_like(self.starts)
+        for number in np.unique(self.group):
+            of = self.group == number
+            most[..., of] = self.starts[..., of].max(axis=-1, keepdims=True)
+        return most
 
-def _scope(starts: IntArray, between_cards: BoolArray) -> npt.NDArray[np.str_]:
-    """For what an interval from so many starts holds."""
-    return np.where(starts > 1, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS), WITHIN_START)
+
+def _scope(half: FloatArray, several: BoolArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
+    """For what an interval of one or of several starts holds; None if it is not known how wide it is."""
+    scope = np.where(several, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS), WITHIN_START).astype(object)
+    scope[np.isnan(half)] = None
+    return scope
 
 
-def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.str_]]:
-    """Geometric means of cells over their starts with t intervals, and the scope of each.
+def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
+    """Geometric means of cells over their starts with the intervals of another run, and the scope of each.
 
     An interval from several starts covers what a round does to the cell. That from one start covers only what its
-    repeats vary. A cell whose starts fall into two groups has none.
+    repeats vary. A cell whose starts fall into two groups has none, and then no scope.
 
     Three starts with a standard deviation of 2 %, and one start with three repeats that vary by 1 %:
 
@@ -104,12 +117,12 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.str_]]:
     >>> cells = Samples(log, np.array([np.nan, 0.0001]), np.array([1.0, 3.0]), nothing, nothing > 0)
     >>> interval, scope = mean_interval(cells)
     >>> [end.round(1).tolist() for end in interval], scope.tolist()
-    ([[100.0, 50.0], [95.1, 48.8], [105.1, 51.3]], ['between starts on this card', 'within one start'])
+    ([[100.0, 50.0], [93.1, 48.3], [107.4, 51.8]], ['between starts on this card', 'within one start'])
     """
     mean, squared, df = mean_errors(samples)
-    half = _half_width(squared, df, CONFIDENCE)
+    half = _half_width(_OF_BOTH_RUNS * squared, df, CONFIDENCE)
     interval = Interval(np.exp(mean), np.exp(mean - half), np.exp(mean + half))
-    return interval, _scope(samples.starts, samples.between_cards)
+    return interval, _scope(half, samples.starts > 1, samples.between_cards)
 
 
 def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -133,9 +146,10 @@ class Comparisons:
         difference: mean of the differences of logarithms within rounds.
         variance, df: of one start of both, with its degrees of freedom; NaN where nothing is known.
         starts: starts in common, over which the mean is taken.
-        shown: squared standard error and degrees of freedom of the interval that is shown; where both cells have one
-            start it covers only their repeats.
-        scope: for what that interval holds.
+        shown: squared error and degrees of freedom of the interval that is shown, which `compare` makes that of another
+            run; where both cells have one start it covers only their repeats, and where they share no round there is
+            none.
+        scope: for what that interval holds; None if there is none.
         pooled: whether the variance is that of all cells of the device and engine.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
     """
@@ -145,24 +159,26 @@ class Comparisons:
     df: FloatArray
     starts: IntArray
     shown: tuple[FloatArray, FloatArray]
-    scope: npt.NDArray[np.str_]
+    scope: npt.NDArray[np.object_]
     pooled: BoolArray
     bimodal: BoolArray
 
     def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
-        """Ratios of `a` over `b` with their intervals."""
+        """Ratios of `a` over `b` with the intervals that are shown."""
         half = _half_width(*self.shown, confidence)
         return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
 
     def p_beyond(self, margin_pct: float) -> FloatArray:
-        """P values of the tests whether ratios are beyond the margin: below 5 % the 95 % interval is outside it.
+        """P values of the tests whether ratios are beyond the margin.
 
-        They are 1 for a change in few starts that two modes of a cell, ASSUMED_SD apart, may make: all starts of one
-        cell may have fallen into one mode.
+        They are 1 where another run may show the other direction, and for a change in few starts that two modes of a
+        cell, ASSUMED_SD apart, may make: all starts of one cell may have fallen into one mode.
         """
-        beyond = np.abs(self.difference) - log_margin(margin_pct)
+        distance = np.abs(self.difference)
+        beyond = distance - log_margin(margin_pct)
         by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)
-        return np.where(by_modes, 1.0, np.minimum(self._p(beyond), 1.0))
+        either_way = distance <= _half_width(*self.shown, CONFIDENCE)
+        return np.where(by_modes | either_way, 1.0, np.minimum(self._p(beyond), 1.0))
 
     def p_higher(self) -> FloatArray:
         """P values of the one-sided tests whether `a` is higher than `b`."""
@@ -185,7 +201,14 @@ class Comparisons:
         variance = np.where((self.starts > 1) | self.pooled, self.variance, np.nan)
         counted = (n * np.ones_like(self.difference)).astype(int)
         return Comparisons(
-            self.difference, variance, df, counted, (variance / n, df), self.scope, self.pooled, self.bimodal
+            self.difference,
+            variance,
+            df,
+            counted,
+            (_OF_BOTH_RUNS * variance / n, df),
+            self.scope,
+            self.pooled,
+            self.bimodal,
         )
 
     def _half(self, confidence: float | FloatArray) -> FloatArray:
@@ -203,8 +226,8 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
     Within a device and engine the variance is pooled over the cells that are alike. A pair that varies more than these,
-    or is of two devices or engines, has its own. Where both share one start only, what is tested allows for ASSUMED_SD
-    between starts.
+    or is of two devices or engines, has its own. Where both share one round only, or none, what is tested allows for
+    ASSUMED_SD between starts. Two devices with several cards each share none: cards of one are not those of the other.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
@@ -215,31 +238,48 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     ... )
     >>> found = compare(cells, [0], [1])
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
-    ([2.0, 1.95, 2.05], 'between starts on this card')
+    ([2.0, 1.93, 2.07], 'between starts on this card')
     """
     a, b = np.asarray(a, dtype=int), np.asarray(b, dtype=int)
     log_a, log_b = samples.log[..., a, :], samples.log[..., b, :]
     found = samples.spread
     mean, own = _moments(log_a - log_b)
     n = (~np.isnan(log_a - log_b)).sum(axis=-1)
-    apart = _moments(log_a)[0] - _moments(log_b)[0]
+    (mean_a, _), (mean_b, _) = _moments(log_a), _moments(log_b)
 
     together, together_df = 2 * found.variance[..., a], found.df[..., a]
     pooled = (samples.group[a] == samples.group[b]) & found.pooled[..., a] & found.pooled[..., b] & (n > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         pooled &= ~(stats.f.sf(own / together, n - 1, together_df) < _OWN_VARIANCE_ALPHA)
-        of_a, of_b = (samples.within[..., i] / samples.repeats[..., i] for i in (a, b))
-        welch = (of_a + of_b) ** 2 / (of_a**2 / (samples.repeats[..., a] - 1) + of_b**2 / (samples.repeats[..., b] - 1))
-    single = (n < 2) & ~pooled
-    variance = np.where(pooled, together, np.where(single, of_a + of_b + 2 * ASSUMED_SD**2, own))
-    df = np.where(pooled, together_df, np.where(single, np.inf, np.maximum(n - 1, 1)))
     bimodal = found.bimodal[..., a] | found.bimodal[..., b]
-    variance = np.where(bimodal, np.nan, variance)
-    error = np.where(bimodal, np.nan, np.where(single, of_a + of_b, variance / np.maximum(n, 1)))
+    single = (n < 2) & ~pooled
+    of_cards = (n == 0) & (samples.between_cards[a] | samples.between_cards[b])
+    of_cards &= np.minimum(samples.starts[..., a], samples.starts[..., b]) > 1
+    apart, apart_df = _welch(samples, a, b, over_starts=n == 0)
+    variance = np.where(pooled, together, np.where(single, apart + 2 * ASSUMED_SD**2, own))
+    variance = np.where(bimodal, np.nan, np.where(of_cards, apart, variance))
+    df = np.where(pooled, together_df, np.where(of_cards, apart_df, np.where(single, np.inf, np.maximum(n - 1, 1))))
+    error = np.where(single, np.where((n > 0) | of_cards, apart, np.nan), variance / np.maximum(n, 1))
+    error = np.where(bimodal, np.nan, error)
     # Of two devices, one may have been measured on one card only.
-    scope = _scope(np.where(single, 1, 2), samples.between_cards[a] & samples.between_cards[b])
-    difference = np.where(n > 0, mean, apart)
-    return Comparisons(difference, variance, df, n, (error, np.where(single, welch, df)), scope, pooled, bimodal)
+    scope = _scope(error, ~single | (n == 0), samples.between_cards[a] & samples.between_cards[b])
+    difference = np.where(n > 0, mean, mean_a - mean_b)
+    shown = _OF_BOTH_RUNS * error, np.where(single, apart_df, df)
+    return Comparisons(difference, variance, df, n, shown, scope, pooled, bimodal)
+
+
+def _welch(samples: Samples, a: IntArray, b: IntArray, over_starts: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Squared error of the difference of two means over repeats, or over starts, and its degrees of freedom. [Welch]"""
+    squared, df = [], []
+    for rows in (a, b):
+        several = over_starts & (samples.starts[..., rows] > 1)
+        counted = np.where(several, samples.starts[..., rows], samples.repeats[..., rows])
+        variance = np.where(several, _moments(samples.log[..., rows, :])[1], samples.within[..., rows])
+        squared.append(variance / counted)
+        df.append(counted - 1)
+    total = squared[0] + squared[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return total, total**2 / (squared[0] ** 2 / df[0] + squared[1] ** 2 / df[1])
 
 
 def _moments(log: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -282,14 +322,15 @@ def holm(p: FloatArray) -> FloatArray:
     return adjusted
 
 
-def verdicts(found: Comparisons, margin_pct: float, looks: int = 1) -> npt.NDArray[np.str_]:
+def verdicts(found: Comparisons, margin_pct: float, share: float | FloatArray = 1.0) -> npt.NDArray[np.str_]:
     """`flat` if a ratio is shown to be within the margin, `changes` if beyond it, else `not decided`.
 
     `found` are all comparisons of a study: in at most 5 % of studies any change is false (Holm's method). Each is
-    falsely flat in at most 5 %. Both hold over so many `looks` at the data, of which each has its part.
+    falsely flat in at most 5 %. `share` is the part of these errors that this look at the data has.
     """
-    changes = holm(found.p_beyond(margin_pct)) * looks <= 1 - CONFIDENCE
-    return np.select([found.is_within(margin_pct, EQUIVALENCE_ALPHA / looks), changes], [FLAT, CHANGES], NOT_DECIDED)
+    changes = holm(np.minimum(found.p_beyond(margin_pct) / share, 1)) <= 1 - CONFIDENCE
+    flat = found.is_within(margin_pct, EQUIVALENCE_ALPHA * np.asarray(share))
+    return np.select([flat, changes], [FLAT, CHANGES], NOT_DECIDED)
 
 
 def is_higher(found: Comparisons) -> BoolArray:
@@ -298,27 +339,22 @@ def is_higher(found: Comparisons) -> BoolArray:
     return higher
 
 
-def further_starts(found: Comparisons, margin_pct: float, family: int = 1, looks: int = 1) -> FloatArray:
-    """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
+def directions(found: Comparisons) -> npt.NDArray[np.str_]:
+    """`faster` or `slower` where `a` is shown to be that, with an error of at most 5 % over all of the comparisons."""
+    shown = holm(found.p_beyond(0.0)) <= 1 - CONFIDENCE
+    return np.where(shown, np.where(found.difference > 0, FASTER, SLOWER), NOT_DECIDED)
 
-    NaN if no two starts show what starts vary, or if MOST_FURTHER_STARTS are not enough. `family` is the number of
-    comparisons among which a change must be shown. Means move as starts are added, so the number may not be enough.
+
+def decisive_ends(low: float, high: float, scope: Any) -> tuple[float, float]:
+    """The ends of an interval that a conclusion must allow for: wider if it is of one start, by what two may differ.
+
+    >>> [round(end, 2) for end in decisive_ends(2.0, 2.1, WITHIN_START)], decisive_ends(2.0, 2.1, BETWEEN_STARTS)
+    ([1.32, 3.18], (2.0, 2.1))
     """
-
-    def decided(further: FloatArray) -> BoolArray:
-        then = found.after(further)
-        beyond = then.p_beyond(margin_pct) * family * looks <= 1 - CONFIDENCE
-        return then.is_within(margin_pct, EQUIVALENCE_ALPHA / looks) | beyond
-
-    # Intervals shrink with every start, so deciding is monotone and can be bisected.
-    shape = found.difference.shape
-    too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
-    hopeless = ~decided(enough)
-    while (enough - too_few > 1).any():
-        middle = np.ceil((too_few + enough) / 2)
-        does = decided(middle)
-        too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
-    return np.where(hopeless, np.nan, enough)
+    if scope != WITHIN_START:
+        return low, high
+    factor = math.exp(float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt(2) * ASSUMED_SD)
+    return low / factor, high * factor
 
 
 def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tuple[float, float, float]:

@@ -24,7 +24,7 @@ def knob_effects(cells: Sequence[Cell], forecast: pd.DataFrame) -> pd.DataFrame:
     """One row for each knob that a study varies for a GPU, engine, model and workload, with the columns `COLUMNS`.
 
     `spread_pct`: how much faster the fastest value is than the slowest, in predicted output tokens/s; the largest such
-    difference between cells that agree in all other knobs.
+    difference between cells that agree in all other knobs and are predicted from the same source.
     """
     knob_rows = [{f"knob_{name}": value for name, value in cell.knobs.set_values().items()} for cell in cells]
     settings = pd.DataFrame(knob_rows, index=[cell.id for cell in cells], dtype=object)
@@ -57,7 +57,8 @@ def _effect(part: pd.DataFrame, knob: str, others: Sequence[str]) -> tuple[float
     known = part[part["output_tokens_per_s"].notna()]
     if known.empty:
         return None, OPEN, "none of these cells is predicted"
-    key = known[list(others)].astype(str).agg("|".join, axis=1) if len(others) else pd.Series("", index=known.index)
+    # Rates of a calibration and of a data sheet differ by more than most knobs, so they are never compared.
+    key = known[[*others, "speed_source"]].astype(str).agg("|".join, axis=1)
     rates = known["output_tokens_per_s"].astype(float).groupby(key)
     several = known[knob].groupby(key).nunique() > 1
     if not several.any():

@@ -63,7 +63,9 @@ def _knobs(report: Report) -> Iterator[str]:
         if len(changed):
             row = _surest(changed, pairs[pairs["knob"] == knob])
             seen = f", in {len(changed)} of {len(rows)} comparisons" if len(changed) < len(rows) else ""
-            changes.append(f"{_change(row)}: {_times(row)}, {_where(report, row)}{seen}.")
+            # An interval that holds for all pairs of values may hold 1 although two values are shown to differ.
+            size = "a difference, but not how large" if row["ratio_low"] <= 1 <= row["ratio_high"] else _times(row)
+            changes.append(f"{_change(row)}: {size}, {_where(report, row)}{seen}.")
         else:
             name = setting(str(knob), None).removesuffix(" default")
             (flat if (rows["verdict"] == "flat").all() else undecided).append(name)
@@ -117,7 +119,7 @@ def _engines(report: Report) -> Iterator[str]:
         return
     row = records(fastest.sort_values("improvement_ratio_low", ascending=False, kind="stable").head(1))[0]
     place = f"{row['gpu']}, {row['workload']}"
-    if row["improvement_ratio_low"] > 1 or row["improvement_ratio_high"] < 1:
+    if row.get("verdict") in ("faster", "slower"):
         times = _times(row, "improvement_ratio")
         yield f"vLLM against HuggingFace, each at its fastest: {times}, {place}."
     else:
@@ -176,8 +178,11 @@ def _intervals(report: Report) -> Iterator[tuple[str, str]]:
     if several:
         repeats += f", {span(starts[starts > 0])} starts per cell"
     effects = report.tables.get("effects")
-    scopes = [] if effects is None else list(effects["scope"].dropna().unique())
-    yield "Intervals", "; ".join(["95 %, in brackets", repeats, *([listed(scopes, "or")] if scopes else [])])
+    scopes = [] if effects is None or "scope" not in effects else list(effects["scope"].dropna().unique())
+    yield (
+        "Intervals",
+        "; ".join(["95 % of further runs, in brackets", repeats, *([listed(scopes, "or")] if scopes else [])]),
+    )
 
 
 def _load(report: Report) -> Iterator[tuple[str, str]]:

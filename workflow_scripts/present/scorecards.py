@@ -122,7 +122,7 @@ def _latency(tables: Tables, members: pd.DataFrame, best: dict[str, Any], column
         if len(medians):
             yield Fact(name, duration(medians.min(), medians.max()))
     elif pd.notna(best[column]):
-        low, high = best[f"{column}_low"], best[f"{column}_high"]
+        low, high = (best.get(f"{column}_{end}") for end in ("low", "high"))
         yield Fact(name, duration(best[column]), duration(low, high) if pd.notna(low) and pd.notna(high) else "")
 
 
@@ -165,7 +165,8 @@ def _compared(rows: pd.DataFrame, baseline: str) -> Fact:
         return Fact("Gain", "no difference shown", f"over {baseline}: {interval or span(rows['ratio'])} times")
     if "verdict" in rows and rows["verdict"].eq("not decided").any():
         # The interval of one start does not say what another start would give, but the verdict allows for it.
-        return Fact("Gain", "not decided", f"over {baseline}: {interval} times {listed(rows['scope'].unique(), 'or')}")
+        scopes = listed(rows["scope"].dropna().unique(), "or") if "scope" in rows else ""
+        return Fact("Gain", "not decided", f"over {baseline}: {interval} times {scopes}".rstrip())
     return Fact("Gain", f"{span(rows['ratio'])} times", f"over {baseline}: {interval}")
 
 

@@ -75,22 +75,26 @@ def verdicts_of_others(report: Report) -> Iterator[Block]:
 
 def _verdict(rows: pd.DataFrame) -> Finding:
     counts = rows["verdict"].value_counts()
-    largest = records(rows.sort_values("ratio", ascending=False).head(1))[0]
+    # A larger ratio that is not decided may be noise.
+    order = rows.assign(decided=rows["verdict"] == "changes").sort_values(["decided", "ratio"], ascending=False)
+    largest = records(order.head(1))[0]
     verdict = str(counts.index[0]) if len(counts) == 1 else "mixed"
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
-    several = f"{str(largest['knob']).replace('_', ' ')}, {len(rows)} comparisons: {counted}. Largest: "
+    change = " change" if largest["decided"] else ""
+    several = f"{str(largest['knob']).replace('_', ' ')}, {len(rows)} comparisons: {counted}. Largest{change}: "
     sentence = (several if len(rows) > 1 else "") + f"{largest['explanation']} ({place(largest)})"
     return Finding(verdict, sentence, TONES.get(verdict, "neutral"))
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
     """What the verdicts compare, and which variation their intervals cover."""
-    effects = report.tables.need("effects")
+    effects = report.tables.need("effects", "scope")
     scopes = list(effects["scope"].dropna().unique())
     covered = ", or ".join(scopes)
     yield Text(
-        "Verdicts compare output tokens per second, within the margin that a sentence names. Their intervals cover "
-        f"what varies {covered}."
+        "Verdicts compare output tokens per second, within the margin that a sentence names. In 95 of 100 "
+        "cases another run has its ratio within the interval, as far as runs differ by what varies "
+        f"{covered}."
     )
 
 

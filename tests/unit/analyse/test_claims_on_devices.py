@@ -231,22 +231,28 @@ def test_a_ratio_near_none_of_the_cards_is_contradicted():
 
 def ratio(value, explanation, **columns):
     names = {"gpu_a": "h200", "gpu_b": "l40s", "metric": "output_tokens_per_s", "engine": "vllm", "knobs": "bs16"}
+    names |= {"ratio_low": value * 0.99, "ratio_high": value * 1.01, "scope": "between starts on this card"}
     return names | {"ratio": value, "explanation": explanation, "verdict_text": "It is so."} | columns
 
 
 @pytest.mark.parametrize(
-    ("value", "explanation", "verdict"),
+    ("value", "explanation", "columns", "verdict"),
     [
-        (5.5, "bandwidth", SUPPORTED),
-        (5.5, "flop, measured_bandwidth", SUPPORTED),
-        (5.5, "flop", CONTRADICTED),
-        (5.5, "none", CONTRADICTED),
-        (4.0, "bandwidth", CONTRADICTED),  # another ratio than the published one
-        (5.5, None, NOT_TESTABLE),
+        (5.5, "bandwidth", {}, SUPPORTED),
+        (5.5, "bandwidth, measured_bandwidth", {}, SUPPORTED),
+        (5.5, "flop, measured_bandwidth", {}, NOT_TESTABLE),  # not told apart
+        (5.5, "flop", {}, CONTRADICTED),
+        (5.5, "none", {}, CONTRADICTED),
+        (4.0, "bandwidth", {}, CONTRADICTED),  # another ratio than the published one
+        (4.0, "bandwidth", {"scope": "within one start"}, NOT_TESTABLE),
+        (4.0, "bandwidth", {"ratio_high": 5.6}, NOT_TESTABLE),
+        (5.5, "flop", {"cannot_show": "the weights stay in the cache"}, NOT_TESTABLE),
+        (5.5, None, {}, NOT_TESTABLE),
     ],
 )
-def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, verdict):
-    measured = findings("h200-over-l40s", evidence(ratios=[ratio(value, explanation)]), throughput_ratio=5.5)[-1]
+def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
+    rows = [ratio(value, explanation, **columns)]
+    measured = findings("h200-over-l40s", evidence(ratios=rows), throughput_ratio=5.5)[-1]
     assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
     assert measured.text == "h200 over l40s, llama-3.1-8b-instruct, chat: It is so."
     assert measured.ids == (

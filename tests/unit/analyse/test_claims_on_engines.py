@@ -83,6 +83,8 @@ def improvement(ratio, low=None, high=None, **columns):
         "improvement_ratio": ratio,
         "improvement_ratio_low": ratio * 0.99 if low is None else low,
         "improvement_ratio_high": ratio * 1.01 if high is None else high,
+        "verdict": "faster" if ratio > 1 else "not decided",
+        "scope": "between starts on this card",
         "explanation": "It is faster.",
     }
     return row | columns
@@ -205,6 +207,8 @@ def alike(folder):
         (improvement(5.0), improvement(5.4), SUPPORTED),
         (improvement(5.0), improvement(9.0), CONTRADICTED),
         (improvement(5.0, high=9.5), improvement(9.0, low=8.0), NOT_TESTABLE),
+        (improvement(5.0, scope="within one start"), improvement(9.0, scope="within one start"), NOT_TESTABLE),
+        (improvement(5.0, scope="within one start"), improvement(15.0, scope="within one start"), CONTRADICTED),
         (improvement(5.0, gpu="cpu-all"), improvement(9.0, gpu="cpu-all"), NOT_TESTABLE),
         (improvement(5.0), improvement(9.0, comparable=False), NOT_TESTABLE),
         (improvement(5.0), improvement(9.0, vllm_knobs="seqs1"), NOT_TESTABLE),
@@ -220,8 +224,9 @@ def test_the_lowest_and_the_highest_ratio_are_told(tmp_path):
     rows = [improvement(9.0, hf_knobs="b"), improvement(7.0, hf_knobs="c"), improvement(5.0, hf_knobs="a")]
     found = findings(RATIO, evidence(alike(tmp_path), engines=rows))[-1]
     assert found.text == (
-        f"{A100}, {LLAMA}, chat: vLLM with seqs256 makes 5x (95 % interval 4.95x to 5.05x) over HuggingFace batch 1 (a)"
-        " and 9x (95 % interval 8.91x to 9.09x) over HuggingFace batch 1 (b)."
+        f"{A100}, {LLAMA}, chat: vLLM with seqs256 makes 5x (95 % interval 4.95x to 5.05x, between starts on this card)"
+        " over HuggingFace batch 1 (a) and 9x (95 % interval 8.91x to 9.09x, between starts on this card)"
+        " over HuggingFace batch 1 (b)."
     )
     assert [cell_id.split("/")[-1] for cell_id in found.ids] == ["seqs256", "a", "b"]
 

@@ -175,7 +175,7 @@ BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix
         (
             row(1.95, 1.9, 1.99, 2.0, 4.0),
             "Nearest is the ratio of memory bandwidths (2x): what was observed lies 2.5 % below it,"
-            " and the interval leaves it out. It is not the ratio of FLOP rates (4x).",
+            " and its interval leaves it out. It is not the ratio of FLOP rates (4x).",
         ),
         (
             row(3.0, 2.9, 3.1, 2.0, 4.0),
@@ -188,6 +188,16 @@ BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix
             " Nearest is that of FLOP rates (4x): what was observed lies 70.0 % below it.",
         ),
         (row(1.2, 1.1, 1.3), "No ratio of the two devices is known to compare it with."),
+        (
+            row(2.1, 1.9, 2.3, 2.0, 4.0) | {"scope": "within one start"},
+            "If starts vary by 15 %, which one start cannot show, its interval holds the ratio of memory bandwidths"
+            " (2x). It is not the ratio of FLOP rates (4x).",
+        ),
+        (
+            row(3.0, 2.9, 3.1, 2.0, 4.0) | {"scope": "within one start"},
+            "If starts vary by 15 %, which one start cannot show, its interval holds the ratios of memory bandwidths"
+            " (2x) and FLOP rates (4x), and cannot tell them apart.",
+        ),
     ],
 )
 def test_explanations_in_words(observed, text):

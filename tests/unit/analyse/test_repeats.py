@@ -241,11 +241,17 @@ def test_a_second_start_in_a_round_is_compared_with_no_other():
     np.testing.assert_allclose(samples.log, [[1.0, 9.0], [5.0, np.nan]])
 
 
-def test_on_several_cards_a_card_is_the_unit():
+def test_on_several_cards_a_card_is_the_unit_and_only_the_same_card_is_paired():
     rows = levels([(1, 1, [1.0]), (2, 2, [3.0]), (3, 1, [6.0])]).assign(device_uuid=["A", "A", "B"])
-    _, samples = samples_of(rows, levels([(1, 1, [0.0]), (2, 2, [0.0])], gpu="l40s", cell="b"))
-    np.testing.assert_allclose(samples.log, [[2.0, 6.0], [0.0, 0.0]])
-    assert samples.between_cards.tolist() == [True, False]
+    other = levels([(1, 1, [2.0])], engine="hf", cell="c").assign(device_uuid="B")
+    more = levels([(1, 1, [4.0])], engine="hf", cell="d").assign(device_uuid="C")
+    alone = levels([(1, 1, [0.0]), (2, 2, [0.0])], gpu="l40s", cell="b")
+    _, samples = samples_of(rows, alone, other, more, by=("gpu", "engine", "cell"))
+    assert samples.between_cards.tolist() == [True, False, True, True]
+    np.testing.assert_allclose(np.sort(samples.log[0])[:2], [2.0, 6.0])
+    shared = ~np.isnan(samples.log[0]) & ~np.isnan(samples.log[2])
+    assert samples.log[0][shared].tolist() == [6.0]
+    assert not (~np.isnan(samples.log[0]) & ~np.isnan(samples.log[1])).any()
 
 
 def test_results_from_before_there_were_starts_are_of_one():

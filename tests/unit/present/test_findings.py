@@ -218,11 +218,11 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> 
     assert HEADLINES.parts[-1] is what_verdicts_cover
     (block,) = what_verdicts_cover(report)
     assert isinstance(block, Text)
-    assert "cover what varies within one start." in block.text
+    assert "as far as runs differ by what varies within one start." in block.text
     effects.assign(scope="between starts on this card").to_parquet(report.tables.folder / "effects.parquet")
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)
-    assert "cover what varies between starts on this card." in block.text
+    assert "as far as runs differ by what varies between starts on this card." in block.text
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) -> None:

@@ -1,0 +1,122 @@
+"""How many further starts would decide a comparison, where a study is looked at after each round.
+
+The error of a study is split over a fixed set of looks, so it holds whenever measuring ends (union bound, valid under
+any dependence between the looks).
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
+from workflow_scripts.analyse.statistics import (
+    CHANGES,
+    CONFIDENCE,
+    EQUIVALENCE_ALPHA,
+    NOT_DECIDED,
+    Comparisons,
+    Rows,
+    Samples,
+    compare,
+    verdicts,
+)
+
+# If more further starts than this are needed, they are not worth asking for.
+MOST_FURTHER_STARTS = 100
+# The part of the error that the last look has. The earlier looks share the rest: they are for what is clear early.
+_OF_LAST_LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Looks:
+    """A study is looked at after each round from `at_least` to `at_most`; once only if the two are the same."""
+
+    at_least: int = 1
+    at_most: int = 1
+
+    def share(self, rounds: FloatArray | int) -> FloatArray:
+        """The part of the error that the look after so many rounds has.
+
+        >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).round(3).tolist(), Looks(3, 3).share(3).tolist()
+        ([0.167, 0.167, 0.5, 0.5], 1.0)
+        """
+        earlier = self.at_most - self.at_least
+        if earlier <= 0:
+            return np.ones_like(rounds, dtype=float)
+        return np.where(np.asarray(rounds) < self.at_most, (1 - _OF_LAST_LOOK) / earlier, _OF_LAST_LOOK)
+
+
+ONE_LOOK = Looks()
+
+
+class Decisions(NamedTuple):
+    """What the comparisons of a study show after a look.
+
+    Attributes:
+        found: the comparisons.
+        verdict: `flat`, `changes` or `not decided`.
+        needed: further starts of both cells that would decide if means and variances stay as observed; NaN if not
+            known or more than MOST_FURTHER_STARTS; 0 if decided.
+        least: the same if the ratio lies a standard error away from the observed one, where it decides sooner. What
+            even these starts would not decide is not worth measuring.
+    """
+
+    found: Comparisons
+    verdict: npt.NDArray[np.str_]
+    needed: FloatArray
+    least: FloatArray
+
+
+def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks = ONE_LOOK) -> Decisions:
+    """Compare cells `a` with cells `b`, all comparisons of a study, after as many rounds as were measured."""
+    found = compare(samples, a, b)
+    rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
+    verdict = verdicts(found, margin_pct, looks.share(rounds))
+    undecided = verdict == NOT_DECIDED
+    family = (verdict != CHANGES).sum(axis=-1, keepdims=True)  # by Holm's method, changes shown no longer count
+    distance, error = np.abs(found.difference), np.sqrt(found.variance / np.maximum(found.starts, 1))
+    needed, nearer, farther = (
+        np.where(
+            undecided, np.maximum(further_starts(replace(found, difference=d), margin_pct, family, looks, rounds), 1), 0
+        )
+        for d in (distance, np.maximum(distance - error, 0), distance + error)
+    )
+    return Decisions(found, verdict, needed, np.fmin(nearer, farther))
+
+
+def further_starts(
+    found: Comparisons,
+    margin_pct: float,
+    family: int | npt.NDArray[np.int_] = 1,
+    looks: Looks = ONE_LOOK,
+    rounds: FloatArray | int = 1,
+) -> FloatArray:
+    """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
+
+    NaN if no two starts show what starts vary, or if MOST_FURTHER_STARTS are not enough. Means move as starts are
+    added, so the number may not be enough.
+
+    Args:
+        found: the comparisons.
+        margin_pct: the margin of `flat`.
+        family: the number of comparisons among which a change must be shown.
+        looks: when the study is looked at.
+        rounds: how many rounds each comparison has had.
+    """
+
+    def decided(further: FloatArray) -> BoolArray:
+        then, share = found.after(further), looks.share(rounds + further)
+        beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
+        return then.is_within(margin_pct, EQUIVALENCE_ALPHA * share) | beyond
+
+    # Intervals shrink with every start and no later look has less of the error, so deciding is monotone.
+    shape = found.difference.shape
+    too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
+    hopeless = ~decided(enough)
+    while (enough - too_few > 1).any():
+        middle = np.ceil((too_few + enough) / 2)
+        does = decided(middle)
+        too_few, enough = np.where(does, too_few, middle), np.where(does, middle, enough)
+    return np.where(hopeless, np.nan, enough)
