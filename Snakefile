@@ -9,22 +9,15 @@ configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
+include: "rules/rounds.smk"
 
 
-if CELLS_PER_JOB and not PARTIAL:
+if not PARTIAL:
 
-    include: "rules/cluster.smk"
-
-
-if CELLS_PER_JOB or PARTIAL:
-
-    include: "rules/ended.smk"
-
-else:
-
-    include: "rules/measure.smk"
+    include: "rules/cluster.smk" if CELLS_PER_JOB else "rules/measure.smk"
 
 
+include: "rules/ended.smk"
 include: "rules/prepare.smk"
 include: "rules/plan.smk"
 include: "rules/parse.smk"

@@ -4,7 +4,7 @@
 
 Schedules are of synthetic ShareGPT-like lengths and are made in this process, on one core. A plan is
 `predict.plan` on all cores, with 300 such requests per cell. A dry run is `snakemake -n` of a study of which nothing is
-measured yet, with one job per cell and with the batches of `--profile slurm`.
+measured yet, on this machine and with the batches of `--profile slurm`.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def costs_of_study(cells: int) -> dict[str, Cost]:
         dry_run = ["snakemake", "--dry-run", "--quiet", "--configfile", study, "--config", f"results={scratch}"]
         return {
             "plan": run(["workflow_scripts", "plan", "--study", study, "--results", scratch, "--quiet"]),
-            "dry run, a job a cell": run(dry_run),
+            "dry run, here": run(dry_run),
             "dry run, in batches": run([*dry_run, "--profile", "slurm"]),
         }
 

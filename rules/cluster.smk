@@ -1,12 +1,6 @@
-"""Cluster: cells in batches, one Slurm job per batch. All else except preparation runs on the login node.
-
-The job of a batch has one marker as its output, not its cells: Snakemake deletes the outputs of a job that fails, and
-no measurement may be lost because another cell of the batch failed. A cell is done when its outcome is there, so a
-second call makes batches of the other cells. workflow_scripts/cluster/batches.py says what a batch is.
-"""
+"""Cluster: cells in batches, one Slurm job per batch. All else except preparation runs on the login node."""
 
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import batches, read_batch, write_batch
 from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources
 
 try:
@@ -32,43 +26,12 @@ if SITE.prepare != "login":
     ON_NODES += ["prepare_model", "prepare_workload"]
 
 
-def marker(gpu, key):
-    return PATHS.batch(gpu, key).with_suffix(".done")
-
-
-def cells_to_measure():
-    """Cells of this site's GPUs without an outcome of their present definition; says which are repeated, and why."""
-    here = [cell for cell in CELLS.values() if cell.gpu in SITE.gpus]
-    pending = [cell for cell in here if not is_current(cell.id)]
-    if workflow.is_main_process:
-        repeated = sum(PATHS.outcome(cell).exists() for cell in pending)
-        if repeated:
-            logger.warning(
-                f"{repeated} cells were measured by another definition or protocol, or did not run, and are measured again."
-            )
-        elsewhere = sorted(set(GPUS) - set(SITE.gpus))
-        if elsewhere:
-            logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
-    return pending
-
-
 if workflow.is_main_process:
-    definitions = {id: definition_sha256(definition(id)) for id in CELLS}
-    for batch in batches(cells_to_measure(), definitions, CELLS_PER_JOB):
-        BATCHES.setdefault(batch.gpu, []).append(batch)
-        write_batch(PATHS.batch(batch.gpu, batch.key), batch)
-        # A batch of pending cells is not done, however it ended before.
-        marker(batch.gpu, batch.key).unlink(missing_ok=True)
-
-
-def cells_of(wildcards):
-    return read_batch(PATHS.batch(wildcards.gpu, wildcards.key))
-
-
-def needed_by_batch(wildcards):
-    cells = cells_of(wildcards)
-    files = {prepared_workload(cell) for cell in cells}.union(*map(prepared_models, cells))
-    return [ancient(file) for file in sorted(files)]
+    elsewhere = sorted(set(GPUS) - set(SITE.gpus))
+    if elsewhere:
+        logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
+    here = [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus]
+    plan_batches(here, partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB))
 
 
 def ladder_resource(name):
@@ -110,18 +73,18 @@ def planned_limits_s():
 @cache
 def batch_resources(gpu, key, attempt):
     """Resources of a batch's attempt, for the cells that are still to be measured, if there are any."""
-    cells = read_batch(PATHS.batch(gpu, key))
-    left = [cell for cell in cells if not is_current(cell)]
+    batch = read_batch(PATHS.batch(gpu, key))
+    left = [one.cell for one in batch.starts if not is_current(*one)]
     avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("*")]
     tries = Attempt(attempt, SITE.attempts)
-    wanted = [CELLS[cell] for cell in left or cells]
+    wanted = [CELLS[cell] for cell in left or [one.cell for one in batch.starts]]
     return job_resources(wanted, SITE, STUDY.cell_time_limit_s, tries, avoid, planned_limits_s())
 
 
 rule measure_batch:
     """Measure some cells in one allocation; a cell that fails stops no other, and every outcome is kept."""
     input:
-        needed_by_batch,
+        lambda wildcards: needed_by_batch(wildcards.gpu, wildcards.key),
     output:
         touch(marker("{gpu}", "{key}")),
     log:
@@ -138,6 +101,7 @@ rule measure_batch:
         setup="\n".join(["set +u", *SITE.setup, "set -u"]),
         launcher=SITE.launcher,
         attempts=SITE.attempts,
+        go_on=GO_ON,
     shell:
         "exec > {log} 2>&1\n"
         "{params.setup}\n"
@@ -147,26 +111,4 @@ rule measure_batch:
         " --batch {params.batch}"
         " --attempt {resources.attempt}"
         " --attempts {params.attempts}"
-
-
-if BATCHES:
-
-    rule ended_cells:
-        """Which cells of a GPU have ended, once its batches have; for GPUs without a batch the list already exists."""
-        input:
-            lambda wildcards: [marker(batch.gpu, batch.key) for batch in BATCHES[wildcards.gpu]],
-        output:
-            PATHS.ended("{gpu}"),
-        log:
-            PATHS.root / "logs/ended_cells/{gpu}.log",
-        wildcard_constraints:
-            gpu=one_of(BATCHES),
-        conda:
-            "../envs/cpu.conda.yaml"
-        shell:
-            "python -m workflow_scripts list-ended"
-            " --study $STUDY"
-            " --results $RESULTS"
-            " --gpu {wildcards.gpu}"
-            " --out {output}"
-            " > {log} 2>&1"
+        " {params.go_on}"

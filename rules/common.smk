@@ -58,12 +58,12 @@ PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 # Targets for which it does not matter which devices this machine has.
 MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare"}
 
-# Filled by rules/cluster.smk: batches of cells by GPU, where preparing and calibrating are queued, and rules that need a
-# node.
-BATCHES = {}
+# Filled by rules/rounds.smk: the batches of this call, in the order of their rounds.
+BATCHES = []
+# Filled by rules/cluster.smk: where preparing and calibrating are queued, and rules that need a node.
 PREPARE_RESOURCES = {}
 CALIBRATE = {"resources": {"host_device": 1}, "setup": "", "launcher": "", "gpus": None}
-ON_NODES = ["measure"]
+ON_NODES = ["measure", "measure_round"]
 # Filled by rules/measure.smk: cells that this machine has no device for, and the same in words; devices with ladders
 # that it does not have.
 LEFT = {}
@@ -127,19 +127,13 @@ def needed_to_measure(wildcards):
     return [ancient(file) for file in files]
 
 
-def is_current(cell):
-    """Whether the cell's outcome is there and matches its present definition."""
-    return is_outcome_of(PATHS.outcome(cell), definition_sha256(definition(cell)))
+def is_current(cell, start=1):
+    """Whether the outcome of a start of the cell is there and matches the cell's present definition."""
+    return is_outcome_of(PATHS.outcome(cell, start), definition_sha256(definition(cell)))
 
 
-def outcomes_of(gpu):
-    return [PATHS.outcome(id) for id, cell in CELLS.items() if cell.gpu == gpu and id not in LEFT]
-
-
-def outcomes_of_starts(gpu):
-    """The outcomes of a GPU's cells, and those of further starts, which are measured by hand."""
-    starts = (PATHS.outcomes(id) for id, cell in CELLS.items() if cell.gpu == gpu)
-    return [*outcomes_of(gpu), *(path for found in starts for start, path in found.items() if start > 1)]
+def all_measured(gpu):
+    return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu and id not in LEFT)
 
 
 def device_records():
@@ -171,10 +165,6 @@ def calibrated_gpus():
     here = CALIBRATE["gpus"]
     with_ladder = dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values())
     return [gpu for gpu in with_ladder if (gpu in here if here is not None else gpu not in ABSENT)]
-
-
-def all_measured(gpu):
-    return all(outcome.exists() for outcome in outcomes_of(gpu))
 
 
 def table(name):

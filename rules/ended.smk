@@ -1,13 +1,37 @@
-"""Ended: parsing takes the cells that exist. In batches and for a partial report, no job makes a cell's outcome."""
+"""Ended: parsing takes the cells that exist. No job makes a cell's outcome, because a batch makes several.
 
-from workflow_scripts.cluster.batches import ended_cells, write_ended
+The path of a list of ended cells never changes: other inputs would parse and draw everything again.
+"""
 
-
-def measured_outcomes(gpu):
-    """A list of the cells that have ended. Its path never changes, because other inputs would parse the cells again."""
-    return [PATHS.ended(gpu)]
-
-
+PENDING = [gpu for gpu in GPUS if batches_with(gpu)]
 if workflow.is_main_process:
-    for gpu in set(GPUS) - set(BATCHES):
+    for gpu in PENDING:
+        # Without its output the job is needed, whatever that was made from.
+        PATHS.ended(gpu).unlink(missing_ok=True)
+    for gpu in set(GPUS) - set(PENDING):
         write_ended(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS))
+
+if PENDING:
+
+    rule ended_cells:
+        """Which cells of a GPU have ended, once its batches have; for GPUs without a batch the list already exists."""
+        input:
+            lambda wildcards: [marker(batch.gpu, batch.key) for batch in batches_with(wildcards.gpu)],
+        output:
+            PATHS.ended("{gpu}"),
+        log:
+            PATHS.root / "logs/ended_cells/{gpu}.log",
+        wildcard_constraints:
+            gpu=one_of(PENDING),
+        conda:
+            "../envs/cpu.conda.yaml"
+        params:
+            batches=lambda wildcards: [str(PATHS.batch(batch.gpu, batch.key)) for batch in batches_with(wildcards.gpu)],
+        shell:
+            "python -m workflow_scripts list-ended"
+            " --study $STUDY"
+            " --results $RESULTS"
+            " --gpu {wildcards.gpu}"
+            " --batches {params.batches}"
+            " --out {output}"
+            " > {log} 2>&1"

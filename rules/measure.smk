@@ -1,37 +1,56 @@
-"""Measure: one job per cell, which holds the device.
+"""Measure on this machine: one job per round, which measures its cells one after another in a random order.
 
-The rule does not depend on the measuring code, so editing a comment there never repeats GPU hours. It depends on the
-cell's definition, which carries the version of the measuring protocol. Inputs are `ancient`, so that results copied
-from another machine are not measured again because of their times.
+The rules do not depend on the measuring code, so editing a comment there never repeats GPU hours. What is measured
+depends on the cells' definitions, which carry the version of the measuring protocol. Inputs are `ancient`, so that
+results copied from another machine are not measured again because of their times.
 """
 
-from workflow_scripts.common.files import read_json
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_is_left
-from workflow_scripts.study.outcome import never_ran
-
-measured_outcomes = outcomes_of_starts
 
 # With `--jobs`, which is for other machines, jobs find their devices where they run.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
 if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     found = gpus_here()
-    left = [cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found) if not is_current(cell.id)]
+    left = [cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found) if not is_measured(cell.id)]
     LEFT |= {cell.id: cell for cell in left}
     ABSENT |= {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
     if left:
         WHY_LEFT = f"{what_is_left(left, found)}. The same call on a machine that has them measures these cells."
         if not MEASURES_NOTHING & set(sys.argv):
             logger.warning(WHY_LEFT)
-    outcomes = (PATHS.outcome(id) for id in CELLS if id not in LEFT)
-    if never := [str(outcome) for outcome in outcomes if outcome.exists() and never_ran(read_json(outcome))]:
-        logger.warning(
-            f"{len(never)} cells did not run, and a former version recorded them as invalid. To measure them, delete"
-            f" their records first: rm {' '.join(never)}"
-        )
+
+if workflow.is_main_process:
+    plan_batches([id for id in CELLS if id not in LEFT], batches_of_machine)
+
+
+rule measure_round:
+    """Measure the cells of a round; a cell that fails stops no other, and every outcome is kept."""
+    input:
+        lambda wildcards: needed_by_batch(HERE, wildcards.key),
+    output:
+        touch(marker(HERE, "{key}")),
+    log:
+        PATHS.root / "logs/measure_round/{key}.log",
+    conda:
+        ENGINE_ENVIRONMENT
+    # All cores of a local run, because nothing else may load the machine while a cell is timed.
+    threads: workflow.resource_settings.cores or 1
+    resources:
+        host_device=1,
+    params:
+        batch=str(PATHS.batch(HERE, "{key}")),
+        go_on=GO_ON,
+    shell:
+        "python -m workflow_scripts measure-batch"
+        " --study $STUDY"
+        " --results $RESULTS"
+        " --batch {params.batch}"
+        " {params.go_on}"
+        " 2>&1 | tee {log}"
 
 
 rule measure:
-    """Run one engine on one cell; an engine that refuses or breaks is an outcome, not a failed job."""
+    """Measure the first start of one cell by its name; nothing asks for it but the command line."""
     input:
         needed_to_measure,
     output:
@@ -40,7 +59,6 @@ rule measure:
         PATHS.cell(CELL_PATTERN) / "measure.log",
     conda:
         ENGINE_ENVIRONMENT
-    # All cores of a local run, because nothing else may load the machine while a cell is timed.
     threads: workflow.resource_settings.cores or 1
     resources:
         host_device=1,

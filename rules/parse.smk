@@ -4,7 +4,7 @@
 rule parse:
     """Read the evidence of one GPU's cells; unchanged cells are taken over from the previous call."""
     input:
-        outcomes=lambda wildcards: measured_outcomes(wildcards.gpu),
+        ended=PATHS.ended("{gpu}"),
         code=sources("parse.cell_tables"),
     output:
         [update(PATHS.parsed("{gpu}") / name) for name in PARSED],

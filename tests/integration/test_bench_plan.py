@@ -12,7 +12,7 @@ def test_it_prints_what_planning_costs_and_how_it_grows(capsys: pytest.CaptureFi
         "300 requests",
         "3 times as many take",
         "plan",
-        "dry run, a job a cell",
+        "dry run, here",
         "dry run, in batches",
         "100 cells",
     ):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 
@@ -523,6 +524,27 @@ def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(
         for o in (read_outcome(outcome_of(results, cell)) for cell in cells)
     )
     assert spans[0][1] < spans[1][0]
+
+
+def test_each_start_is_measured_once_in_rounds_and_a_second_call_has_nothing_to_do(
+    tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy
+) -> None:
+    sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
+    study = write_study(tmp_path, sweeps=[sweep | {"knobs": {"batch_size": [2, 4]}}], repeats=1, starts=2)
+    results = tmp_path / "results"
+    done = snakemake(study, results, "--until=measured_cells")
+    assert done.returncode == 0, done.stderr
+    starts = [read_outcome(path).start for path in results.glob("small/cells/**/outcome.json")]
+    assert sorted((start.start, start.round, start.position) for start in starts) == [
+        (1, 1, 1),
+        (1, 1, 2),
+        (2, 2, 1),
+        (2, 2, 2),
+    ]
+    table = pd.read_parquet(results / "small/tables/measured/cells.parquet")
+    assert table.groupby("cell_id")["start"].agg(list).tolist() == [[1, 2], [1, 2]]
+    again = snakemake(study, results, "--until=measured_cells", "--dry-run")
+    assert re.search(r"^total +0$", again.stdout, re.MULTILINE)
 
 
 def test_a_bad_study_stops_snakemake_before_any_job(

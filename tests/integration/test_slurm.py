@@ -21,6 +21,7 @@ from tests.integration.slurm_lab import GPU_TYPES, SlurmLab, wait_for
 from tests.integration.slurm_study import KNOBS, LabCheckout, cell
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.study_file import load_study
 
 pytestmark = [
@@ -137,12 +138,31 @@ def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_thir
     assert planned_cells(checkout) == {cell(f"lab-{gpu}", knobs=other(256)) for gpu in GPU_TYPES}
 
 
+def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout: LabCheckout) -> None:
+    checkout.write_study([{"gpu": "lab-h200"}], starts=2)
+    assert planned_cells(checkout) == {cell("lab-h200")}
+    first = checkout.folder(cell("lab-h200")) / "outcome.json"
+    before = first.read_bytes()
+    done = checkout.snakemake(*TABLE)
+    assert done.returncode == 0, done.stderr
+    further = read_outcome(first.parent / "start-2/outcome.json")
+    assert further.outcome == "ok", further.reason
+    assert (further.start.start, further.start.round, further.start.position) == (2, 2, 1)
+    assert first.read_bytes() == before
+    with (checkout.root / "results/lab/tables/measured/cells.csv").open() as lines:
+        assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
+            (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
+        ]
+    assert planned_cells(checkout) == set()
+    shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
+
+
 def planned_cells(checkout: LabCheckout) -> set[str]:
     """Cells of the batches that a dry run shows."""
     planned = checkout.snakemake("--dry-run").stdout
     keys = [line.split("key=")[1] for line in planned.splitlines() if "wildcards: gpu=" in line and "key=" in line]
     files = (checkout.root / "results/lab/batches").glob("*/*.json")
-    return {member for file in files if file.stem in keys for member in json.loads(file.read_text())}
+    return {member for file in files if file.stem in keys for member, _ in json.loads(file.read_text())["starts"]}
 
 
 def test_another_protocol_repeats_every_cell_and_says_so(checkout: LabCheckout) -> None:
@@ -272,7 +292,7 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
     lines = [line.strip() for line in status.splitlines()]
     for state, reason, log in (
         ("timeout", checkout.outcome(hung).reason, f"{hung}/raw/engine.log"),
-        ("missing", "kvsweep measure-cell: [Errno 28] No space left on device", f"{full}/measure.log"),
+        ("missing", "[Errno 28] No space left on device", f"{full}/measure.log"),
     ):
         (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: {reason}"))
         assert lines[place + 1].endswith(f"results/lab/cells/{log}")

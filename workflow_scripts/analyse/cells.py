@@ -50,15 +50,15 @@ SCHEMA = table_schema(
     columns(
         "comparable",
         FLAG,
-        "false if the cell was measured with another definition (protocol version, workload, repeats) than the "
-        "study's: it is shown but not compared",
+        "false if the cell was measured with another definition (protocol version, workload) than the study's: it is "
+        "shown but not compared",
     ),
     columns("start", INTEGER, "start of the cell's engine, from 1; each start has its own repeats and outcome"),
     columns(
         "round position",
         INTEGER,
-        "round of the device in which the start was measured, and its place in the order of the round, both from 1; "
-        "results from before rounds are of round 1 and have no place",
+        "round in which the start was measured, and its place in the order of the round, both from 1; results from "
+        "before rounds are of round 1 and have no place",
     ),
     columns("repeat", INTEGER, "timed pass of the start, from 0"),
     columns("num_requests", INTEGER, "requests served in the repeat"),

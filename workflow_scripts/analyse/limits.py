@@ -11,8 +11,9 @@ numbers are made.
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -264,6 +265,11 @@ def _verdict(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _broken_text(row: Mapping[Hashable, Any]) -> str:
+    start = f" of start {row['start']}" if row["start"] > 1 else ""
+    return f"repeat {row['repeat']}{start} is {row['factor']:.3g} times its ceiling on {row['ceiling_broken']}"
+
+
 def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     """Mark every cell with a repeat above a ceiling as `invalid`; `reason` says which ceiling.
 
@@ -272,10 +278,7 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     if limits.empty:  # no device has known rates
         return cells
     broken = limits[limits["exceeds"].fillna(False)].sort_values("factor")
-    worst = {
-        row.cell_id: f"repeat {row.repeat} is {row.factor:.3g} times its ceiling on {row.ceiling_broken}"
-        for row in broken.itertuples()
-    }
+    worst = {row["cell_id"]: _broken_text(row) for row in broken.to_dict("records")}
     reason = cells["cell_id"].map(worst).where(cells["outcome"].eq("ok") & cells["source"].eq(MEASURED))
     return cells.assign(
         outcome=cells["outcome"].mask(reason.notna(), "invalid"), reason=cells["reason"].mask(reason.notna(), reason)

@@ -4,56 +4,78 @@
 
 Parsing waits for this list, which has a hash of each outcome.
 
-A batch is a list of cells of one GPU type and one model, which share one cluster job. Its key follows from its cells
-and their definitions, and its file tells the job what to measure. Only the cells' own files decide what is done: a
-cell is done if its `outcome.json` belongs to its present definition, whichever batch, call or machine produced it.
+A batch is a list of starts of cells, in one round, which one job measures: those of one GPU type on a cluster, those
+of all devices on one machine. Its key follows from them and from the cells' definitions, and its file tells the job
+what to measure. Only the cells' own files decide what is done: a start is done if its `outcome.json` belongs to the
+cell's present definition, whichever batch, call or machine produced it.
 """
 
+import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
 from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import CellStart, Round
 from workflow_scripts.study.study_file import load_study
+
+# The place of the batches of a machine, which hold the cells of all its devices.
+HERE = "here"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Cells that one job measures one after another, by their ids."""
+    """Starts of cells that one job measures in turn; `first_position` is the place of the first one in the round."""
 
     gpu: str
     key: str
-    cells: tuple[str, ...]
+    round: int
+    starts: tuple[CellStart, ...]
+    first_position: int
 
 
-def batches(cells: Iterable[Cell], definitions: Mapping[str, str], size: int) -> Iterator[Batch]:
-    """Batches of at most `size` cells; `definitions` holds the hash of each cell's definition.
+def batches_of_machine(of: Round, definitions: Mapping[str, str]) -> Iterator[Batch]:
+    """The one batch of a round on this machine; `definitions` holds the hash of each cell's definition."""
+    yield _batch(HERE, of, of.starts, of.done + 1, definitions)
 
-    Cells of one model follow each other, so that its weights stay in the node's page cache.
-    """
-    alike: dict[tuple[str, str, int], list[str]] = {}
-    for cell in cells:
-        alike.setdefault((cell.gpu, cell.model, cell.knobs.ranks), []).append(cell.id)
-    for (gpu, _, _), ids in alike.items():
-        for first in range(0, len(ids), size):
-            some = tuple(ids[first : first + size])
-            yield Batch(gpu, json_sha256({cell: definitions[cell] for cell in some})[:8], some)
+
+def batches_of_cluster(
+    of: Round, cells: Mapping[str, Cell], definitions: Mapping[str, str], size: int
+) -> Iterator[Batch]:
+    """The batches of a round, each of at most `size` cells that need the same GPUs; places are counted per GPU type."""
+    alike: dict[tuple[str, int], list[CellStart]] = {}
+    for one in of.starts:
+        alike.setdefault((cells[one.cell].gpu, cells[one.cell].knobs.ranks), []).append(one)
+    for (gpu, _), starts in alike.items():
+        for first in range(0, len(starts), size):
+            yield _batch(gpu, of, starts[first : first + size], of.done + first + 1, definitions)
+
+
+def _batch(
+    gpu: str, of: Round, starts: Sequence[CellStart], first_position: int, definitions: Mapping[str, str]
+) -> Batch:
+    known: dict[str, JsonValue] = {one.cell: [one.start, definitions[one.cell]] for one in starts}
+    content: JsonValue = {"round": of.number, "place": first_position, "starts": known}
+    return Batch(gpu, json_sha256(content)[:8], of.number, tuple(starts), first_position)
 
 
 def write_batch(path: Path, batch: Batch) -> None:
     """Write what a batch measures, for its job; the name depends on the content, so an existing file is right."""
     if not path.exists():
-        write_json(path, list(batch.cells))
+        write_json(path, asdict(batch))
 
 
-def read_batch(path: Path) -> tuple[str, ...]:
-    """The ids of the cells of a batch."""
-    return tuple(read_json(path))
+def read_batch(path: Path) -> Batch:
+    """A batch, as it was written."""
+    record = read_json(path)
+    return Batch(**{**record, "starts": tuple(CellStart(*one) for one in record["starts"])})
 
 
 def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
@@ -71,15 +93,27 @@ def write_ended(path: Path, ended: dict[str, str]) -> None:
         write_json(path, ended)
 
 
+def without_outcome(batches: Iterable[Path], paths: StudyPaths) -> list[CellStart]:
+    """The starts of batches, given by their files, that have no outcome."""
+    starts = (one for path in batches for one in read_batch(path).starts)
+    return [one for one in starts if not paths.outcome(one.cell, one.start).exists()]
+
+
 @command(
     "list-ended",
     STUDY,
     RESULTS,
     option("--gpu", required=True, help="the GPU's name in the study"),
+    option("--batches", type=Path, nargs="*", default=[], help="files of batches that should have been measured"),
     out("the JSON file to write"),
 )
-def main(args: Namespace) -> None:
+def main(args: Namespace) -> int:
     """List the cells of a GPU that have ended."""
     study = load_study(args.study)
-    cells = [cell for cell in expand(study) if cell.gpu == args.gpu]
-    write_ended(args.out, ended_cells(cells, StudyPaths(args.results, study.name)))
+    paths = StudyPaths(args.results, study.name)
+    if missing := without_outcome(args.batches, paths):
+        print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
+        print("\n".join(f"    {one.cell}  {paths.log(one.cell, one.start)}" for one in missing), file=sys.stderr)
+        return 1
+    write_ended(args.out, ended_cells([cell for cell in expand(study) if cell.gpu == args.gpu], paths))
+    return 0

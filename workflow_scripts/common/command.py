@@ -45,8 +45,6 @@ RESULTS = option("--results", type=Path, default=Path("results"), help="folder o
 PARSED = option("--parsed", type=Path, required=True, help="folder with one folder of parsed tables per GPU")
 TABLES = option("--tables", type=Path, required=True, help="folder with cells.parquet and the other tables")
 PROCESSES = option("--processes", type=int, default=os.cpu_count() or 1, help="parallel processes (%(default)s)")
-ATTEMPT = option("--attempt", type=int, default=1, help="number of this attempt, from 1 (%(default)s)")
-ATTEMPTS = option("--attempts", type=int, default=1, help="maximum number of attempts (%(default)s)")
 
 
 def positive(text: str) -> int:
@@ -54,6 +52,10 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+ATTEMPT = option("--attempt", type=positive, default=1, help="number of this attempt, from 1 (%(default)s)")
+ATTEMPTS = option("--attempts", type=positive, default=1, help="maximum number of attempts (%(default)s)")
 
 
 def share(text: str) -> float:

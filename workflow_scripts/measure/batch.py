@@ -1,50 +1,55 @@
-"""Measure cells one after another in one allocation of a cluster.
+"""Measure cells one after another: a batch of a cluster, or a round on this machine.
 
     kvsweep measure-batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
 
 Each cell runs as its own command with its own log and exit status: a cell that fails does not stop the others. The
 cells share what an allocation saves: the wait in the queue, the node's page cache, the compile cache and the warm
-parent of the engines. A cell that already has its outcome, from an earlier attempt or another job, is skipped.
+parent of the engines. A start that already has its outcome, from an earlier attempt or another job, is skipped.
 
-Exit code 0: every cell has an outcome, whatever it is; 1: some have none.
+Exit code 0: every cell has an outcome, whatever it is; 1: some have none. With `--go-on` these are left to the next
+call after the last attempt, and the exit code is 0, so that later rounds are measured.
 """
 
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
-from workflow_scripts.cluster.batches import read_batch
+from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.cluster.batches import HERE, Batch, read_batch
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
 from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.study.outcome import Start
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study_file import load_study
 
 
-def measure_batch(study_file: Path, paths: StudyPaths, cells: Sequence[str], attempt: int, attempts: int) -> list[str]:
-    """Measure cells one after another; return those that have no outcome afterwards.
+def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
+    """Measure starts one after another; return those that have no outcome afterwards.
 
     If the node has the wrong device, the remaining cells are not tried.
     """
-    failed = []
-    for number, cell in enumerate(cells, start=1):
-        print(f"[{number}/{len(cells)}] {cell}", flush=True)
-        status = _measure_one(study_file, paths, cell, attempt, attempts)
+    failed: list[CellStart] = []
+    for number, one in enumerate(batch.starts):
+        print(f"[{number + 1}/{len(batch.starts)}] {one.cell}", flush=True)
+        where = Start(start=one.start, round=batch.round, position=batch.first_position + number)
+        status = _measure_one(study_file, paths, one.cell, where, attempt)
         if status != 0:
-            failed.append(cell)
-            print(f"    no outcome (exit {status}); its log is {paths.log(cell)}", flush=True)
+            failed.append(one)
+            print(f"    no outcome (exit {status}); its log is {paths.log(one.cell, one.start)}", flush=True)
         if status == WRONG_DEVICE:
             print("    this node has the wrong device; the other cells wait for another one", flush=True)
-            return [*failed, *cells[number:]]
+            return [*failed, *batch.starts[number + 1 :]]
     return failed
 
 
-def _measure_one(study_file: Path, paths: StudyPaths, cell: str, attempt: int, attempts: int) -> int:
+def _measure_one(study_file: Path, paths: StudyPaths, cell: str, where: Start, attempt: Attempt) -> int:
     command = [sys.executable, "-m", "workflow_scripts", "measure-cell", "--study", str(study_file), "--cell", cell]
-    command += ["--results", str(paths.results), "--attempt", str(attempt), "--attempts", str(attempts)]
-    paths.log(cell).parent.mkdir(parents=True, exist_ok=True)
-    with paths.log(cell).open("wb") as log:
+    command += ["--results", str(paths.results), "--attempt", str(attempt.number), "--attempts", str(attempt.of)]
+    command += ["--start", str(where.start), "--round", str(where.round), "--position", str(where.position)]
+    paths.log(cell, where.start).parent.mkdir(parents=True, exist_ok=True)
+    with paths.log(cell, where.start).open("wb") as log:
         return subprocess.run([*command, "--unless-done"], stdout=log, stderr=subprocess.STDOUT).returncode
 
 
@@ -62,18 +67,20 @@ def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None
 @command(
     "measure-batch",
     STUDY,
-    option("--batch", type=Path, required=True, help="JSON list of cell ids"),
+    option("--batch", type=Path, required=True, help="the file that lists its cells"),
     RESULTS,
     ATTEMPT,
     ATTEMPTS,
+    option("--go-on", action="store_true", help="end with 0 after the last attempt, whatever has no outcome"),
 )
 def main(args: Namespace) -> int:
     """Measure the cells of a batch."""
     paths = StudyPaths(args.results, load_study(args.study).name)
-    cells = read_batch(args.batch)
-    failed = measure_batch(args.study, paths, cells, args.attempt, args.attempts)
+    batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
+    failed = measure_batch(args.study, paths, batch, attempt)
     if failed:
-        print(f"{len(failed)} of {len(cells)} cells have no outcome", file=sys.stderr)
-        return 1
-    measure_device(gpu := cells[0].split("/")[0], paths.device(gpu))
+        print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
+        return 0 if args.go_on and attempt.last else 1
+    if batch.gpu != HERE:
+        measure_device(batch.gpu, paths.device(batch.gpu))
     return 0

@@ -205,7 +205,7 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     ATTEMPT,
     ATTEMPTS,
     option("--start", type=positive, default=1, help="number of this start of the cell's engine (%(default)s)"),
-    option("--round", type=positive, help="the round of the device that it belongs to (default: that of the start)"),
+    option("--round", type=positive, help="the round of the study that it belongs to (default: that of the start)"),
     option("--position", type=positive, help="its place in the order of the round"),
     option("--unless-done", action="store_true", help="leave a start alone that already has its outcome"),
 )

@@ -13,6 +13,7 @@ from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.paths import start_number
 
@@ -140,7 +141,7 @@ def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
     source = "outcome.json"
     rows.add("outcome", outcome.outcome, source)
     rows.add("reason", outcome.reason, source)
-    rows.add("definition_sha256", outcome.definition_sha256, source)
+    rows.add("definition_sha256", recorded_sha256(outcome.definition), source)
     for name in ("round", "position", "idle_before_s", "boot_id"):
         rows.add(name, getattr(outcome.start, name), source)
     rows.add("protocol", outcome.definition.get("protocol"), source)

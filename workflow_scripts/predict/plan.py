@@ -150,17 +150,28 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
 
 def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     shown = Table(title="Time, including the pipeline's own", title_justify="left")
-    for heading in ("gpu", "cells", "timed", "not timed", "seconds per cell", "repeats", "for the margin", "GPU hours"):
+    for heading in (
+        "gpu",
+        "cells",
+        "timed",
+        "not timed",
+        "seconds per start",
+        "starts",
+        "repeats",
+        "for the margin",
+        "GPU hours",
+    ):
         shown.add_column(heading, justify="left" if heading == "gpu" else "right")
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
-        timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats) / 3600
-        whole = float((part["cell_s"] * part["gpus"]).sum()) / 3600
+        timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats * study.starts) / 3600
+        whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts) / 3600
         shown.add_row(
             str(gpu),
             str(len(part)),
             f"{timed:.2f} h",
             f"{whole - timed:.2f} h",
             _range(part["cell_s"]),
+            str(study.starts),
             str(study.repeats),
             _range(part["repeats_needed"]),
             f"{whole:.2f}",

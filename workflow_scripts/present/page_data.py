@@ -7,7 +7,7 @@ Numbers keep five significant digits. A column without any value is left out; a 
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -86,7 +86,9 @@ def page_data(report: Report, study_file: Path) -> PageData:
     """The data of a study's page."""
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
-    logs = pd.Series([_log_end(report, cell) for cell in grid["cell_id"]], index=grid.index, dtype=object)
+    starts = grid.get("start", pd.Series(1, index=grid.index))
+    ends = [_log_end(report.logs(*of)) for of in zip(grid["cell_id"], starts, strict=True)]
+    logs = pd.Series(ends, index=grid.index, dtype=object)
     # In a list of cells only those settings are named that differ.
     labels = settings_in_words(grid, knobs_that_differ(grid, knobs))
     cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs, scope=_scopes(report, grid))
@@ -151,9 +153,9 @@ def _number(value: float, digits: int) -> float | int | None:
     return float(f"{value:.{digits}g}")
 
 
-def _log_end(report: Report, cell_id: str) -> str | None:
-    """The last lines of the engine's log, or of the measuring command's if the engine has written none."""
-    for path in (report.cells / cell_id / "raw" / "engine.log", report.log(cell_id)):
+def _log_end(logs: Iterable[Path]) -> str | None:
+    """The last lines of the first log that has any."""
+    for path in logs:
         if path.exists() and path.stat().st_size:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - LOG_BYTES))

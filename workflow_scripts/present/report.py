@@ -14,6 +14,7 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.present.blocks import Absent, Block, Link
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.study.paths import start_folder
 from workflow_scripts.study.study_file import Study
 
 REPORT = CHECKOUT / "report"
@@ -43,14 +44,15 @@ class Report:
         The reason of a missing cell is the last line of its log; that of a measured cell tells of starts that failed.
         """
         grid = self.tables.grid
-        logs = {cell: self.log(cell) for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
+        logs = {cell: self.logs(cell)[-1] for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
         said = {cell: last_line(log) for cell, log in logs.items() if log.exists()}
         reason = grid["reason"].where(grid["reason"].notna(), grid["cell_id"].map(said))
         return grid.assign(reason=reason.where(grid["failed_starts"].isna(), grid["failed_starts"]))
 
-    def log(self, cell_id: str) -> Path:
-        """The log of measuring a cell."""
-        return self.cells / cell_id / "measure.log"
+    def logs(self, cell_id: str, start: float = 1) -> tuple[Path, Path]:
+        """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first."""
+        folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
+        return folder / "raw" / "engine.log", folder / "measure.log"
 
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""

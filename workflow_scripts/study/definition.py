@@ -50,7 +50,8 @@ class ResolvedModel(_Record):
 class Definition(_Record):
     """A cell with its names resolved.
 
-    A time limit is not part of it: giving a cell more time does not change what it measures.
+    A time limit is not part of it: giving a cell more time does not change what it measures. `repeats` is recorded but
+    does not tell definitions apart: each start has its own number of repeats.
     """
 
     gpu: str
@@ -141,8 +142,13 @@ def json_sha256(value: JsonValue) -> str:
 
 
 def definition_sha256(definition: Definition) -> str:
-    """SHA-256 of a definition's canonical JSON."""
-    return json_sha256(definition.as_json())
+    """SHA-256 of what a cell measures, whatever the number of repeats."""
+    return recorded_sha256(definition.as_json())
+
+
+def recorded_sha256(definition: Mapping[str, JsonValue]) -> str:
+    """The same of a definition as a record holds it; former versions recorded a hash of the repeats too."""
+    return json_sha256({name: value for name, value in definition.items() if name != "repeats"})
 
 
 def model_key(model: ResolvedModel) -> str:

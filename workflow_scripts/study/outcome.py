@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.study.definition import recorded_sha256
 
 Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 
@@ -39,10 +40,10 @@ class WarmUp(_Record):
 class Start(_Record):
     """Which engine start of the cell a record is of, and when it was measured among others.
 
-    `start` counts the cell's starts, `round` the rounds of the device, both from 1; a round measures every cell that
-    needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since another start on this
-    device of this host ended. `boot_id`: Linux's name of the time since the host was started. Records from before
-    starts were counted are the first start, in the first round.
+    `start` counts the cell's starts, `round` the rounds of the study in the order of time, both from 1; a round
+    measures every cell that needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since
+    another start on this device of this host ended. `boot_id`: Linux's name of the time since the host was started.
+    Records from before starts were counted are the first start, in the first round.
     """
 
     start: int = 1
@@ -112,9 +113,11 @@ def never_ran(record: Mapping[str, Any]) -> bool:
     return record.get("outcome") == "invalid" and not record.get("phases_s")
 
 
+def is_of(record: Mapping[str, Any], definition_sha256: str) -> bool:
+    """Whether a cell's record belongs to this definition, and says how a run ended."""
+    return recorded_sha256(record["definition"]) == definition_sha256 and not never_ran(record)
+
+
 def is_outcome_of(path: Path, definition_sha256: str) -> bool:
     """Whether a cell's record exists, belongs to this definition, and says how a run ended."""
-    if not path.exists():
-        return False
-    record = read_json(path)
-    return bool(record.get("definition_sha256") == definition_sha256) and not never_ran(record)
+    return path.exists() and is_of(read_json(path), definition_sha256)

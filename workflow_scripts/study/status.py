@@ -2,14 +2,15 @@
 
     kvsweep status --study config/studies/demo.yaml
 
-counts cells by GPU, engine, model and workload, then lists each cell that is not `ok`, with the reason in one line and
-the path of its log; cells with the same reason are grouped. Cells that have not ended are `missing`; those of an
-older protocol or another definition are `outdated`; `snakemake` measures both again.
+counts cells by GPU, engine, model and workload, then lists each start of a cell that is not `ok`, with the reason in
+one line and the path of its log; those with the same reason are grouped. A cell counts as its first start that is not
+`ok`. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
+`snakemake` measures both again.
 """
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +24,7 @@ from workflow_scripts.common.command import RESULTS, STUDY, command
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Verdict, never_ran
+from workflow_scripts.study.outcome import Verdict, is_of, never_ran
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, load_study
 
@@ -33,7 +34,7 @@ _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """A cell and its state. `reason` is one line; `log` is None if the cell was never tried."""
+    """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried."""
 
     cell: Cell
     state: str
@@ -42,26 +43,37 @@ class CellStatus:
     lock: str | None
     host: str | None
     processor: str | None = None
+    start: int = 1
 
 
-def status_of(study: Study, paths: StudyPaths) -> list[CellStatus]:
-    """The status of every cell of the grid, in its order."""
+def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
+    """The starts that the study asks for and those beyond, by their number, for every cell of the grid in its order."""
     models = resolved_models(study)
-    return [_status_of(cell, paths, definition_sha256(cell_definition(study, cell, models))) for cell in expand(study)]
+    found = {}
+    for cell in expand(study):
+        definition = definition_sha256(cell_definition(study, cell, models))
+        numbers = sorted({*range(1, study.starts + 1), *paths.outcomes(cell)})
+        found[cell] = [_status_of_start(cell, paths, definition, start) for start in numbers]
+    return found
 
 
-def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
-    log = paths.log(cell) if paths.log(cell).exists() else None
-    if not paths.outcome(cell).exists():
-        return CellStatus(cell, "missing", _why_missing(log), log, None, None)
-    record = read_json(paths.outcome(cell))
+def status_of_cell(starts: Sequence[CellStatus]) -> CellStatus:
+    """The status of a cell, given those of its starts: that of the first one that is not ok."""
+    return next((one for one in starts if one.state != "ok"), starts[0])
+
+
+def _status_of_start(cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
+    log = paths.log(cell, start) if paths.log(cell, start).exists() else None
+    if not paths.outcome(cell, start).exists():
+        return CellStatus(cell, "missing", _why_missing(log), log, None, None, start=start)
+    record = read_json(paths.outcome(cell, start))
     provenance = record["provenance"]
     state, reason = record["outcome"], _one_line(record["reason"] or "")
     if never_ran(record):
         state, reason = "missing", f"did not run: {reason}"
-    elif record["definition_sha256"] != definition:
+    elif not is_of(record, definition):
         state, reason = "outdated", f"measured by another definition, protocol {record['definition'].get('protocol')}"
-    raw = paths.cell(cell) / "raw" / "engine.log"
+    raw = paths.start(cell, start) / "raw" / "engine.log"
     return CellStatus(
         cell,
         state,
@@ -70,6 +82,7 @@ def _status_of(cell: Cell, paths: StudyPaths, definition: str) -> CellStatus:
         str(provenance.get("lock_sha256"))[:12],
         provenance.get("host"),
         record.get("device", {}).get("processor"),
+        start,
     )
 
 
@@ -105,13 +118,13 @@ def counts(statuses: Iterable[CellStatus]) -> Table:
 
 
 def failures(statuses: Iterable[CellStatus]) -> Iterator[Text]:
-    """One line per reason, and below it one per cell that ended so, with its log."""
+    """One line per reason, and below it one per start that ended so, with its log."""
     bad = [s for s in statuses if s.state != "ok" and s.log is not None]
     bad.sort(key=lambda s: (STATES.index(s.state), s.reason))
     for (state, reason), alike in groupby(bad, key=lambda s: (s.state, s.reason)):
         yield Text(f"{state}: {reason}", style=_STYLES.get(state, "red"))
         for s in alike:
-            yield Text(f"    {s.cell.id}  {s.log}")
+            yield Text(f"    {s.cell.id}{f' start {s.start}' if s.start > 1 else ''}  {s.log}")
 
 
 def differences(statuses: Iterable[CellStatus]) -> Iterator[str]:
@@ -130,16 +143,18 @@ def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Ite
         yield f"Measured {how}, so not compared with each other:"
         for name, alike in groups.items():
             where = ", ".join(sorted({f"{s.cell.gpu} on {s.host}" for s in alike}))
-            yield f"    {name}: {len(alike)} cells, {where}"
+            yield f"    {name}: {len({s.cell for s in alike})} cells, {where}"
 
 
 @command("status", STUDY, RESULTS)
 def main(args: Namespace) -> None:
     """Print what became of every cell of a study."""
     study = load_study(args.study)
-    statuses = status_of(study, StudyPaths(args.results, study.name))
+    paths = StudyPaths(args.results, study.name)
+    of_cells = status_of_starts(study, paths).values()
+    statuses = [one for of_cell in of_cells for one in of_cell]
     # Lines are not wrapped: a wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
-    console.print(counts(statuses))
+    console.print(counts(map(status_of_cell, of_cells)))
     for line in [*failures(statuses), *differences(statuses)]:
         console.print(line)

@@ -100,7 +100,18 @@ class Study(_Strict):
     schema_version: Literal[1]
     name: Name
     question: Annotated[str, Field(min_length=1, description="what the study is to answer; the report opens with it")]
-    repeats: Annotated[int, Field(ge=1, description="timed passes over the workload in a cell, after warm-up")] = 3
+    repeats: Annotated[
+        int, Field(ge=1, description="timed passes over the workload in a start of a cell, after warm-up")
+    ] = 3
+    starts: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=100,
+            description="starts of its engine in which a cell is measured, each in another round over all cells; more"
+            " starts repeat nothing that was measured",
+        ),
+    ] = 1
     cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
     equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this, a knob is `flat`")] = 2.0
     server_start_limit_s: Annotated[

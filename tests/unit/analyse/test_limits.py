@@ -377,6 +377,8 @@ def test_marking_a_cell_invalid_keeps_its_values_and_leaves_the_others():
     assert marked["reason"][4] == "too slow"
     unchanged = [name for name in cells.columns if name not in ("outcome", "reason")]
     pd.testing.assert_frame_equal(marked[unchanged], cells[unchanged])
+    of_second = mark_invalid(cells, found.assign(start=2))
+    assert of_second["reason"][0] == "repeat 1 of start 2 is 3.14 times its ceiling on this one"
 
 
 def test_nothing_broken_changes_nothing():

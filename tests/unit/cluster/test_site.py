@@ -11,7 +11,18 @@ import yaml
 
 from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import batches, ended_cells, write_ended
+from workflow_scripts.cluster.batches import (
+    HERE,
+    batches_of_cluster,
+    batches_of_machine,
+    ended_cells,
+    read_batch,
+    write_batch,
+    write_ended,
+)
+from workflow_scripts.cluster.batches import (
+    main as list_ended,
+)
 from workflow_scripts.cluster.site import (
     Site,
     SiteError,
@@ -26,6 +37,7 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import missing_rounds
 from workflow_scripts.study.study_file import load_study
 
 ROOT = Path(__file__).parents[3]
@@ -161,32 +173,76 @@ def test_options_are_printed_before_anything_is_submitted(capsys: pytest.Capture
     assert "has no cell 'none'" in capsys.readouterr().err
 
 
-def test_batches_hold_each_cell_once_and_never_mix_gpus_models_or_sizes() -> None:
-    cells = [
+GRID = {
+    c.id: c
+    for c in (
         cell(gpu, model, block_size=block, tensor_parallel_size=ranks)
         for block in (16, 32)
         for ranks in (1, 2)
         for gpu in ("h200", "l40s")
         for model in ("opt-125m", "llama-3.1-8b-instruct")
-    ]
-    made = list(batches(cells, {c.id: "definition" for c in cells}, 3))
-    assert sorted(member for batch in made for member in batch.cells) == sorted(c.id for c in cells)
-    assert len(made) == 8
+    )
+}
+SAME = dict.fromkeys(GRID, "definition")
+
+
+def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes() -> None:
+    (of,) = missing_rounds({}, list(GRID), 1, now_s=0.0)
+    made = list(batches_of_cluster(of, GRID, SAME, 3))
+    assert sorted(one for batch in made for one in batch.starts) == sorted(of.starts)
+    assert sorted(len(batch.starts) for batch in made) == [1, 1, 1, 1, 3, 3, 3, 3]
     for batch in made:
-        of = [c for c in cells if c.id in batch.cells]
-        assert {c.gpu for c in of} == {batch.gpu}
-        assert len({(c.model, c.knobs.set_values()["tensor_parallel_size"]) for c in of}) == 1
-        assert len(of) == 2
+        cells = [GRID[one.cell] for one in batch.starts]
+        assert {c.gpu for c in cells} == {batch.gpu}
+        assert len({c.knobs.ranks for c in cells}) == 1
+        assert batch.round == 1
+    # Places in the round go on from one batch to the next.
+    assert sorted((batch.first_position, len(batch.starts)) for batch in made) == [(1, 3)] * 4 + [(4, 1)] * 4
 
 
-def test_a_batch_is_another_one_when_a_definition_changes() -> None:
-    cells = [cell(block_size=16), cell(block_size=32)]
-    same = {c.id: "1" for c in cells}
-    (first,), (again,) = batches(cells, same, 8), batches(cells, same, 8)
-    (changed,) = batches(cells, {**same, cells[0].id: "2"}, 8)
-    assert first == again
-    assert first.key != changed.key
-    assert [len(b.cells) for b in batches(cells, same, 1)] == [1, 1]
+def test_a_machine_measures_a_round_of_all_its_devices_as_one_batch() -> None:
+    (of,) = missing_rounds({}, list(GRID), 1, now_s=0.0)
+    (batch,) = batches_of_machine(of, SAME)
+    assert (batch.gpu, batch.starts, batch.first_position) == (HERE, of.starts, 1)
+
+
+def test_a_batch_is_another_one_when_a_definition_or_the_round_changes() -> None:
+    first, second = missing_rounds({}, list(GRID), 2, now_s=0.0)
+    one = next(batches_of_machine(first, SAME))
+    assert one == next(batches_of_machine(first, SAME))
+    changed = next(batches_of_machine(first, {**SAME, first.starts[0].cell: "other"}))
+    assert len({one.key, changed.key, next(batches_of_machine(second, SAME)).key}) == 3
+
+
+def test_a_batch_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (of,) = missing_rounds({}, list(GRID), 1, now_s=0.0)
+    (batch,) = batches_of_machine(of, SAME)
+    write_batch(tmp_path / "new.json", batch)
+    assert read_batch(tmp_path / "new.json") == batch
+
+
+def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study_file = ROOT / "config/studies/demo.yaml"
+    study = load_study(study_file)
+    paths = StudyPaths(tmp_path, study.name)
+    first, second = expand(study)[:2]
+    (of,) = missing_rounds({}, [first.id, second.id], 1, now_s=0.0)
+    (batch,) = batches_of_machine(of, {first.id: "1", second.id: "2"})
+    write_batch(tmp_path / "batch.json", batch)
+    called = ["--study", str(study_file), "--results", str(tmp_path), "--gpu", first.gpu]
+    called += ["--out", str(tmp_path / "ended.json"), "--batches", str(tmp_path / "batch.json")]
+    for one in (first, second):
+        assert list_ended(called) == 1
+        assert f"    {one.id}  {paths.log(one)}" in capsys.readouterr().err.splitlines()
+        assert not (tmp_path / "ended.json").exists()
+        paths.cell(one).mkdir(parents=True)
+        paths.outcome(one).write_text("{}")
+    assert list_ended(called) == 0
+    assert sorted(json.loads((tmp_path / "ended.json").read_text())) == sorted(
+        c.id for c in (first, second) if c.gpu == first.gpu
+    )
 
 
 def test_the_list_of_ended_cells_changes_only_when_an_outcome_does(tmp_path: Path) -> None:

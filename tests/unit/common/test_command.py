@@ -1,5 +1,6 @@
 """Every command ends in the same way, even if nobody reads its output."""
 
+import argparse
 import os
 import re
 import signal
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from workflow_scripts.common.command import ATTEMPT, ATTEMPTS
 
 ROOT = Path(__file__).parents[3]
 LOG = "tests/fixtures/logs/vllm-0.32-cpu-ok.log"
@@ -20,6 +23,17 @@ def piped(command: str) -> "subprocess.CompletedProcess[str]":
     words = ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m {command}"]
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # as from a terminal
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["--attempt", "--attempts"])
+@pytest.mark.parametrize("value", ["0", "-1", "x"])
+def test_attempts_are_counted_from_one(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    for add in (ATTEMPT, ATTEMPTS):
+        add(parser)
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args([name, value])
+    assert f"argument {name}: {value!r} is not a whole number of at least 1" in capsys.readouterr().err
 
 
 COMMANDS = (f"workflow_scripts log {LOG}", "workflow_scripts parse-cells --help")

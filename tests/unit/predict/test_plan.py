@@ -40,6 +40,17 @@ def test_the_command_prints_a_summary_and_writes_the_tables(tmp_path, capsys):
     assert set(pd.read_csv(folder / "knobs.csv")["knob"]) == {"block_size", "max_num_seqs"}
 
 
+def test_every_start_of_a_cell_costs_its_time(tmp_path, capsys):
+    hours = []
+    for starts in (1, 3):
+        path = write_study(tmp_path, starts=starts)
+        assert main(["--study", str(path), "--results", str(tmp_path / "results")]) == 0
+        said = capsys.readouterr().out.split("Time, including the pipeline's own")[1]
+        hours.append([float(line.split()[-2 if "│" in line else -1]) for line in said.splitlines() if "h200" in line])
+    assert hours[0]
+    assert hours[1] == pytest.approx([3 * of_one for of_one in hours[0]], rel=0.05)
+
+
 def test_every_column_is_documented():
     text = Path("docs/plan.md").read_text(encoding="utf-8")
     columns = {name.removesuffix("_low").removesuffix("_high") for name in FIELDS}

@@ -210,6 +210,21 @@ def test_a_missing_cell_that_was_tried_tells_why_and_leads_to_its_log(results: R
     assert f"cells/{missing}/measure.log" in [link["href"] for link in page.all("a")]
 
 
+def test_the_log_of_a_cell_is_that_of_the_start_that_is_shown(results: Results, tmp_path: Path) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    shown = cells.loc[cells["outcome"] == "ok", "cell_id"].iloc[0]
+    tables = tmp_path / "tables"
+    shutil.copytree(results.root / "tables", tables)
+    cells.assign(start=cells["start"].mask(cells["cell_id"] == shown, 2)).to_parquet(tables / "cells.parquet")
+    log = tmp_path / "cells" / shown / "start-2/raw/engine.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("of the second start\n")
+    places = {"--tables": tables, "--figures": tmp_path, "--cells": tmp_path / "cells"}
+    assert main(arguments({"--study": results.study, **places, "--out": tmp_path / "report.html"})) == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert f"cells/{shown}/start-2/raw/engine.log" in [link["href"] for link in page.all("a")]
+
+
 def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Path) -> None:
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet").drop_duplicates("cell_id")
     provenance = ["repeat", "host", "engine_version", "git_commit", "started_at", "cpu_steal_pct", "cpu_others_pct"]

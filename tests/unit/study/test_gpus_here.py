@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pynvml
 import pytest
 import yaml
 
+from workflow_scripts.cluster.batches import HERE, read_batch
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here
@@ -61,7 +63,7 @@ def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
     return Cell(gpu, engine, "opt-125m", "w", load_engines()[engine].knobs.model_validate(knobs), ("s",))
 
 
-def write_study(folder: Path, **knobs: object) -> Path:
+def write_study(folder: Path, starts: int = 1, **knobs: object) -> Path:
     study = {
         "schema_version": 1,
         "name": "mixed",
@@ -80,7 +82,7 @@ def write_study(folder: Path, **knobs: object) -> Path:
         ],
     }
     path = folder / "mixed.yaml"
-    path.write_text(yaml.safe_dump(study), encoding="utf-8")
+    path.write_text(yaml.safe_dump({**study, "starts": starts}), encoding="utf-8")
     return path
 
 
@@ -125,18 +127,19 @@ def dry_run(study: Path, results: Path, *targets: str, nvml: str = NO_DRIVER) ->
     return done.stdout + done.stderr
 
 
-def measured_in(planned: str) -> set[str]:
-    """The cells of the jobs that measure, as GPU and knobs."""
-    outcomes = [
-        line.split("/cells/")[1] for line in planned.splitlines() if "output:" in line and "outcome.json" in line
-    ]
-    return {f"{place.split('/')[0]} {place.split('/')[4]}" for place in outcomes}
+def measured_in(planned: str, study_file: Path, results: Path) -> list[set[str]]:
+    """The cells of each round that a dry run would measure, as GPU and knobs."""
+    paths = StudyPaths(results, load_study(study_file).name)
+    keys = re.findall(r"rule measure_round:(?:\n.+)*?\n +wildcards: key=(.+)", planned)
+    rounds = sorted((read_batch(paths.batch(HERE, key)) for key in keys), key=lambda batch: batch.round)
+    return [{f"{one.cell.split('/')[0]} {one.cell.split('/')[4]}" for one in batch.starts} for batch in rounds]
 
 
 def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path: Path) -> None:
-    planned = dry_run(write_study(tmp_path), tmp_path / "results")
+    study_file, results = write_study(tmp_path), tmp_path / "results"
+    planned = dry_run(study_file, results)
     assert "2 cells are left out, for this machine has no GPU: 2 need h200." in planned
-    assert measured_in(planned) == {"cpu-1core seqs1", "cpu-1core seqs2"}
+    assert measured_in(planned, study_file, results) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned
     # The call ends with the same words, after the report.
@@ -156,11 +159,27 @@ def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> N
     assert "exit 1" not in planned
 
 
-def write_outcome(study, cell: Cell, paths: StudyPaths, **changes) -> None:
+def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path: Path) -> None:
+    study_file, results = write_study(tmp_path, starts=3), tmp_path / "results"
+    study = load_study(study_file)
+    paths = StudyPaths(results, study.name)
+    both = {"cpu-1core seqs1", "cpu-1core seqs2"}  # and none of the GPU that is not here
+    assert measured_in(dry_run(study_file, results), study_file, results) == [both] * 3
+    here = [c for c in expand(study) if c.gpu == "cpu-1core"]
+    for start in (1, 2, 3):
+        for one in here:
+            write_outcome(study, one, paths, start, start={"start": start, "round": start})
+    assert measured_in(dry_run(study_file, results), study_file, results) == []
+    # A start that is missing, for whatever reason, is measured; nothing else is.
+    paths.outcome(here[0], 3).unlink()
+    assert measured_in(dry_run(study_file, results), study_file, results) == [{f"cpu-1core {here[0].knobs.slug()}"}]
+
+
+def write_outcome(study, cell: Cell, paths: StudyPaths, number: int = 1, **changes) -> None:
     definition = cell_definition(study, cell, resolved_models(study))
     known = {"cell_id": cell.id, "definition": definition.as_json(), "definition_sha256": definition_sha256(definition)}
-    paths.outcome(cell).parent.mkdir(parents=True, exist_ok=True)
-    Outcome.model_validate(known | {"outcome": "ok", "provenance": {}} | changes).write(paths.outcome(cell))
+    paths.outcome(cell, number).parent.mkdir(parents=True, exist_ok=True)
+    Outcome.model_validate(known | {"outcome": "ok", "provenance": {}} | changes).write(paths.outcome(cell, number))
 
 
 def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
@@ -178,13 +197,18 @@ def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
     assert "ladders/cpu-1core.done" in planned
 
 
-def test_a_further_start_of_a_cell_is_parsed(tmp_path: Path) -> None:
+def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> None:
     study_file, results = write_study(tmp_path), tmp_path / "results"
     study = load_study(study_file)
-    again = StudyPaths(results, study.name).outcome(next(iter(expand(study))), 2)
-    again.parent.mkdir(parents=True)
-    again.touch()
-    assert str(again) in dry_run(study_file, results)
+    paths = StudyPaths(results, study.name)
+    for one in expand(study):
+        write_outcome(study, one, paths)
+    dry_run(study_file, results)
+    first = json.loads(paths.ended("h200").read_text())
+    again = next(one for one in expand(study) if one.gpu == "h200")
+    write_outcome(study, again, paths, 2)
+    dry_run(study_file, results)
+    assert json.loads(paths.ended("h200").read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
 
 
 def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) -> None:
@@ -193,14 +217,14 @@ def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) 
     paths = StudyPaths(results, study.name)
     wrong = next(c for c in expand(study) if c.gpu == "h200")
     write_outcome(study, wrong, paths, outcome="invalid", reason="h200 was asked for, and there is no NVIDIA GPU here")
-    definition = json.loads(paths.outcome(wrong).read_text())["definition_sha256"]
+    definition = definition_sha256(cell_definition(study, wrong, resolved_models(study)))
     assert not is_outcome_of(paths.outcome(wrong), definition)
     assert "2 cells are left out" in dry_run(study_file, results)
     at_hand = next(c for c in expand(study) if c.gpu == "cpu-1core")
     write_outcome(study, at_hand, paths, outcome="invalid", reason="cpu-1core needs 1 cores")
     planned = dry_run(study_file, results)
-    assert "1 cells did not run, and a former version recorded them as invalid." in planned
-    assert f"delete their records first: rm {paths.outcome(at_hand)}" in planned
+    assert "1 cells were measured by another definition or protocol, or did not run" in planned
+    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned, study_file, results)[0]
     # One that ran and was found wrong afterwards has ended.
     write_outcome(study, wrong, paths, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
     assert is_outcome_of(paths.outcome(wrong), definition)

@@ -34,9 +34,9 @@ STUDY = {
 class Seen:
     """A study, its cells, and a way to end them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **changes: object) -> None:
         self.file = folder / "seen.yaml"
-        self.file.write_text(yaml.safe_dump(STUDY))
+        self.file.write_text(yaml.safe_dump({**STUDY, **changes}))
         self.study = load_study(self.file)
         self.cells = {cell.id: cell for cell in expand(self.study)}
         self.paths = StudyPaths(folder / "results", "seen")
@@ -48,6 +48,7 @@ class Seen:
         reason: str | None = None,
         lock: str = "a" * 64,
         phases_s: dict[str, float] | None = None,
+        start: int = 1,
         **changes: object,
     ) -> None:
         asked = cell_definition(self.study, self.cells[cell], resolved_models(self.study))
@@ -62,8 +63,8 @@ class Seen:
                 "phases_s": phases_s or {},
                 "provenance": {"lock_sha256": lock, "host": "node-1"},
             }
-        ).write(self.paths.outcome(cell))
-        self.paths.log(cell).write_text("measuring\n")
+        ).write(self.paths.outcome(cell, start))
+        self.paths.log(cell, start).write_text("measuring\n")
 
     def printed(self, capsys: pytest.CaptureFixture[str]) -> str:
         assert main(["--study", str(self.file), "--results", str(self.paths.results)]) == 0
@@ -122,6 +123,24 @@ def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(
     assert "missing: did not run: h200 was asked for" in seen.printed(capsys)
     seen.end(wrong, "invalid", "other tokens", phases_s={"start": 1.0})
     assert "invalid: other tokens" in seen.printed(capsys)
+
+
+def test_a_cell_is_ok_when_all_its_starts_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = Seen(tmp_path, starts=2)
+    both, one = cell("h200", 8, 1), cell("h200", 8, 2)
+    for ended in (both, one):
+        seen.end(ended, "ok")
+    seen.end(both, "ok", start=2)
+    rows = [line.split() for line in seen.printed(capsys).splitlines()]
+    assert rows[-1] == ["all", "1", "11"]
+    # A start that failed is shown with its own log, also one that the study does not ask for.
+    for cell_id, start in ((one, 2), (both, 3)):
+        seen.end(cell_id, "timeout", "not done after 60 s", start=start)
+    lines = seen.printed(capsys).splitlines()
+    assert lines[-3] == "timeout: not done after 60 s"
+    logs = {(of, start): f"{seen.paths.cell(of)}/start-{start}/measure.log" for of, start in ((one, 2), (both, 3))}
+    assert {*lines[-2:]} == {f"    {of} start {start}  {log}" for (of, start), log in logs.items()}
+    assert lines[-4].split() == ["all", "2", "10"]
 
 
 def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:

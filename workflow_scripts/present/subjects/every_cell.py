@@ -166,8 +166,8 @@ def every_cell(report: Report) -> Iterator[Block]:
 def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
     rows = []
     for cell in records(part):
-        log = report.link(report.cells / cell["cell_id"] / "raw" / "engine.log", "log")
-        log = log or report.link(report.log(cell["cell_id"]), "log")
+        logs = (report.link(path, "log") for path in report.logs(cell["cell_id"], cell.get("start", 1)))
+        log = next(filter(None, logs), None)
         ended = cell["outcome"] != "missing"
         outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
         rate = shown(rates.get(cell["cell_id"]))

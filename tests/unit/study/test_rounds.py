@@ -1,0 +1,97 @@
+"""Which starts of which cells a call measures, and in which rounds."""
+
+import json
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.study.definition import json_sha256
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import LONGEST_BREAK_S, CellStart, Ended, Round, ended_starts, missing_rounds
+
+CELLS = [f"cpu/engine/model/workload/{name}" for name in "abcdefgh"]
+HOUR = 3600.0
+
+
+def cells_of(one: Round) -> set[str]:
+    return {start.cell for start in one.starts}
+
+
+def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order() -> None:
+    rounds = missing_rounds({}, CELLS, 3, now_s=0.0)
+    assert [(one.number, one.done, len(one.starts)) for one in rounds] == [(1, 0, 8), (2, 0, 8), (3, 0, 8)]
+    for one in rounds:
+        assert cells_of(one) == set(CELLS)
+        assert {start.start for start in one.starts} == {one.number}
+    orders = [tuple(start.cell for start in one.starts) for one in rounds]
+    assert len({*orders, tuple(CELLS)}) == 4
+    assert rounds == missing_rounds({}, CELLS[::-1], 3, now_s=0.0)  # whatever the order of the study's sweeps
+
+
+def test_further_starts_repeat_nothing_that_was_measured() -> None:
+    once = {cell: {1: Ended(1, 0.0)} for cell in CELLS}
+    assert missing_rounds(once, CELLS, 1, now_s=HOUR) == []
+    (more,) = missing_rounds(once, CELLS, 2, now_s=HOUR)
+    assert more.number == 2
+    assert set(more.starts) == {CellStart(cell, 2) for cell in CELLS}
+
+
+def test_an_interrupted_round_goes_on_and_after_a_longer_break_a_new_one_begins() -> None:
+    ended = {cell: {1: Ended(1, 0.0)} for cell in CELLS[:3]}
+    for since_s, number, done in ((LONGEST_BREAK_S, 1, 3), (LONGEST_BREAK_S + 1, 2, 0)):
+        (rest,) = missing_rounds(ended, CELLS, 1, now_s=since_s)
+        assert (rest.number, rest.done, cells_of(rest)) == (number, done, set(CELLS[3:]))
+
+
+def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time() -> None:
+    """The first start of one cell had no outcome; its second had one."""
+    ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, HOUR)} for cell in CELLS}
+    del ended[CELLS[0]][1]
+    assert missing_rounds(ended, CELLS, 2, now_s=9 * HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
+    # At once, it still is another round than the one in which the cell was measured.
+    assert missing_rounds(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    known=st.dictionaries(st.sampled_from(CELLS), st.dictionaries(st.integers(1, 5), st.integers(1, 4), max_size=4)),
+    at_least=st.integers(1, 4),
+    now_s=st.sampled_from([0.0, HOUR]),
+)
+def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(
+    known: dict[str, dict[int, int]], at_least: int, now_s: float
+) -> None:
+    ended = {c: {n: Ended(r, 0.0) for n, r in starts.items()} for c, starts in known.items()}
+    rounds = missing_rounds(ended, CELLS, at_least, now_s)
+    numbers = [one.number for one in rounds]
+    assert numbers == sorted(set(numbers))
+    for cell in CELLS:
+        had = known.get(cell, {})
+        new = [(start.start, one.number) for one in rounds for start in one.starts if start.cell == cell]
+        assert len(new) == max(0, at_least - len(had))
+        assert {start for start, _ in new}.isdisjoint(had)
+        assert {number for _, number in new}.isdisjoint(had.values())
+        assert len({*new}) == len({number for _, number in new}) == len(new)
+
+
+def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path, "seen")
+    definition = {"gpu": "cpu", "protocol": 3}
+
+    def end(number: int, **changes: object) -> None:
+        record = {
+            "outcome": "ok",
+            "definition": definition,
+            "start": {"round": number + 3},
+            "provenance": {"ended_at": "1970-01-01T00:01:40+00:00"},
+        }
+        paths.outcome(CELLS[0], number).parent.mkdir(parents=True, exist_ok=True)
+        paths.outcome(CELLS[0], number).write_text(json.dumps(record | changes))
+
+    end(1, start={})  # of a version that did not count rounds
+    end(2, definition=definition | {"protocol": 2})
+    end(3, definition=definition | {"repeats": 5})  # the number of repeats tells no definitions apart
+    end(4, outcome="invalid")  # never ran
+    known = ended_starts(dict.fromkeys(CELLS[:2], json_sha256(definition)), paths)
+    assert known == {CELLS[0]: {1: Ended(1, 100.0), 3: Ended(6, 100.0)}, CELLS[1]: {}}

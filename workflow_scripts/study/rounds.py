@@ -1,0 +1,104 @@
+"""Rounds: which starts of which cells are measured next, and in which order.
+
+A round measures each of its cells once, in a fresh start of its engine. Cells that are compared are so measured close
+together, and again in later rounds. Rounds are numbered in the order of time: a start that failed, or a cell that was
+added, is measured in a new round, because what varies with time differs from that of the others' rounds.
+"""
+
+import datetime
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from workflow_scripts.common.files import read_json
+from workflow_scripts.study.outcome import is_of
+from workflow_scripts.study.paths import StudyPaths
+
+# A round that was interrupted goes on as the same round if its last start ended no longer ago than this.
+LONGEST_BREAK_S = 1800.0
+
+
+class CellStart(NamedTuple):
+    """A cell, by its id, and the number of one of its starts, from 1."""
+
+    cell: str
+    start: int
+
+
+class Ended(NamedTuple):
+    """A start that has ended: the round it was measured in, and when it ended (Unix time in seconds)."""
+
+    round: int
+    at_s: float
+
+
+# By cell and number of the start.
+EndedStarts = Mapping[str, Mapping[int, Ended]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The starts that a round still has to measure, in their order; `done` were measured in it before."""
+
+    number: int
+    starts: tuple[CellStart, ...]
+    done: int = 0
+
+
+def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str, dict[int, Ended]]:
+    """The starts of each cell that ended by its present definition; `definitions` holds the hash of each cell's."""
+    return {cell: dict(_ended(paths.outcomes(cell), definition)) for cell, definition in definitions.items()}
+
+
+def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int, Ended]]:
+    for number, path in outcomes.items():
+        record = read_json(path)
+        if is_of(record, definition):
+            at = datetime.datetime.fromisoformat(record["provenance"].get("ended_at", "1970-01-01T00:00:00+00:00"))
+            yield number, Ended(record.get("start", {}).get("round", 1), at.timestamp())
+
+
+def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, now_s: float) -> list[Round]:
+    """The rounds after which each of `cells` has that many starts, if none fails.
+
+    `now_s` is the present Unix time. Three cells, of which one was measured an hour ago and another one just now:
+
+    >>> ended = {"a": {1: Ended(1, 0.0)}, "b": {1: Ended(2, 3600.0)}, "c": {}}
+    >>> for each in missing_rounds(ended, ["a", "b", "c"], 1, now_s=3610.0):
+    ...     print(each)
+    Round(number=2, starts=(CellStart(cell='c', start=1),), done=1)
+    """
+    missing = {cell: _free_numbers(ended.get(cell, {}), at_least) for cell in cells}
+    rounds: list[Round] = []
+    number = _present_round(ended, now_s)
+    while any(missing.values()):
+        had = [cell for cell, starts in ended.items() if any(one.round == number for one in starts.values())]
+        taking = [cell for cell in cells if missing[cell] and cell not in had]
+        if taking:
+            starts = tuple(CellStart(cell, missing[cell].pop(0)) for cell in in_random_order(taking, number))
+            rounds.append(Round(number, starts, len(had)))
+        number += 1
+    return rounds
+
+
+def in_random_order(cells: Iterable[str], number: int) -> list[str]:
+    """The order of cells in a round: random, but the same in each call, and another one in each round."""
+    order = sorted(cells)
+    random.Random(f"round {number}").shuffle(order)
+    return order
+
+
+def _free_numbers(ended: Mapping[int, Ended], at_least: int) -> list[int]:
+    """Numbers of the starts that are missing; one that failed is tried again under its number."""
+    numbers = [number for number in range(1, at_least + 1) if number not in ended]
+    return numbers[: max(0, at_least - len(ended))]
+
+
+def _present_round(ended: EndedStarts, now_s: float) -> int:
+    """The round that a start now belongs to: the last one, or after a longer break the next."""
+    known = [one for starts in ended.values() for one in starts.values()]
+    last = max((one.round for one in known), default=0)
+    since_s = now_s - max((one.at_s for one in known if one.round == last), default=now_s)
+    return last if last and since_s <= LONGEST_BREAK_S else last + 1
