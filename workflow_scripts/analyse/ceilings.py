@@ -12,7 +12,6 @@ import pandas as pd
 
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.start_spread import FloatArray
-from workflow_scripts.analyse.tables import TableError
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.physics import formulas
@@ -64,13 +63,10 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
     """A device's rates from its data sheet, and the measured ones if `devices` holds its record.
 
     Raises:
-        TableError: the file is not a record, or has another schema.
+        DeviceRatesError: the file is not a record, or has another schema.
     """
     record = devices / f"{gpu.name}.json"
-    try:
-        measured = read_device_rates(record) if record.exists() else None
-    except ValueError as e:
-        raise TableError(f"{record}: no record of a device's rates: {' '.join(str(e).split())}") from None
+    measured = read_device_rates(record) if record.exists() else None
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
     found = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
     if measured:

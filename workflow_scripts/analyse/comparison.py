@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from workflow_scripts.analyse.comparability import Side, differences, said, side, why_not
 from workflow_scripts.analyse.digest import Digest, Mean, Pair
 from workflow_scripts.analyse.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.statistics import CHANGES, FLAT, verdicts
+from workflow_scripts.common.records import Record
 
 MISSING = "missing"
 FLAT_AGAINST_CHANGES = "flat against changes"
@@ -21,11 +22,7 @@ OPPOSITE = "opposite directions"
 APART = "intervals share no value"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CellRatio(_Part):
+class CellRatio(Record):
     """A cell that both measured: the ratio of B over A, and what it shows."""
 
     cell: str
@@ -39,14 +36,14 @@ class CellRatio(_Part):
     verdict: str
 
 
-class Refused(_Part):
+class Refused(Record):
     """A cell that both measured and that must not be compared, with all reasons."""
 
     cell: str
     why: list[str]
 
 
-class OutcomeChange(_Part):
+class OutcomeChange(Record):
     """A cell that ended otherwise."""
 
     cell: str
@@ -55,7 +52,7 @@ class OutcomeChange(_Part):
     reason: str | None
 
 
-class Found(_Part):
+class Found(Record):
     """A study's own comparison of two of its cells."""
 
     ratio: float
@@ -65,7 +62,7 @@ class Found(_Part):
     verdict: str | None
 
 
-class PairAgreement(_Part):
+class PairAgreement(Record):
     """A comparison of two cells that both studies made.
 
     `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how what one of them
@@ -82,7 +79,7 @@ class PairAgreement(_Part):
     contradiction: str | None
 
 
-class Different(_Part):
+class Different(Record):
     """Something in which A and B differ: the first pair of values, in how many cells, and how many other pairs."""
 
     what: str
@@ -92,7 +89,7 @@ class Different(_Part):
     others: int
 
 
-class Comparison(_Part):
+class Comparison(Record):
     """What two studies have in common, and in what they differ."""
 
     study_a: str

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import StrictRecord, faults
 
 FILE = "digest.json"
 RATE = "output_tokens_per_s"
@@ -22,11 +23,7 @@ class DigestError(InputError):
     """Something that cannot be compared; the message says what it is and what can be."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Mean(_Part):
+class Mean(StrictRecord):
     """One measure of a cell: the mean of its logarithms over starts, as `statistics.mean_errors` gives it."""
 
     measure: str
@@ -37,7 +34,7 @@ class Mean(_Part):
     repeats: int
 
 
-class DigestCell(_Part):
+class DigestCell(StrictRecord):
     """A cell. `content`, `environment` and `effective` are places in the lists of the digest; -1: not known.
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
@@ -57,7 +54,7 @@ class DigestCell(_Part):
     ceilings: dict[str, float]
 
 
-class Pair(_Part):
+class Pair(StrictRecord):
     """A study's own comparison of two of its cells, given by their places: `cell` over `baseline`.
 
     `kind`: `setting`, `device` or `engine`; `name`: the setting. A comparison without a test has no verdict.
@@ -74,7 +71,7 @@ class Pair(_Part):
     verdict: str | None
 
 
-class Digest(_Part):
+class Digest(StrictRecord):
     """All that a comparison of a study with another one needs."""
 
     version: Literal[1] = 1
@@ -135,9 +132,8 @@ def parsed(text: str, place: Path) -> Digest:
     try:
         digest = Digest.model_validate_json(text)
     except ValidationError as e:
-        fault = e.errors()[0]
-        where = [".".join(map(str, fault["loc"]))] if fault["loc"] else []
-        raise DigestError(f"{place}: not a digest: {': '.join([*where, fault['msg']])}") from None
+        first = ": ".join(filter(None, next(faults(e, Digest, {}))))
+        raise DigestError(f"{place}: not a digest: {first}") from None
     for what, places, values in (
         ("content", (cell.content for cell in digest.cells), digest.contents),
         ("environment", (cell.environment for cell in digest.cells), digest.environments),

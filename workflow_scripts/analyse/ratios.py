@@ -7,7 +7,6 @@
 Two devices are compared on the same engine, model, workload and settings. docs/tables.md documents every column.
 """
 
-import json
 import math
 from argparse import Namespace
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from pydantic import ValidationError
 
 from workflow_scripts.analyse.explanation import (
     CANDIDATES,
@@ -37,7 +35,7 @@ from workflow_scripts.analyse.repeats import (
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import SCOPE_MEANING, compare, interval_text
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, TableError, columns, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
@@ -324,9 +322,10 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
     """The records NAME.json of devices in `folder`.
 
     Raises:
-        TableError: a record is not readable.
+        DeviceRatesError: a record is not readable.
     """
-    return {name: rates for name in load_gpus() if (rates := _rates(folder / f"{name}.json"))}
+    files = {name: folder / f"{name}.json" for name in load_gpus()}
+    return {name: read_device_rates(file) for name, file in files.items() if file.is_file()}
 
 
 def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
@@ -341,18 +340,6 @@ def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
         )
         for name, rates in records.items()
     }
-
-
-def _rates(path: Path) -> DeviceRates | None:
-    if not path.is_file():
-        return None
-    try:
-        return read_device_rates(path)
-    except ValidationError as e:
-        fault = e.errors()[0]
-        raise TableError(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
-    except json.JSONDecodeError as e:
-        raise TableError(f"{path}: not JSON: {e}") from None
 
 
 @table_command("ratios", option("--devices", type=Path, help="folder with NAME.json of each measured device"))

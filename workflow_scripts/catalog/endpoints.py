@@ -6,24 +6,23 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError
+from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
 
 ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
 
 
-class Endpoint(BaseModel):
+class Endpoint(Record):
     """One server: where it is or how it is started, and how to talk to it.
 
     With `command` the server is started on this machine, on a free port of the loopback address. At the end it is
     stopped, by `stop_command` first if there is one. With `base_url` somebody else runs the server: nothing is started,
     its device is not checked, and no trace is taken.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     command: Annotated[
         tuple[str, ...] | None,
@@ -77,20 +76,7 @@ def load_endpoints(path: Path = ENDPOINTS) -> Mapping[str, Endpoint]:
     Raises:
         CatalogError: the file is missing or an entry is not valid.
     """
-    content = read_yaml(path, CatalogError)
-    if not isinstance(content, dict):
-        raise CatalogError(f"{path}: must be a mapping of names to servers")
-    return {name: _validated(name, entry, path) for name, entry in content.items()}
-
-
-def _validated(name: str, entry: Any, path: Path) -> Endpoint:
-    try:
-        return Endpoint.model_validate(entry)
-    except ValidationError as e:
-        fault = e.errors()[0]
-        place = ".".join([str(name), *map(str, fault["loc"])])
-        allowed = f"; allowed: {', '.join(Endpoint.model_fields)}" if fault["type"] == "extra_forbidden" else ""
-        raise CatalogError(f"{path}: {place}: {fault['msg'].removeprefix('Value error, ')}{allowed}") from None
+    return validated(dict[str, Endpoint], read_yaml(path, CatalogError), str(path), CatalogError)
 
 
 def filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:

@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
 
 CONFIG = CHECKOUT / "config"
@@ -47,14 +48,7 @@ class CatalogError(InputError):
     """A catalogue that cannot be read, or a name that is not in it; the message names the allowed values."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-_Entry = TypeVar("_Entry", bound=_Strict)
-
-
-class Gpu(_Strict):
+class Gpu(Record):
     """One device: a GPU, or the cores of a CPU.
 
     `nvml_names` are regular expressions, matched against the whole product name that NVML reports.
@@ -103,7 +97,7 @@ class Gpu(_Strict):
         return max((rates[a] for a in _ARITHMETIC.get(dtype, ()) if a in rates), default=None)
 
 
-class Model(_Strict):
+class Model(Record):
     """One model: where its weights come from and in which type they are computed.
 
     `load_format` is `hub` (weights of `hub_repo` at `revision`) or `dummy` (random weights from the config alone).
@@ -150,10 +144,10 @@ def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
         CatalogError: the file is missing or an entry is not valid.
     """
     path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
-    gpus: dict[str, Gpu] = {}
-    for name, entry in _read_mapping(path).items():
-        gpus[name] = _validated(Gpu, {"name": name, **_mapping(entry, f"{path}: {name}")}, path)
-    return MappingProxyType(gpus)
+    entries = {
+        name: {"name": name, **_mapping(entry, f"{path}: {name}")} for name, entry in _read_mapping(path).items()
+    }
+    return MappingProxyType(validated(dict[str, Gpu], entries, str(path), CatalogError))
 
 
 def get_gpu(name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu:
@@ -243,7 +237,8 @@ def _read_model(path: Path) -> Model:
     config = path.parent / "config.json"
     if not config.is_file():
         raise CatalogError(f"{config}: missing; a model needs model.yaml and config.json")
-    return _validated(Model, {"name": path.parent.name, "config": config, **_read_mapping(path)}, path)
+    content = {"name": path.parent.name, "config": config, **_read_mapping(path)}
+    return validated(Model, content, str(path), CatalogError)
 
 
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
@@ -293,13 +288,3 @@ def _mapping(value: object, place: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CatalogError(f"{place}: must be a mapping of names to values")
     return value
-
-
-def _validated(kind: type[_Entry], entry: dict[str, object], path: Path) -> _Entry:
-    try:
-        return kind.model_validate(entry)
-    except ValidationError as e:
-        fault = e.errors()[0]
-        place = ".".join([str(entry["name"]), *map(str, fault["loc"])])
-        allowed = f"; allowed: {', '.join(kind.model_fields)}" if fault["type"] == "extra_forbidden" else ""
-        raise CatalogError(f"{path}: {place}: {fault['msg']}{allowed}") from None

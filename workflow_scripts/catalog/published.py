@@ -5,10 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
 
 PUBLISHED = CONFIG / "published"
@@ -23,11 +24,7 @@ class PublishedError(InputError):
     """Published data that cannot be read; the message says what is wrong and what is allowed."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Quantity(_Strict):
+class Quantity(Record):
     """One number of a claim: a value, several values, a range or a formula, and for which settings (`at`)."""
 
     name: str
@@ -79,7 +76,7 @@ def plain(number: float | None) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,}"
 
 
-class Claim(_Strict):
+class Claim(Record):
     """One claim: who makes it (`source`), in our words, with its quantities and the table behind it.
 
     `model`, a name in config/models/, is the model that a table of rates over max-num-seqs was measured with.
@@ -124,9 +121,6 @@ class Claim(_Strict):
         return number
 
 
-_CLAIMS = TypeAdapter(tuple[Claim, ...])
-
-
 @dataclass(frozen=True)
 class Published:
     """The folder of published data."""
@@ -141,11 +135,7 @@ class Published:
             PublishedError: the file is missing or a claim in it is not valid.
         """
         path = self.folder / CLAIMS
-        try:
-            found = _CLAIMS.validate_python(read_yaml(path, PublishedError))
-        except ValidationError as e:
-            fault = e.errors()[0]
-            raise PublishedError(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+        found = validated(tuple[Claim, ...], read_yaml(path, PublishedError), str(path), PublishedError)
         twice = {claim.id for claim in found if sum(other.id == claim.id for other in found) > 1}
         if twice:
             raise PublishedError(f"{path}: two claims have the id {min(twice)!r}")

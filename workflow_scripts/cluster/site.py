@@ -16,12 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, STUDY, command, option
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
@@ -44,11 +45,7 @@ class SiteError(InputError):
     """A site file that cannot be used; the message names the file, the place in it and the allowed values."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Queue(_Strict):
+class Queue(Record):
     """How a job is queued; what a GPU's entry does not set is taken from `defaults`."""
 
     account: Annotated[str | None, Field(description="sbatch --account")] = None
@@ -74,7 +71,7 @@ class GpuQueue(Queue):
     memory_mb: Annotated[int | None, Field(gt=0, description="host memory of a job, instead of the estimate")] = None
 
 
-class Site(_Strict):
+class Site(Record):
     """The file `config/site.yaml`: everything that differs between clusters."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -113,22 +110,7 @@ def load_site(path: Path) -> Site:
     Raises:
         SiteError: the file is missing, is no YAML, or contains something that is not allowed.
     """
-    content = read_yaml(path, SiteError)
-    try:
-        return Site.model_validate(content)
-    except ValidationError as e:
-        raise SiteError("\n".join(_explained(fault, path) for fault in e.errors())) from None
-
-
-def _explained(fault: Mapping[str, object], path: Path) -> str:
-    loc = fault["loc"]
-    assert isinstance(loc, tuple)
-    allowed = ""
-    if fault["type"] == "extra_forbidden":
-        kind = Site if len(loc) == 1 else GpuQueue if loc[0] == "gpus" else Queue
-        allowed = f"; allowed: {', '.join(kind.model_fields)}"
-    place = ".".join(str(part) for part in loc)
-    return f"{path}: {place + ': ' if place else ''}{str(fault['msg']).removeprefix('Value error, ')}{allowed}"
+    return validated(Site, read_yaml(path, SiteError), str(path), SiteError)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from workflow_scripts.catalog.gpus_and_models import FlopDtype
-from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_text
+from workflow_scripts.common.records import Record, read_record
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class DeviceRatesError(InputError):
+    """A record of a device that cannot be read; the message names the file and what is wrong in it."""
 
 
-class Samples(_Record):
+class Samples(Record):
     """Timed runs of one operation.
 
     `amount` is what one call moves (bytes, both read and written) or computes (operations), `shape` the operands'
@@ -41,7 +41,7 @@ class Samples(_Record):
 DISTURBED_PCT = 5.0
 
 
-class DeviceRates(_Record):
+class DeviceRates(Record):
     """Rates of one device, in bytes/s and operations/s. Each is from the fastest run, because it serves as a ceiling.
 
     `matmul_flop_per_s` has an entry for each measured arithmetic, under its name in `config/gpus.yaml`.
@@ -103,6 +103,6 @@ def read_device_rates(path: Path) -> DeviceRates:
     """Read a device's record.
 
     Raises:
-        pydantic.ValidationError: the file does not follow the schema.
+        DeviceRatesError: the file is missing, is not JSON, or is no such record.
     """
-    return DeviceRates.model_validate(read_json(path))
+    return read_record(path, DeviceRates, DeviceRatesError)

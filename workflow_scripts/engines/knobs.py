@@ -8,19 +8,17 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from workflow_scripts.common.knob import Knob
+from workflow_scripts.common.records import StrictRecord
 from workflow_scripts.workloads.arrivals import Load
 
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Knobs(BaseModel):
+class Knobs(StrictRecord):
     """Settings of one engine in one cell."""
-
-    # Strict: a text or a boolean is never accepted as a number, even if it could be read as one.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @classmethod
     @cache

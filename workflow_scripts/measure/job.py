@@ -3,20 +3,17 @@
 import math
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.records import Record
 from workflow_scripts.study.definition import Definition
 
 
-class Job(BaseModel):
+class Job(Record):
     """The cell's definition, and the paths of its inputs and its evidence.
 
     A ladder has `passes` instead of a warm-up and repeats: which requests of the workload each one serves. No pass
     begins later than `passes_s` after the first, if that is set.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     definition: Definition
     model_dir: Path

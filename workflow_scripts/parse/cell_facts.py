@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.registry import load_engines
@@ -121,7 +120,7 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
     rows = CellFacts(cell_id, start_number(folder))
     try:
         outcome = read_outcome(folder / "outcome.json")
-    except (ValidationError, ValueError, OSError) as e:
+    except (ValueError, OSError) as e:
         rows.add("damaged", f"outcome.json: {type(e).__name__}", "outcome.json")
         return rows
     _outcome_facts(outcome, rows)

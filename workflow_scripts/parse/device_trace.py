@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import Record
 from workflow_scripts.logs.engine_log_text import decode
 from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
 
@@ -41,14 +40,12 @@ NUMBERS = (
 COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
 
 
-class TraceSummary(BaseModel):
+class TraceSummary(Record):
     """Extremes over all samples of all devices in a trace; None: the trace does not say.
 
     Memory is that of one device, not the sum over several. `power_w_mean` is the mean over the samples with a value
     for power. `reason` says what could not be read and what was assumed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rows: int
     memory_used_mib_max: int | float | None

@@ -14,25 +14,22 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from workflow_scripts.common.command import command, option
+from workflow_scripts.common.records import Record
 from workflow_scripts.logs.engine_log_outcome import Status, Verdict, judge
 from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
 
 
-class RankReading(BaseModel):
+class RankReading(Record):
     """What one rank printed; `rank` is its label in the log, None if the log has none."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: str | None
     value: int | float
     line: int
 
 
-class EngineLogFacts(BaseModel):
+class EngineLogFacts(Record):
     """What a log says. None: it does not say.
 
     Sizes are in GiB, even if vLLM wrote GB for the same number. If ranks differ, a fact is that of the rank that sets
@@ -45,8 +42,6 @@ class EngineLogFacts(BaseModel):
     block_size. These hold for a model with one kind of attention and without context parallelism. They are left out if
     the printed concurrency contradicts that.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     status: Status | None = None
     error: str | None = None

@@ -7,9 +7,8 @@ where the shares come from.
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu
+from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.step_time import StepCosts
 
@@ -24,14 +23,12 @@ UNCALIBRATED = "uncalibrated"
 Source = Literal["calibrated", "project file", "measured rates", "data sheet"]
 
 
-class Speed(BaseModel):
+class Speed(Record):
     """Costs of steps for one model on one device, how they were found, and how large a prediction's error may be.
 
     `error_pct`, `ttft_error_pct`: the band of times and rates, and of TTFT; None if nothing was held out to show it.
     `covered`: the largest work of a step, by kind, that the costs were fitted to.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     costs: StepCosts
     source: Source

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from workflow_scripts.common.records import Record
 
 FloatArray = npt.NDArray[np.float64]
 AnyFloats = npt.NDArray[np.floating[Any]] | float
@@ -29,7 +31,7 @@ _OVERHEAD = slice(len(READING) + len(COMPUTING), len(KINDS))
 _Cost = Field(default=0.0, ge=0)
 
 
-class StepCosts(BaseModel):
+class StepCosts(Record):
     """Seconds that a device and an engine need for one unit of each kind of work.
 
     `weight_bytes`, `kv_bytes`: per byte of weights, and of KV of earlier tokens, that is read.
@@ -40,8 +42,6 @@ class StepCosts(BaseModel):
     `requests`: per request that an idle engine takes in before its first step.
     `overlap`: whether reading and computing overlap, as on a GPU, or add up, as on a CPU.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weight_bytes: float = _Cost
     kv_bytes: float = _Cost

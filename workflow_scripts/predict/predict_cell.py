@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, command, option
 from workflow_scripts.engines.description import EngineDescription
@@ -26,7 +24,7 @@ from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.speed import COSTS, COUNTS, SHARES, TIMES, Record
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, StudyError, explain, load_study
+from workflow_scripts.study.study_file import Study, StudyError, load_study, study_of
 
 # Types of the JSON schema -> types of the command line.
 TYPES = {"integer": int, "number": float}
@@ -90,10 +88,7 @@ def one_cell(args: Namespace) -> Study:
         "workloads": {args.workload or "fixed": workload},
         "sweeps": [sweep],
     }
-    try:
-        return Study.model_validate(content)
-    except ValidationError as e:
-        raise StudyError(explain(e, "predict")) from None
+    return study_of(content, "predict")
 
 
 def answer(record: Record) -> dict[str, Any]:

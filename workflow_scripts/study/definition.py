@@ -5,11 +5,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_validator
+from pydantic import JsonValue, model_serializer, model_validator
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.catalog.gpus_and_models import Model, ModelDtype, load_models
 from workflow_scripts.common.files import sha256_of
+from workflow_scripts.common.records import Record
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of
@@ -22,11 +23,7 @@ from workflow_scripts.workloads.workload_kinds import Workload
 PREPARED_REQUESTS_VERSION = 2
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ResolvedModel(_Record):
+class ResolvedModel(Record):
     """A model as a study loads it."""
 
     name: str
@@ -47,7 +44,7 @@ class ResolvedModel(_Record):
         return record
 
 
-class Definition(_Record):
+class Definition(Record):
     """A cell with its names resolved.
 
     A time limit is not part of it: giving a cell more time does not change what it measures. `repeats` is recorded but

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from workflow_scripts.catalog.endpoints import Endpoint, load_endpoints
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Model, load_gpus, load_models
 from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedError
+from workflow_scripts.common.records import faults
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.study.study_file import Study, StudyError, Sweep
@@ -162,19 +163,14 @@ def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place:
     try:
         return kind.model_validate({**defaults, **chosen})
     except ValidationError as e:
-        fault = e.errors()[0]
-        name = ".".join(str(part) for part in ("knobs", *fault["loc"]))
-        if fault["loc"] and fault["loc"][0] in defaults.keys() - chosen.keys():
-            name += f" (from engine_defaults.{engine})"
-        if fault["type"] == "extra_forbidden":
-            message = f"engine {engine!r} has no such knob; allowed: {', '.join(kind.model_fields)}"
-        elif fault["type"] == "missing":
-            message = f"engine {engine!r} needs this knob"
-        elif fault["loc"]:
-            message = f"{fault['msg']}, not {fault['input']!r}"
-        else:  # knobs that do not fit each other
-            message = fault["msg"].removeprefix("Value error, ")
-        raise StudyError(f"{place}.{name}: {message}") from None
+        own = {
+            "extra_forbidden": f"engine {engine!r} has no such knob",
+            "missing": f"engine {engine!r} needs this knob",
+        }
+        knob, message = next(faults(e, kind, own))
+        name = ".".join(filter(None, (place, "knobs", knob)))
+        origin = f" (from engine_defaults.{engine})" if knob in defaults.keys() - chosen.keys() else ""
+        raise StudyError(f"{name}{origin}: {message}") from None
 
 
 __all__ = ["CatalogError", "Cell", "expand"]

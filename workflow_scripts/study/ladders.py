@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
-from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.files import write_text
+from workflow_scripts.common.records import Record, read_record
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell
@@ -37,11 +36,7 @@ class LadderError(InputError):
     """A ladder's record that cannot be read; the message names the file and what is wrong."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Pass(_Record):
+class Pass(Record):
     """One pass over a rung; times in seconds of the host's monotonic clock.
 
     `ttft_s` has one element per request, and `step_ends_s` one per step of the engine.
@@ -55,7 +50,7 @@ class Pass(_Record):
     ttft_s: list[float]
 
 
-class Climb(_Record):
+class Climb(Record):
     """All passes of an engine that was started once, with the model's number of layers."""
 
     layers: int
@@ -63,7 +58,7 @@ class Climb(_Record):
     passes: list[Pass]
 
 
-class LadderRecord(_Record):
+class LadderRecord(Record):
     """What was measured, with everything that its times depend on.
 
     `climbs`: the model itself, and the same architecture with fewer layers and random weights; none if the engine
@@ -98,12 +93,7 @@ def read_ladder(path: Path) -> LadderRecord:
     Raises:
         LadderError: it is missing, or it is no such record.
     """
-    try:
-        return LadderRecord.model_validate(read_json(path))
-    except OSError as e:
-        raise LadderError(f"{path}: {e.strerror}") from None
-    except (ValueError, ValidationError) as e:
-        raise LadderError(f"{path}: no record of a ladder: {' '.join(str(e).split())}") from None
+    return read_record(path, LadderRecord, LadderError)
 
 
 def variant(knobs: Knobs) -> str:

@@ -4,19 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.records import Record
 from workflow_scripts.study.definition import recorded_sha256
 
 Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Repeat(_Record):
+class Repeat(Record):
     """One timed pass over the workload; times in seconds, from the host's clocks."""
 
     repeat: int
@@ -25,7 +22,7 @@ class Repeat(_Record):
     end_monotonic_s: float
 
 
-class WarmUp(_Record):
+class WarmUp(Record):
     """Warm-up passes, which do not count; each served the same number of `requests`, with `tokens` in total.
 
     `steady`: the last two passes took equally long, within `warmup.TOLERANCE`.
@@ -37,7 +34,7 @@ class WarmUp(_Record):
     steady: bool
 
 
-class Start(_Record):
+class Start(Record):
     """Which engine start of the cell a record is of, and when it was measured among others.
 
     `start` counts the cell's starts, `round` the rounds of the study in the order of time, both from 1; a round
@@ -53,7 +50,7 @@ class Start(_Record):
     boot_id: str | None = None
 
 
-class Measured(_Record):
+class Measured(Record):
     """What the measuring process observed; the fields are those of `Outcome`.
 
     `wrong_device`: the cell did not run, because the device was not its own.
@@ -70,7 +67,7 @@ class Measured(_Record):
     wrong_device: bool = False
 
 
-class Outcome(_Record):
+class Outcome(Record):
     """How a cell ended: what was asked for, what took effect, and where it was measured.
 
     `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory

@@ -8,20 +8,22 @@ A study is one YAML file that says what to combine, how often to repeat it, and 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.common.yaml_file import read_yaml
 from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.workloads.workload_kinds import FileWorkload, ShareGptWorkload, Workload
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 MOST_NAME = 100  # names are joined into file names, which hold 255 bytes
+_NAMES = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
 Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MOST_NAME)]
 
 
@@ -43,12 +45,7 @@ OneOrMore = Annotated[
 ]
 
 
-class _Strict(BaseModel):
-    # A text or a boolean is never accepted as a number, even if it could be read as one.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Sweep(_Strict):
+class Sweep(StrictRecord):
     """A cross product: every GPU with every engine, model, workload and value of every knob."""
 
     name: Name
@@ -63,7 +60,7 @@ class Sweep(_Strict):
         return {name: as_list(values) for name, values in self.knobs.items()}
 
 
-class ModelOverride(_Strict):
+class ModelOverride(StrictRecord):
     """What a study changes of a model's entry in config/models/."""
 
     load_format: Annotated[
@@ -74,7 +71,7 @@ class ModelOverride(_Strict):
     ] = False
 
 
-class Slo(_Strict):
+class Slo(StrictRecord):
     """Latency limits in seconds; a served request counts for goodput if it keeps all that are set."""
 
     ttft_s: Annotated[float, Field(gt=0, description="time from the scheduled arrival to the first token")] | None = (
@@ -94,7 +91,7 @@ class Slo(_Strict):
         return self.model_dump(exclude_none=True)
 
 
-class Study(_Strict):
+class Study(StrictRecord):
     """The file under config/studies/; its grid is the union of its sweeps."""
 
     schema_version: Literal[1]
@@ -172,10 +169,16 @@ def load_study(path: Path) -> Study:
     content = read_yaml(path, StudyError)
     if not isinstance(content, dict):
         raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
-    try:
-        return Study.model_validate(content)
-    except ValidationError as e:
-        raise StudyError(explain(e, str(path))) from None
+    return study_of(content, str(path))
+
+
+def study_of(content: Any, where: str) -> Study:
+    """A study from its content.
+
+    Raises:
+        StudyError: something in it is not allowed; the message begins with `where`.
+    """
+    return validated(Study, content, where, StudyError, {NAME_PATTERN: _NAMES})
 
 
 def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> Path:
@@ -196,54 +199,6 @@ def study_file(config: Mapping[str, Any], configfiles: Sequence[str | Path]) -> 
 def _keys(path: Path) -> set[str]:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     return set(content) if isinstance(content, dict) else set()
-
-
-def explain(error: ValidationError, where: str) -> str:
-    """One line per fault: file, place and what is allowed there."""
-    return "\n".join(_explain_one(fault, where) for fault in error.errors())
-
-
-def _explain_one(fault: Any, where: str) -> str:
-    kind, loc = fault["type"], fault["loc"]
-    # Pydantic adds a workload's kind after its name, and marks a fault in a key itself; the file has neither.
-    in_file = [part for i, part in enumerate(loc) if part != "[key]" and (loc[0], i) != ("workloads", 2)]
-    place = ".".join(map(str, in_file))
-    message = fault["msg"].removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        message = f"unknown key{_allowed_keys(loc)}"
-    elif kind == "union_tag_invalid":
-        message = f"kind {fault['ctx']['tag']!r} is unknown; allowed: {', '.join(_KINDS)}"
-    elif kind == "union_tag_not_found":
-        message = f"`kind` is missing; allowed: {', '.join(_KINDS)}"
-    elif kind == "string_pattern_mismatch" and fault["ctx"]["pattern"] == NAME_PATTERN:
-        message = "a name has letters a to z, digits, '.', '_' and '-', and begins with a letter or digit"
-        message += f"; not {fault['input']!r}"
-    elif kind in ("dict_type", "model_type", "model_attributes_type"):
-        message = f"must be a mapping of keys to values, not {fault['input']!r}"
-    elif kind not in ("missing", "value_error", "too_short") and len(shown := repr(fault["input"])) < 80:
-        message += f", not {shown}"
-    return f"{where}: {place + ': ' if place else ''}{message}"
-
-
-_KINDS: dict[str, type[BaseModel]] = {
-    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Workload)[0])
-}
-# Which model defines the keys of a place, by the place's first key and its depth.
-_OWNERS: dict[tuple[Any, int], type[BaseModel]] = {
-    ("sweeps", 3): Sweep,
-    ("models", 3): ModelOverride,
-    ("endpoints", 3): Endpoint,
-    ("slo", 2): Slo,
-}
-
-
-def _allowed_keys(loc: tuple[int | str, ...]) -> str:
-    owner: type[BaseModel] | None = Study if len(loc) == 1 else _OWNERS.get((loc[0], len(loc)))
-    if loc[0] == "workloads" and len(loc) == 4:
-        owner = _KINDS[str(loc[2])]
-    if owner is None:
-        return "; config/schemas/study.schema.json has the keys allowed here"
-    return f"; allowed: {', '.join(owner.model_fields)}"
 
 
 def check_files(study: Study) -> Iterator[str]:

@@ -4,22 +4,21 @@ import random
 from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.common.knob import Knob
+from workflow_scripts.common.records import StrictRecord
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0)]
 
 
-class Load(BaseModel):
+class Load(StrictRecord):
     """Knobs of every engine that serves.
 
     Open loop: requests arrive at a rate, whatever the server does. Closed loop: each of several users sends the next
     request when the last one is answered. Both: requests arrive at a rate, but at most `users` are in progress.
     Neither: requests arrive when the workload says, which is all at once for most kinds.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     request_rate_per_s: Annotated[
         Annotated[Rate, Field(description="mean rate at which requests arrive")] | None,

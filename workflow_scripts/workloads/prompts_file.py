@@ -4,17 +4,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
+from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
 from workflow_scripts.workloads.source_file import checked_file
 from workflow_scripts.workloads.vocabulary import Vocabulary
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload
 
 
-class _Line(BaseModel):
+class _Line(StrictRecord):
     # Files of prompts also have other fields, such as answers and sources.
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore")
 
     prompt: str = Field(min_length=1)
     output_tokens: int | None = Field(default=None, ge=1)
@@ -52,12 +53,7 @@ def read_prompts(path: Path) -> Iterator[_Line]:
 
 def _record(line: str, where: str) -> _Line:
     try:
-        return _Line.model_validate(json.loads(line))
-    except ValidationError as e:
-        fault = e.errors()[0]
-        if fault["type"] == "model_type":
-            raise WorkloadError(f"{where}: no JSON object with a `prompt`") from None
-        place = ".".join(map(str, fault["loc"]))
-        raise WorkloadError(f"{where}: {place + ': ' if place else ''}{fault['msg']}") from None
+        content = json.loads(line)
     except ValueError as e:
         raise WorkloadError(f"{where}: not JSON: {e}") from None
+    return validated(_Line, content, where, WorkloadError, {"model_type": "no JSON object with a `prompt`"})

@@ -7,22 +7,18 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import sha256_of
+from workflow_scripts.common.records import StrictRecord
 
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
-class _Strict(BaseModel):
-    # A text or a boolean is never accepted as a number, even if it could be read as one.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class LengthDistribution(_Strict):
+class LengthDistribution(StrictRecord):
     """Token counts drawn from a lognormal distribution truncated to [minimum, maximum]."""
 
     median: Annotated[float, Field(gt=0, description="median of the lognormal, in tokens")]
@@ -47,7 +43,7 @@ class SharedText(NamedTuple):
     tokens: int
 
 
-class _Workload(_Strict):
+class _Workload(StrictRecord):
     kind: str
     num_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS, description="requests in one repeat")]
     prompts_per_seq: Annotated[
@@ -307,7 +303,7 @@ class ShareGptWorkload(FileWorkload):
     fallback: SyntheticWorkload
 
 
-class TraceColumns(_Strict):
+class TraceColumns(StrictRecord):
     """Columns of a trace: when requests arrive (seconds, or a date and time), and their lengths in tokens."""
 
     arrival: str

@@ -19,8 +19,9 @@ from workflow_scripts.analyse.ratios import (
     published_ratios,
     published_readings,
 )
-from workflow_scripts.analyse.tables import TableError, read_table, write_table
+from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_gpu
+from workflow_scripts.device.device_rates import DeviceRatesError
 
 CHECKOUT = Path(__file__).parents[3]
 DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
@@ -338,11 +339,11 @@ def test_records_of_devices_stand_in_for_data_sheets(tmp_path):
 def test_a_damaged_record_is_named(tmp_path):
     path = tmp_path / "h200.json"
     path.write_text("{")
-    with pytest.raises(TableError, match=r"^.*h200\.json: not JSON: "):
+    with pytest.raises(DeviceRatesError, match=r"^.*h200\.json: not JSON: "):
         device_records(tmp_path)
     path.write_text(json.dumps(record(matmul_flop_per_s={"bf16": "fast"})))
     with pytest.raises(
-        TableError, match=r"^.*h200\.json: matmul_flop_per_s\.bf16: Input should be a valid number[^\n]*$"
+        DeviceRatesError, match=r"^.*h200\.json: matmul_flop_per_s\.bf16: Input should be a valid number[^\n]*$"
     ):
         device_records(tmp_path)
 

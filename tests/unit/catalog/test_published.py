@@ -94,7 +94,7 @@ def test_the_tables_of_claims_are_read_from_the_same_folder(tmp_path):
         ([CLAIM | {"label": "measured"}], r"claims.yaml: 0.label: Input should be 'published'"),
         ([CLAIM | {"quantities": []}], r"0.quantities: Tuple should have at least 1 item"),
         ([CLAIM | {"quantities": [{"name": "a", "unit": "s"}]}], "a: needs one of value, values, min, max, formula"),
-        ([CLAIM | {"verdict": "supported"}], r"0.verdict: Extra inputs are not permitted"),
+        ([CLAIM | {"verdict": "supported"}], r"0.verdict: unknown key; allowed: id, source"),
         ([CLAIM, CLAIM], "two claims have the id 'one'"),
     ],
 )

@@ -55,7 +55,9 @@ def test_cards_of_one_type_and_cpus_with_other_cores_are_different_devices():
     assert identity({"processor": "x", "cores": [0]}) != identity({"processor": "x", "cores": [0, 1]})
 
 
-@pytest.mark.parametrize(("text", "said"), [("[", "no record of"), ('{"gpu": 1}', "engine"), (None, "No such")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("[", "not JSON"), ('{"gpu": 1}', "gpu: Input should be"), (None, "No such")]
+)
 def test_what_is_no_ladder_is_said_so(tmp_path, text, said):
     path = tmp_path / "x.json"
     if text is not None:

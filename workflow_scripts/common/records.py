@@ -1,0 +1,157 @@
+"""Records: the base of every model of a file or of settings, and what is said about one that is not valid."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_json
+
+Kind = TypeVar("Kind")
+# Of a typed dict in a record: it is read and written as it is, because other versions may have recorded other fields.
+AsRecorded = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
+
+
+class Record(BaseModel):
+    """A record of known fields that never changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StrictRecord(Record):
+    """A record that people write: a text or a boolean is never a number, even if it could be read as one."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def validated(
+    kind: type[Kind], content: Any, where: str, fault: type[InputError], words: Mapping[str, str] | None = None
+) -> Kind:
+    """The content of a file as a record, or as a collection of records.
+
+    Args:
+        kind: what it should be.
+        content: plain values.
+        where: the file, and the place in it if it is not the whole.
+        fault: what to raise.
+        words: see `faults`.
+
+    Raises:
+        fault: the content is not valid; one line for each fault says where, what, and which values are allowed.
+    """
+    try:
+        found: Kind = _adapter(kind).validate_python(content)  # type: ignore[arg-type]  # a type is hashable
+    except ValidationError as e:
+        said = (": ".join(filter(None, (where, *one))) for one in faults(e, kind, words or {}))
+        raise fault("\n".join(said)) from None
+    return found
+
+
+def read_record(path: Path, kind: type[Kind], fault: type[InputError]) -> Kind:
+    """A record from its JSON file, which a program wrote.
+
+    Raises:
+        fault: the file cannot be opened, is not JSON, or is not valid; of several faults, the first.
+    """
+    try:
+        content = read_json(path)
+    except OSError as e:
+        raise fault(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise fault(f"{path}: not JSON: {e}") from None
+    try:
+        return validated(kind, content, str(path), fault)
+    except fault as e:
+        raise fault(str(e).partition("\n")[0]) from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def faults(error: ValidationError, kind: Any, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Where each fault is, and what is wrong there and allowed instead.
+
+    >>> class Size(StrictRecord):
+    ...     width: int
+    >>> try:
+    ...     Size.model_validate({"width": "2", "depth": 1})
+    ... except ValidationError as e:
+    ...     list(faults(e, Size, {}))
+    [('width', "Input should be a valid integer, not '2'"), ('depth', 'unknown key; allowed: width')]
+
+    Args:
+        error: what pydantic found.
+        kind: the type that the content should have.
+        words: own words for one of pydantic's types of faults, or for a text that does not match a pattern.
+    """
+    for fault in error.errors(include_url=False):
+        place, holder, here = _followed(kind, fault["loc"])
+        yield ".".join(place), _message(fault, holder, here, words)
+
+
+def _message(fault: Any, holder: Any, here: Any, words: Mapping[str, str]) -> str:
+    kind, context, given = fault["type"], fault.get("ctx", {}), repr(fault["input"])
+    own = words.get(kind) or words.get(context.get("pattern"))
+    if kind == "extra_forbidden":
+        return f"{own or 'unknown key'}; allowed: {', '.join(holder.model_fields)}"
+    if kind == "union_tag_invalid":
+        return f"kind {context['tag']!r} is unknown; allowed: {', '.join(_tags(here))}"
+    if kind == "union_tag_not_found":
+        return f"`kind` is missing; allowed: {', '.join(_tags(here))}"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return own or f"must be a mapping of keys to values, not {given}"
+    said: str = own or fault["msg"].removeprefix("Value error, ")
+    return said if kind in ("missing", "value_error", "too_short") or len(given) >= 80 else f"{said}, not {given}"
+
+
+def _followed(kind: Any, loc: Sequence[int | str]) -> tuple[list[str], Any, Any]:
+    """A place as it is in the file, what holds its last part, and what should be there.
+
+    Pydantic adds which member of a union it tried, and marks a fault in a key itself; the file has neither.
+    """
+    place: list[str] = []
+    holder = None
+    for part in loc:
+        holder, *others = _members(kind)
+        if others:
+            kind = next((member for member in (holder, *others) if part in _names(member)), None)
+            continue
+        kind = _held(holder, part)
+        if part != "[key]":
+            place.append(str(part))
+    return place, holder, kind
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types that a value may have, other than None."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [member for each in get_args(kind) if each is not NoneType for member in _members(each)]
+    return [kind]
+
+
+def _held(kind: Any, part: int | str) -> Any:
+    """The type of a field of a record, or of an element of a collection; None if it is open."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        field = kind.model_fields.get(str(part))
+        return field and field.annotation
+    of = [each for each in get_args(kind) if each is not Ellipsis]
+    return of[-1] if of else None
+
+
+def _names(member: Any) -> tuple[Any, ...]:
+    """What pydantic calls a member of a union: by its `kind` if it has one."""
+    if isinstance(member, type) and issubclass(member, BaseModel) and "kind" in member.model_fields:
+        return get_args(member.model_fields["kind"].annotation)
+    return (getattr(member, "__name__", None),)
+
+
+def _tags(kind: Any) -> list[str]:
+    return [str(name) for member in _members(kind) for name in _names(member)]
