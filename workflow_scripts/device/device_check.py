@@ -14,6 +14,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import processor_facts
 
 MEMORY_TOLERANCE = 0.1  # cards of one name differ only by drivers and ECC
@@ -29,7 +30,7 @@ class WrongDeviceError(RuntimeError):
     """The device found is not the one that the cell is for."""
 
 
-def found_device(gpu: Gpu, count: int = 1) -> dict[str, Any]:
+def found_device(gpu: Gpu, count: int = 1) -> Device:
     """Describe the device that this process got, and check that it is `gpu`.
 
     If a cell uses several GPUs, all of them are checked and the first is described.
@@ -41,7 +42,7 @@ def found_device(gpu: Gpu, count: int = 1) -> dict[str, Any]:
     return _found_cpu(gpu) if gpu.kind == "cpu" else _found_gpus(gpu, count)
 
 
-def _found_cpu(gpu: Gpu) -> dict[str, Any]:
+def _found_cpu(gpu: Gpu) -> Device:
     allowed = sorted(os.sched_getaffinity(0))
     wanted = gpu.cpu_cores or len(allowed)
     if len(allowed) < wanted:
@@ -51,7 +52,7 @@ def _found_cpu(gpu: Gpu) -> dict[str, Any]:
     return {"cores": cores, "memory_total_bytes": psutil.virtual_memory().total, **processor_facts(cores)}
 
 
-def cpu_here(gpu: Gpu) -> dict[str, Any]:
+def cpu_here(gpu: Gpu) -> Device:
     """What a CPU device would be on this host, for statements made before measuring; empty if there is none."""
     try:
         return _found_cpu(gpu) if gpu.kind == "cpu" else {}
@@ -68,7 +69,7 @@ def use_cores(cores: list[int]) -> None:
     torch.set_num_threads(len(cores))
 
 
-def _found_gpus(gpu: Gpu, count: int) -> dict[str, Any]:
+def _found_gpus(gpu: Gpu, count: int) -> Device:
     import pynvml
 
     # CUDA numbers GPUs by speed by default, NVML by bus: the GPUs that are checked must be those that are used.
@@ -113,7 +114,7 @@ def _handles(count: int) -> list[Any]:
         raise WrongDeviceError(f"{count} GPUs were asked for, and this process sees fewer") from None
 
 
-def _described(handle: Any) -> dict[str, Any]:
+def _described(handle: Any) -> Device:
     import pynvml
 
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -138,7 +139,7 @@ def _described(handle: Any) -> dict[str, Any]:
     }
 
 
-def _check(gpu: Gpu, found: dict[str, Any]) -> None:
+def _check(gpu: Gpu, found: Device) -> None:
     name = found["name"]
     if not any(re.fullmatch(pattern, name) for pattern in gpu.nvml_names or ()):
         raise WrongDeviceError(f"{gpu.name} was asked for, and the GPU here is {name!r}")

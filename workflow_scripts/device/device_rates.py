@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
-from workflow_scripts.common.records import Record, read_record
+from workflow_scripts.common.records import AsRecorded, Record, read_record
+from workflow_scripts.device.device_record import Device, LoadByOthers
 
 
 class DeviceRatesError(InputError):
@@ -59,11 +60,11 @@ class DeviceRates(Record):
     matmul_flop_per_s: dict[FlopDtype, float]
     matmul_flop_per_s_median: dict[FlopDtype, float]
     last_level_cache_bytes: int | None
-    device: dict[str, Any]
+    device: Annotated[Device, AsRecorded]
     threads: int | None
     host: str
     torch_version: str
-    host_load: dict[str, Any]
+    host_load: Annotated[LoadByOthers, AsRecorded]
     measured_at: str
     samples: dict[str, Samples]
 
@@ -87,7 +88,7 @@ class DeviceRates(Record):
     @property
     def load_pct(self) -> float:
         """Load by other programs and by the hypervisor during the measurement, in per cent of all cores."""
-        return float(self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0))
+        return self.host_load.get("cpu_others_pct", 0.0) + self.host_load.get("cpu_steal_pct", 0.0)
 
     @property
     def disturbed(self) -> bool:

@@ -3,19 +3,20 @@
 import contextlib
 import os
 import time
-from typing import Any
 
 import psutil
+
+from workflow_scripts.device.device_record import LoadByOthers
 
 
 class HostLoad:
     """Load by others while a cell is measured, in per cent of all cores; a context manager around the timed window."""
 
     def __init__(self) -> None:
-        self.record: dict[str, Any] = {}
+        self.record: LoadByOthers = {}
 
     def __enter__(self) -> "HostLoad":
-        self.record["load_average_1m_before"] = os.getloadavg()[0]
+        self._before = os.getloadavg()[0]
         self._began = time.monotonic(), psutil.cpu_times(), _own_cpu_s()
         return self
 
@@ -26,9 +27,12 @@ class HostLoad:
         busy_s = sum(
             getattr(after, kind) - getattr(before, kind) for kind in ("user", "nice", "system", "irq", "softirq")
         )
-        self.record["load_average_1m_after"] = os.getloadavg()[0]
-        self.record["cpu_steal_pct"] = 100 * (after.steal - before.steal) / available_s
-        self.record["cpu_others_pct"] = max(0.0, 100 * (busy_s - (_own_cpu_s() - own_before_s)) / available_s)
+        self.record = {
+            "load_average_1m_before": self._before,
+            "load_average_1m_after": os.getloadavg()[0],
+            "cpu_steal_pct": 100 * (after.steal - before.steal) / available_s,
+            "cpu_others_pct": max(0.0, 100 * (busy_s - (_own_cpu_s() - own_before_s)) / available_s),
+        }
 
 
 def _own_cpu_s() -> float:

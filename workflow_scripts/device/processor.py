@@ -5,9 +5,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, ModelDtype
+from workflow_scripts.device.device_record import Cache, Device
 
 CPUINFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
@@ -24,8 +24,8 @@ _NEEDED: Mapping[Dtype, tuple[str, ...]] = {
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS) -> dict[str, Any]:
-    """Facts of the processor, as plain JSON values; what the system does not report is left out of the lists.
+def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS) -> Device:
+    """Facts of the processor; what the system does not report is left out of the lists.
 
     Args:
         cores: the cores of the device; caches and shared cores are theirs.
@@ -63,7 +63,7 @@ def _machine() -> str:
     return os.uname().machine
 
 
-def _caches(cores: Sequence[int], cpus: Path) -> list[dict[str, int]]:
+def _caches(cores: Sequence[int], cpus: Path) -> list[Cache]:
     """Data caches by level; each is counted once, whoever shares it."""
     sizes: dict[int, dict[str, int]] = {}
     for index in (index for core in cores for index in (cpus / f"cpu{core}" / "cache").glob("index*")):
@@ -105,7 +105,7 @@ def cpu_list(text: str) -> list[int]:
     return [core for first, _, last in ends for core in range(int(first), int(last or first) + 1)]
 
 
-def last_level_cache_bytes(device: Mapping[str, Any]) -> int | None:
+def last_level_cache_bytes(device: Device) -> int | None:
     """Bytes of all last-level caches that a CPU device uses; None if the system does not report them.
 
     >>> last_level_cache_bytes({"caches": [{"level": 3, "size_bytes": 32, "cpus": 16, "instances": 2}]})
@@ -115,7 +115,7 @@ def last_level_cache_bytes(device: Mapping[str, Any]) -> int | None:
     return caches[-1]["size_bytes"] * caches[-1]["instances"] if caches else None
 
 
-def dtype_on(dtype: ModelDtype, gpu: Gpu, device: Mapping[str, Any]) -> Dtype:
+def dtype_on(dtype: ModelDtype, gpu: Gpu, device: Device) -> Dtype:
     """The type in which a model is computed on a device: its own, or for `native` the smallest without emulation.
 
     Among types of equal size bfloat16 is preferred, because models are trained in it. A GPU's types come from its data

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import FlopDtype, Gpu, get_gpu, load_models
 from workflow_scripts.common.command import command, option, out
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock, found_device, use_cores
 from workflow_scripts.device.device_rates import DeviceRates, Samples
+from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on, last_level_cache_bytes
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
@@ -146,7 +146,7 @@ def time_runs(
     }
 
 
-def step_bytes(study: Study, gpu: Gpu, device: Mapping[str, Any]) -> list[int]:
+def step_bytes(study: Study, gpu: Gpu, device: Device) -> list[int]:
     """Bytes of weights that a decode step reads, for each model of the study on the device, except unknown models."""
     models, sizes = load_models(), set()
     for name in resolved_models(study):
@@ -213,13 +213,13 @@ def measure_undisturbed(gpu: Gpu, study: Study | None = None) -> DeviceRates:
 
 def _record(
     gpu: Gpu,
-    found: dict[str, Any],
+    found: Device,
     samples: dict[str, Samples],
     arithmetic: Sequence[FlopDtype],
     cache_bytes: int | None,
     threads: int | None,
     torch_version: str,
-    host_load: dict[str, Any],
+    host_load: LoadByOthers,
 ) -> DeviceRates:
     return DeviceRates(
         gpu=gpu.name,

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Preload
+from workflow_scripts.study.outcome import Effective
 
 # Folder below the evidence for files that an engine needs only while it runs.
 SCRATCH = "scratch"
@@ -56,6 +57,30 @@ class RequestRecord:
         return asdict(self)
 
 
+class Step(TypedDict, total=False):
+    """A step of a scheduler, or its queues at one moment; `docs/tables.md` says what the fields mean.
+
+    An engine leaves out what it does not know. `time_s` is of the monotonic clock.
+    """
+
+    time_s: float
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    prompt_tokens: int
+    generation_tokens: int
+    preempted: int
+    prefix_queries: int
+    prefix_hits: int
+    kv_tokens_live: int
+    kv_slots_reserved: int
+    kv_bytes_reserved: int
+
+
+# Counters, gauges and histograms under the engine's own names; its description says which of them are used.
+Metrics = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class EngineSetup:
     """Everything that an engine needs to start.
@@ -84,7 +109,7 @@ class Engine(Protocol):
 
     def __init__(self, setup: EngineSetup) -> None: ...
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Effective:
         """Start up; return the settings that took effect."""
         ...
 
@@ -107,11 +132,11 @@ class Engine(Protocol):
         """
         ...
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """The engine's own counters and gauges now; empty if it has none."""
         ...
 
-    def take_steps(self) -> list[dict[str, Any]]:
+    def take_steps(self) -> list[Step]:
         """The scheduler's steps since the last call, with times of the monotonic clock."""
         ...
 

@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, load_hf_model
 from workflow_scripts.measure.torch_state import torch_state
+from workflow_scripts.study.outcome import Effective
 
 RESULT_TIMEOUT_S = 1.0
 
@@ -17,9 +18,9 @@ class HfContinuous:
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
         self._pass = 0
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[Step] = []
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Effective:
         """Load the model and allocate the paged cache."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
@@ -105,11 +106,11 @@ class HfContinuous:
     def reset(self) -> None:
         """Block sharing is off, so nothing is kept between repeats."""
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """Torch's peak memory on a GPU; `transformers` has no counters of its own here."""
         return device_memory(self._setup)
 
-    def take_steps(self) -> list[dict[str, Any]]:
+    def take_steps(self) -> list[Step]:
         """One record per step, from its end: what the scheduler holds and how much of the cache is allocated."""
         taken, self._steps = self._steps, []
         return taken

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.measure.engine import EngineSetup
+from workflow_scripts.measure.engine import EngineSetup, Metrics
 
 
 def load_hf_model(setup: EngineSetup) -> Any:
@@ -44,7 +44,7 @@ def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
     return folder
 
 
-def device_memory(setup: EngineSetup) -> dict[str, Any]:
+def device_memory(setup: EngineSetup) -> Metrics:
     """Peak memory that torch's allocator allocated since the last call, if the device is a GPU."""
     if setup.device_kind == "cpu":
         return {}

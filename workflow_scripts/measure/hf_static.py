@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, load_hf_model
 from workflow_scripts.measure.torch_state import torch_state
+from workflow_scripts.study.outcome import Effective
 
 
 class HfStatic:
@@ -16,11 +17,11 @@ class HfStatic:
         self._setup = setup
         self._batch_size = int(setup.knobs["batch_size"])
         self._cache = str(setup.knobs["cache_implementation"])
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[Step] = []
         self._padded_prompt_tokens = 0
         self._surplus_output_tokens = 0
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Effective:
         """Load the model."""
         from transformers import GenerationConfig
 
@@ -129,7 +130,7 @@ class HfStatic:
     def reset(self) -> None:
         """Do nothing: each batch has its own cache."""
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """Padding so far, and torch's peak memory on a GPU."""
         return {
             "padded_prompt_tokens": self._padded_prompt_tokens,
@@ -137,7 +138,7 @@ class HfStatic:
             **device_memory(self._setup),
         }
 
-    def take_steps(self) -> list[dict[str, Any]]:
+    def take_steps(self) -> list[Step]:
         """One record per decoding step of a batch."""
         taken, self._steps = self._steps, []
         return taken

@@ -70,7 +70,8 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
     random_weights = definition.model.model_copy(update={"load_format": "dummy"})
     dummy = definition.model_copy(update={"model": random_weights})
     whole_s = limit_s or CLIMB_S[gpu.kind]
-    known: dict[str, Any] = {}
+    first: Measured | None = None
+    failure = None
     climbs: list[Climb] = []
     with device_lock(gpu, cell.knobs.ranks):
         try:
@@ -84,26 +85,25 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
                 evidence = scratch / str(number)
                 measured = _forked(cell.engine, told, folder, evidence, steps, config["vocab_size"], passes_s)
                 climbs.append(_climb(layers, measured, evidence, steps))
-                known = known or {
-                    "device": measured.device,
-                    "host_load": measured.host_load,
-                    "dtype": measured.effective["dtype"],
-                }
+                first = first or measured
         except ClimbError as e:
-            known["failure"] = str(e)
+            failure = str(e)
     record = LadderRecord(
         gpu=cell.gpu,
+        device=first.device if first else {},
         engine=cell.engine,
         engine_version=provenance(cell.engine)["engine_version"],
         model=cell.model,
         config_sha256=definition.model.config_sha256,
+        dtype=first.effective["dtype"] if first else None,
         variant=ladder.variant,
         knobs=ladder.cell.knobs.set_values(),
         protocol=PROTOCOL_VERSION,
         host=os.uname().nodename,
+        host_load=first.host_load if first else {},
         measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         climbs=climbs,
-        **known,
+        failure=failure,
     )
     record.write(out)
     shutil.rmtree(scratch)

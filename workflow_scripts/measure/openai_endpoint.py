@@ -15,6 +15,7 @@ from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
 from workflow_scripts.measure.server_engine import Serving, address_on, check_port_is_free, free_port, new_api_key
 from workflow_scripts.measure.server_http import Address, ServerError
+from workflow_scripts.study.outcome import Effective
 
 STOP_LIMIT_S = 60
 MOST_CUTS = 4
@@ -72,7 +73,7 @@ class OpenAiEndpoint(Serving):
         own = self._endpoint.environment
         return {**os.environ, **dict(zip(own, self._filled(list(own.values())), strict=True))}
 
-    def _effective(self) -> dict[str, Any]:
+    def _effective(self) -> Effective:
         return {"prompts": self._endpoint.prompts, "ignores_eos": self._endpoint.ignores_eos}
 
     def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:

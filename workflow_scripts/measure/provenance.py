@@ -8,7 +8,6 @@ import re
 import socket
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts import __version__
 from workflow_scripts.catalog.endpoints import Endpoint
@@ -18,6 +17,7 @@ from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.processor import processor_facts
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import get_engine, load_engines
+from workflow_scripts.study.outcome import Provenance
 
 _FURTHER_PACKAGES = ("torch", "transformers", "accelerate", "nvidia-ml-py", "snakemake")
 _JOB_VARIABLES = (
@@ -29,7 +29,7 @@ _JOB_VARIABLES = (
 )
 
 
-def provenance(engine: str, endpoint: Endpoint | None = None) -> dict[str, Any]:
+def provenance(engine: str, endpoint: Endpoint | None = None) -> Provenance:
     """Everything about this process and host that a reader needs to judge or repeat a result of `engine`.
 
     `endpoint` is the server, for the engine that needs one. If the server is not from this environment, its version is

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, found_device, lost_gpu, use_cores
+from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import Knobs
@@ -30,7 +31,7 @@ from workflow_scripts.measure.failures import request_failures, run_failure, sta
 from workflow_scripts.measure.job import Job, read_job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.outcome import Measured, Repeat, Verdict, WarmUp
+from workflow_scripts.study.outcome import Effective, Measured, Repeat, Verdict, WarmUp
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
 SEED = 0
@@ -43,12 +44,12 @@ class _Measured:
         self.outcome: Verdict = "ok"
         self.reason: str | None = None
         self.wrong_device = False
-        self.device: dict[str, Any] = {}
-        self.effective: dict[str, Any] = {}
+        self.device: Device = {}
+        self.effective: Effective = {}
         self.phases_s: dict[str, float] = {}
         self.warmup: WarmUp | None = None
         self.repeats: list[Repeat] = []
-        self.host_load: dict[str, Any] = {}
+        self.host_load: LoadByOthers = {}
         self.requests: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
@@ -90,7 +91,7 @@ def measure(job: Job) -> None:
     try:
         elsewhere = definition.endpoint.base_url if definition.endpoint else None
         ranks = definition.knobs.ranks
-        device: dict[str, Any] = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
+        device: Device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
         measured.device = device
         with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl", ranks):
             host_cores = sorted(os.sched_getaffinity(0))
@@ -165,9 +166,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         traceback.print_exc()
 
 
-def _warm_up(
-    engine: Engine, requests: Sequence[Request], definition: Definition, effective: Mapping[str, Any]
-) -> WarmUp:
+def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition, effective: Effective) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
     count = pass_size(len(requests), _concurrency(definition.knobs, effective))
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
@@ -186,7 +185,7 @@ def _warm_up(
     )
 
 
-def _concurrency(knobs: Knobs, effective: Mapping[str, Any]) -> int:
+def _concurrency(knobs: Knobs, effective: Effective) -> int:
     """Maximum number of requests that may run at once; the engine's own value is preferred to the study's setting."""
     allowed = int(effective.get("max_num_seqs", knobs.max_concurrency))
     return min(allowed, getattr(knobs, "users", None) or allowed)
@@ -211,9 +210,7 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
         measured.ended("invalid", wrong)
 
 
-def _wrong_lengths(
-    requests: Sequence[Request], records: Sequence[RequestRecord], effective: Mapping[str, Any]
-) -> str | None:
+def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord], effective: Effective) -> str | None:
     """Say which request got another number of tokens than it asked for, if any.
 
     If a server takes text, its own count is the length of a prompt. A server that stops at an end token may generate

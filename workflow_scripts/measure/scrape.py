@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+from workflow_scripts.measure.engine import Metrics, Step
 from workflow_scripts.measure.server_http import Address
 
 INTERVAL_S = 1.0
@@ -26,7 +27,7 @@ _QUEUES = {
 _COUNTS = ("running", "waiting")
 
 
-def read_metrics(address: Address) -> dict[str, Any]:
+def read_metrics(address: Address) -> Metrics:
     """All counters, gauges and histograms by name and labels; empty if the server has none."""
     try:
         return parse_metrics(address.call("/metrics"))
@@ -34,7 +35,7 @@ def read_metrics(address: Address) -> dict[str, Any]:
         return {}
 
 
-def parse_metrics(text: str) -> dict[str, Any]:
+def parse_metrics(text: str) -> Metrics:
     """Read metrics in Prometheus' text format: numbers, and for histograms `count`, `sum` and `buckets`.
 
     A counter has the name that vLLM's own interface gives it, without `_total`.
@@ -44,7 +45,7 @@ def parse_metrics(text: str) -> dict[str, Any]:
     """
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, Any] = {}
+    found: Metrics = {}
     try:
         families = list(text_string_to_metric_families(text))
     except ValueError:
@@ -71,7 +72,7 @@ def parse_metrics(text: str) -> dict[str, Any]:
     return found
 
 
-def queues(metrics: Mapping[str, Any]) -> dict[str, float]:
+def queues(metrics: Mapping[str, Any]) -> Step:
     """The queues among a server's metrics; if several ranks report theirs, the longest.
 
     >>> queues({"sglang:num_running_reqs{engine_type=unified,tp_rank=0}": 3.0, "vllm:num_requests_waiting": 1.0})
@@ -81,7 +82,7 @@ def queues(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
         if column := _QUEUES.get(name.partition("{")[0]):
             found[column] = max(int(value) if column in _COUNTS else value, found.get(column, 0))
-    return found
+    return cast(Step, found)
 
 
 class Scraper:
@@ -91,7 +92,7 @@ class Scraper:
         self._address = address
         self._interval_s = interval_s
         self._stop = threading.Event()
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
 
     def __enter__(self) -> "Scraper":
         self._thread = threading.Thread(target=self._watch, daemon=True)

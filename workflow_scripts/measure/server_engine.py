@@ -8,13 +8,13 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import Scraper, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
+from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.arrivals import Load
 
 LOOPBACK = "127.0.0.1"
@@ -32,7 +32,7 @@ class Serving:
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
         self._load = Load.model_validate({k: setup.knobs[k] for k in Load.model_fields if k in setup.knobs})
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[Step] = []
         self._server: ServerProcess | None = None
         self._target: Target
 
@@ -40,14 +40,14 @@ class Serving:
         """Start the server, if this process has to start it; return it, the target of requests and its health path."""
         raise NotImplementedError
 
-    def _effective(self) -> dict[str, Any]:
+    def _effective(self) -> Effective:
         """Settings of the healthy server that took effect."""
         raise NotImplementedError
 
     def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
         return [request.prompt_token_ids for request in requests]
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Effective:
         """Start the server and wait until it is healthy; return the settings that took effect."""
         try:
             self._server, self._target, health_path = self._launch()
@@ -60,7 +60,7 @@ class Serving:
     def _ended(self) -> str | None:
         return self._server.ended() if self._server else None
 
-    def _client_cores(self) -> dict[str, Any]:
+    def _client_cores(self) -> Effective:
         """Move this process off the device's cores, if the machine has others."""
         if self._setup.device_kind != "cpu" or self._server is None:
             return {}
@@ -103,12 +103,12 @@ class Serving:
     def reset(self) -> None:
         """Do nothing: how to empty this server's cache is not known."""
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """The server's own metrics, and the CPU time of the client so far."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return {**read_metrics(self._target.address), "client_cpu_s": used.ru_utime + used.ru_stime}
 
-    def take_steps(self) -> list[dict[str, Any]]:
+    def take_steps(self) -> list[Step]:
         """The server's queues, about once a second; these are not scheduler steps and have no token counts."""
         taken, self._steps = self._steps, []
         return taken

@@ -1,12 +1,13 @@
 """Settings of torch in a process that change how fast, or how exactly, a model runs in it."""
 
 import os
-from typing import Any
+
+from workflow_scripts.study.outcome import Effective
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def torch_state() -> dict[str, Any]:
+def torch_state() -> Effective:
     """Settings of this process by name: attention kernels that `sdpa` may use, precisions, threads, allocator."""
     import torch
 

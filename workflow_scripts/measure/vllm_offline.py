@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workflow_scripts.engines.vllm_engines import VllmKnobs
-from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord, forget_prefixes
+from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step, forget_prefixes
+from workflow_scripts.study.outcome import Effective
 
 # vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -18,9 +19,9 @@ class VllmOffline:
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup = setup
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[Step] = []
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Effective:
         """Start the engine. On a CPU one rank runs in this process; on a GPU vLLM has its default process layout.
 
         If the job's environment names a layout, that layout is used.
@@ -120,12 +121,12 @@ class VllmOffline:
         """Forget cached prefixes."""
         forget_prefixes(self._llm.reset_prefix_cache)
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""
         self._llm.llm_engine.do_log_stats()
         return {_key(m): _value(m) for m in self._llm.get_metrics()}
 
-    def take_steps(self) -> list[dict[str, Any]]:
+    def take_steps(self) -> list[Step]:
         """One record per step of the scheduler."""
         taken = self._steps[:]
         self._steps.clear()
@@ -170,7 +171,7 @@ def fork_the_engine_core() -> None:
     engine_processes.get_mp_context = context
 
 
-def effective_settings(config: Any) -> dict[str, Any]:
+def effective_settings(config: Any) -> Effective:
     """The settings that took effect, from the `VllmConfig` of a running engine."""
     cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
     speculation = config.speculative_config
@@ -203,7 +204,7 @@ def _attention_backend(config: Any) -> str | None:
     return ", ".join(sorted(names)) or None
 
 
-def step_record(scheduler_stats: Any, iteration_stats: Any) -> dict[str, Any]:
+def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
     """What a step did, from a `SchedulerStats` and an `IterationStats`; the latter may be None."""
     prefix = scheduler_stats.prefix_cache_stats
     return {

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.engines.vllm_engines import VllmServeKnobs, command_line
@@ -12,6 +11,7 @@ from workflow_scripts.measure.engine import forget_prefixes
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.server_engine import LOOPBACK, Serving, address_on, free_port, new_api_key
 from workflow_scripts.measure.vllm_offline import effective_settings, fork_the_engine_core, vllm_environment
+from workflow_scripts.study.outcome import Effective
 
 SERVED_MODEL_NAME = "model"
 EFFECTIVE = "effective.json"
@@ -59,8 +59,8 @@ class VllmServe(Serving):
         environment = vllm_environment(self._setup, VllmServeKnobs.model_validate(dict(self._setup.knobs)))
         return environment | {"VLLM_API_KEY": api_key, "VLLM_SERVER_DEV_MODE": "1"}
 
-    def _effective(self) -> dict[str, Any]:
-        told: dict[str, Any] = read_json(self._setup.evidence / EFFECTIVE)
+    def _effective(self) -> Effective:
+        told: Effective = read_json(self._setup.evidence / EFFECTIVE)
         (self._setup.evidence / EFFECTIVE).unlink()
         return told
 

@@ -4,15 +4,16 @@ A ladder of another model on the same device, engine and kernels comes after tho
 always said.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError, Dtype, Gpu, get_model
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.device_rates import DeviceRates
+from workflow_scripts.device.device_record import Device
 from workflow_scripts.physics.calibration import UNCALIBRATED, Source, Speed, default_speed, peak_flop_per_s
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
@@ -32,7 +33,7 @@ class Wanted:
     """What costs are needed for; `device` is what is known of the device at hand, empty if nothing is."""
 
     gpu: Gpu
-    device: Mapping[str, Any]
+    device: Device
     rates: DeviceRates | None
     engine: str
     model: str

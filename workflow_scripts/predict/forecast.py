@@ -4,7 +4,7 @@ Cells whose engines make the same decisions share one schedule, on whatever devi
 is made and what a record holds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from typing import Any, cast
 from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
+from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
@@ -96,7 +97,7 @@ class _Known:
             path = prepared / "devices" / f"{gpu}.json" if prepared else None
             return read_device_rates(path) if path and path.exists() else None
 
-        def device(gpu: str) -> Mapping[str, Any]:
+        def device(gpu: str) -> Device:
             measured = rates(gpu)
             return measured.device if measured else cpu_here(gpus[gpu])
 

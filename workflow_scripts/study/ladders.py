@@ -5,18 +5,20 @@ climbs it and writes a `LadderRecord`; `predict.step_fit` fits the costs of step
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from workflow_scripts.catalog.gpus_and_models import Dtype
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
-from workflow_scripts.common.records import Record, read_record
+from workflow_scripts.common.records import AsRecorded, Record, read_record
+from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
@@ -54,7 +56,7 @@ class Climb(Record):
     """All passes of an engine that was started once, with the model's number of layers."""
 
     layers: int
-    effective: dict[str, Any]
+    effective: Effective
     passes: list[Pass]
 
 
@@ -67,7 +69,7 @@ class LadderRecord(Record):
 
     schema_version: Literal[1] = 1
     gpu: str
-    device: dict[str, Any] = {}
+    device: Annotated[Device, AsRecorded] = {}
     engine: str
     engine_version: str | None
     model: str
@@ -77,7 +79,7 @@ class LadderRecord(Record):
     knobs: dict[str, Any]
     protocol: int
     host: str
-    host_load: dict[str, Any] = {}
+    host_load: Annotated[LoadByOthers, AsRecorded] = {}
     measured_at: str
     climbs: list[Climb] = []
     failure: str | None = None
@@ -199,12 +201,12 @@ def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[lis
     return [rung for i, rung in enumerate(made) if rung not in made[:i]]
 
 
-def identity(device: Mapping[str, Any]) -> dict[str, Any]:
+def identity(device: Device) -> dict[str, object]:
     """What tells a device from others: a GPU's UUID and driver, a CPU's processor and number of cores.
 
     >>> identity({"name": "CPU", "processor": "CPU (X 6-1): avx2", "cores": [2, 3], "memory_total_bytes": 1})
     {'processor': 'CPU (X 6-1): avx2', 'cores': 2}
     """
     names = ("name", "uuid", "driver_version") if "uuid" in device else ("processor",)
-    cores = {"cores": len(device["cores"])} if device.get("cores") else {}
-    return {name: device[name] for name in names if name in device} | cores
+    known: dict[str, object] = {name: value for name, value in device.items() if name in names}
+    return known | ({"cores": len(device["cores"])} if device.get("cores") else {})

@@ -2,15 +2,38 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import JsonValue
 
 from workflow_scripts.common.files import read_json, write_text
-from workflow_scripts.common.records import Record
+from workflow_scripts.common.records import AsRecorded, Record
+from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.study.definition import recorded_sha256
 
 Verdict = Literal["ok", "infeasible", "timeout", "engine_error", "invalid"]
+
+
+# The settings that took effect, under the engine's own names; what they are differs with engine and version.
+Effective = dict[str, Any]
+
+
+class Provenance(TypedDict, total=False):
+    """Where a number comes from; `measure.provenance` says what the fields hold. Former versions recorded less."""
+
+    kvsweep_version: str
+    git_commit: str | None
+    git_dirty: bool | None
+    versions: dict[str, str]
+    engine_version: str | None
+    lock: str | None
+    lock_sha256: str
+    python: str
+    kernel: str
+    host: str
+    processor: str
+    job: dict[str, str]
+    ended_at: str
 
 
 class Repeat(Record):
@@ -58,12 +81,12 @@ class Measured(Record):
 
     outcome: Verdict
     reason: str | None = None
-    effective: dict[str, Any] = {}
+    effective: Effective = {}
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
     repeats: list[Repeat] = []
-    device: dict[str, Any] = {}
-    host_load: dict[str, Any] = {}
+    device: Annotated[Device, AsRecorded] = {}
+    host_load: Annotated[LoadByOthers, AsRecorded] = {}
     wrong_device: bool = False
 
 
@@ -82,14 +105,14 @@ class Outcome(Record):
     reason: str | None = None
     definition: dict[str, JsonValue]
     definition_sha256: str
-    effective: dict[str, Any] = {}
+    effective: Effective = {}
     phases_s: dict[str, float] = {}
     warmup: WarmUp | None = None
     start: Start = Start()
     repeats: list[Repeat] = []
-    device: dict[str, Any] = {}
-    host_load: dict[str, Any] = {}
-    provenance: dict[str, Any]
+    device: Annotated[Device, AsRecorded] = {}
+    host_load: Annotated[LoadByOthers, AsRecorded] = {}
+    provenance: Annotated[Provenance, AsRecorded]
 
     def write(self, path: Path) -> None:
         """Write the record, whole or not at all."""

@@ -1,0 +1,51 @@
+"""What is recorded of the device that work ran on, and of the load that others put on its host."""
+
+from typing import TypedDict
+
+from workflow_scripts.catalog.gpus_and_models import Dtype
+
+
+class Cache(TypedDict):
+    """The data caches of one level: how many the cores use together, how large each is, and how many cores share it."""
+
+    level: int
+    size_bytes: int
+    cpus: int
+    instances: int
+
+
+class Device(TypedDict, total=False):
+    """A device as it was found; null: the driver does not say.
+
+    A CPU has its `cores` and what `processor.processor_facts` says, a GPU the fields of NVML, and a server elsewhere
+    only its address, `server`. Former versions recorded less.
+    """
+
+    server: str
+    cores: list[int]
+    memory_total_bytes: int
+    name: str
+    processor: str
+    instruction_sets: list[str]
+    native_dtypes: list[Dtype]
+    caches: list[Cache]
+    shared_cores: list[list[int]]
+    uuid: str
+    memory_used_before_bytes: int
+    driver_version: str
+    power_limit_w: float | None
+    mig_mode: int | None
+    other_processes: int | None
+    throttle_reasons_before: list[str] | None
+    temperature_before_c: int | None
+    sm_clock_max_mhz: int | None
+    simulated: bool
+
+
+class LoadByOthers(TypedDict, total=False):
+    """Load on the host while something was timed, in per cent of all cores; empty if nothing was timed."""
+
+    load_average_1m_before: float
+    load_average_1m_after: float
+    cpu_steal_pct: float
+    cpu_others_pct: float
