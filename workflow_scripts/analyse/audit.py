@@ -13,19 +13,19 @@ The audit assumes: the model and the type of its weights, one device per row, on
 speculative decoding), and prompts that are read in full (no shared prefix).
 """
 
+import csv
+import io
 import json
 import math
 import re
 from argparse import ArgumentTypeError, Namespace
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from rich.console import Console
-from rich.table import Table
-
-from workflow_scripts.analyse.published_table import read_csv
+from workflow_scripts.analyse.csv_rows import Row, Value, read_rows
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
@@ -178,67 +178,81 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
     return Columns(gpus[0], throughput or rates[0], next(iter(like(_SEQUENCES)), None))
 
 
-def audit_table(
-    table: "pd.DataFrame",
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on a row.
+
+    `predicted_ceiling_tokens_per_s` is that of `ceiling_gpu`, the card with the highest one. `limit` is what limits
+    that card, and `times_ceiling` the throughput over the ceiling. A number is NaN if it is not known.
+    """
+
+    verdict: Verdict = "unknown"
+    predicted_ceiling_tokens_per_s: float = math.nan
+    times_ceiling: float = math.nan
+    ceiling_gpu: str | None = None
+    limit: str | None = None
+    reason: str = ""
+
+
+ADDED = tuple(field.name for field in fields(Judged))
+
+
+def judge(
+    row: Mapping[str, Any],
+    columns: Columns,
     facts: ModelFacts,
     workload: Workload,
     *,
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
     default_max_num_seqs: int = 256,
-    throughput_column: str | None = None,
     gpus: Mapping[str, Gpu] | None = None,
-) -> "pd.DataFrame":
-    """The table with a verdict on each row.
+) -> Judged:
+    """The verdict on one throughput.
 
     Args:
-        table: one row per throughput, with the columns that `find_columns` looks for.
-        facts: the model that all rows ran.
+        row: a row of a table.
+        columns: which of its columns count.
+        facts: the model that ran.
         workload: tokens of a request.
         gpu_memory_utilization: largest share of the memory that the engine could use.
         kv_cache_dtype: type of the KV cache; "auto" is the model's.
-        default_max_num_seqs: live sequences for rows that do not give them.
-        throughput_column: the column to check, if there are several candidates.
+        default_max_num_seqs: live sequences if the row does not give them.
         gpus: the catalogue; the project's own if None.
+    """
+    sequences, assumed = _sequences(row, columns, default_max_num_seqs)
+    if sequences is None:
+        return Judged(reason=f"{columns.sequences} is {row[columns.sequences or '']!r}, not a number of sequences")
+    try:
+        candidates = resolve(str(row[columns.gpu]), load_gpus() if gpus is None else gpus)
+    except CatalogError as e:
+        return Judged(reason=str(e).partition(";")[0])
+    found = [ceiling(facts, g, sequences, workload, gpu_memory_utilization, kv_cache_dtype) for g in candidates]
+    ceilings = [one for one in found if one is not None]
+    if not ceilings:
+        return Judged(reason=f"no data sheet gives the rates of {row[columns.gpu]}")
+    highest = max(ceilings, key=lambda one: one.total_tokens_per_s)
+    return _against(_number(row[columns.throughput]), highest, columns, assumed)
 
-    Returns:
-        The table's columns and `verdict` (possible, impossible, unknown), `predicted_ceiling_tokens_per_s`,
-        `times_ceiling` (the throughput over the ceiling), `ceiling_gpu` (the card with the highest ceiling), `limit`
-        (what limits that card) and `reason`.
+
+def audit_table(
+    table: "pd.DataFrame", facts: ModelFacts, workload: Workload, throughput_column: str | None = None, **options: Any
+) -> "pd.DataFrame":
+    """The table with a verdict on each row, in the fields of `Judged`; `options` are those of `judge`.
 
     Raises:
         AuditError: a column is missing.
     """
-    import pandas as pd  # takes longer than the rest of the command, and its help does not need it
+    import pandas as pd  # the command does without
 
-    added = list(_unknown(""))
-    table = table.drop(columns=added, errors="ignore").reset_index(drop=True)
+    table = table.drop(columns=list(ADDED), errors="ignore").reset_index(drop=True)
     columns = find_columns([str(name) for name in table.columns], throughput_column)
-    gpus = load_gpus() if gpus is None else gpus
-
-    def verdict(row: Mapping[Any, Any]) -> dict[str, Any]:
-        sequences, assumed = _sequences(row, columns, default_max_num_seqs)
-        if sequences is None:
-            return _unknown(f"{columns.sequences} is {row[columns.sequences]!r}, not a number of sequences")
-        try:
-            candidates = resolve(str(row[columns.gpu]), gpus)
-        except CatalogError as e:
-            return _unknown(str(e).partition(";")[0])
-        ceilings = [
-            c
-            for g in candidates
-            if (c := ceiling(facts, g, sequences, workload, gpu_memory_utilization, kv_cache_dtype))
-        ]
-        if not ceilings:
-            return _unknown(f"no data sheet gives the rates of {row[columns.gpu]}")
-        highest = max(ceilings, key=lambda c: c.total_tokens_per_s)
-        return _judge(_number(row[columns.throughput]), highest, columns, assumed)
-
-    verdicts = pd.DataFrame([verdict(row) for row in table.to_dict(orient="records")], columns=added)
-    return pd.concat([table, verdicts], axis=1)
+    rows = [dict(zip(map(str, table), row, strict=True)) for row in table.itertuples(index=False, name=None)]
+    verdicts = [asdict(judge(row, columns, facts, workload, **options)) for row in rows]
+    return pd.concat([table, pd.DataFrame(verdicts, columns=list(ADDED))], axis=1)
 
 
-def _sequences(row: Mapping[Any, Any], columns: Columns, default: int) -> tuple[float | None, str]:
+def _sequences(row: Mapping[str, Any], columns: Columns, default: int) -> tuple[float | None, str]:
     """Live sequences of a row, None if the value is no number; if there is no value, also a note of the assumption."""
     stated = None if columns.sequences is None else row[columns.sequences]
     if stated is None or stated != stated:  # NaN, as pandas reads an empty field
@@ -259,32 +273,32 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _judge(throughput: float, highest: Ceiling, columns: Columns, assumed: str) -> dict[str, Any]:
+def _against(throughput: float, highest: Ceiling, columns: Columns, assumed: str) -> Judged:
     limit = highest.output_tokens_per_s if columns.counts_output_only else highest.total_tokens_per_s
-    known = {"predicted_ceiling_tokens_per_s": limit, "ceiling_gpu": highest.gpu, "limit": highest.limit}
+    known = Judged(predicted_ceiling_tokens_per_s=limit, ceiling_gpu=highest.gpu, limit=highest.limit)
     if not throughput > 0:
-        return _unknown(f"no number in {columns.throughput}") | known
+        return replace(known, reason=f"no number in {columns.throughput}")
     times = throughput / limit if limit else math.inf
-    verdict: Verdict = "impossible" if times > 1 else "possible"
     counted = "output tokens" if columns.counts_output_only else "prompt and output tokens"
     reason = f"{times:.3g} times the ceiling for {counted}; {highest.because}{assumed}"
-    return {**_unknown(reason), **known, "verdict": verdict, "times_ceiling": times}
+    return replace(known, verdict="impossible" if times > 1 else "possible", times_ceiling=times, reason=reason)
 
 
-def _unknown(reason: str) -> dict[str, Any]:
-    return {
-        "verdict": "unknown",
-        "predicted_ceiling_tokens_per_s": math.nan,
-        "times_ceiling": math.nan,
-        "ceiling_gpu": None,
-        "limit": None,
-        "reason": reason,
-    }
+def _plain(value: Value) -> Value:
+    """The value, or None for a number that JSON cannot hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _record(args: Namespace, verdicts: "pd.DataFrame") -> dict[str, Any]:
-    rows = json.loads(verdicts.to_json(orient="records"))
-    counts = verdicts["verdict"].value_counts().to_dict()
+def _as_csv(names: Sequence[str], rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _record(args: Namespace, rows: Sequence[Row]) -> dict[str, Any]:
+    counts = Counter(row["verdict"] for row in rows)
     return {
         "table": str(args.table),
         "model": args.model,
@@ -292,13 +306,15 @@ def _record(args: Namespace, verdicts: "pd.DataFrame") -> dict[str, Any]:
         "prompt_tokens": args.tokens_per_request.prompt_tokens,
         "output_tokens": args.tokens_per_request.output_tokens,
         "gpu_memory_utilization": args.gpu_memory_utilization,
-        "verdicts": {name: int(counts.get(name, 0)) for name in ("possible", "impossible", "unknown")},
+        "verdicts": {name: counts[name] for name in get_args(Verdict)},
         "rows": rows,
     }
 
 
-def _print(args: Namespace, table: "pd.DataFrame", verdicts: "pd.DataFrame") -> None:
-    columns = find_columns([str(name) for name in table.columns], args.throughput_column)
+def _print(args: Namespace, columns: Columns, rows: Sequence[Row], verdicts: Sequence[Judged]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     workload: Workload = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
     tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens per request"
@@ -311,14 +327,14 @@ def _print(args: Namespace, table: "pd.DataFrame", verdicts: "pd.DataFrame") -> 
         shown.add_column(name, justify="left" if name == columns.gpu else "right")
     shown.add_column("verdict")
     shown.add_column("limit")
-    for row in verdicts.to_dict(orient="records"):
-        ceiling_, times = row["predicted_ceiling_tokens_per_s"], row["times_ceiling"]
+    for row, found in zip(rows, verdicts, strict=True):
+        ceiling_, times = found.predicted_ceiling_tokens_per_s, found.times_ceiling
         shown.add_row(
-            *(str(row[name]) for name in stated),
+            *("" if row[name] is None else str(row[name]) for name in stated),
             "" if math.isnan(ceiling_) else f"{ceiling_:,.0f}",
             "" if math.isnan(times) else f"{times:.2f}",
-            row["verdict"],
-            row["reason"] if row["verdict"] == "unknown" else row["limit"],
+            found.verdict,
+            found.reason if found.verdict == "unknown" else found.limit,
         )
     Console().print(shown)
 
@@ -354,20 +370,29 @@ def _workload(text: str) -> Workload:
 )
 def main(args: Namespace) -> None:
     """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
-    table = read_csv(args.table, AuditError)
-    model = get_model(args.model)
-    verdicts = audit_table(
-        table,
-        read_model_facts(model.config, model.fixed_dtype, args.quantization),
-        args.tokens_per_request,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        kv_cache_dtype=args.kv_cache_dtype,
-        default_max_num_seqs=args.max_num_seqs,
-        throughput_column=args.throughput_column,
-    )
+    found, rows = read_rows(args.table, AuditError)
+    names = [name for name in found if name not in ADDED]
+    model, columns = get_model(args.model), find_columns(names, args.throughput_column)
+    facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
+    verdicts = [
+        judge(
+            row,
+            columns,
+            facts,
+            args.tokens_per_request,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_dtype=args.kv_cache_dtype,
+            default_max_num_seqs=args.max_num_seqs,
+        )
+        for row in rows
+    ]
+    audited = [
+        {name: _plain(value) for name, value in (row | asdict(found)).items() if name in (*names, *ADDED)}
+        for row, found in zip(rows, verdicts, strict=True)
+    ]
     if args.out is not None:
-        write_text(args.out, verdicts.to_csv(index=False))
+        write_text(args.out, _as_csv([*names, *ADDED], audited))
     if args.json:
-        print(json.dumps(_record(args, verdicts), indent=2))
+        print(json.dumps(_record(args, audited), indent=2))
     else:
-        _print(args, table, verdicts)
+        _print(args, columns, rows, verdicts)

@@ -196,7 +196,7 @@ def _since(record: dict[str, Any], start_s: float) -> dict[str, Any]:
 def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
     if not trace.exists():
         return
-    samples = read_trace(trace)
+    samples = read_trace(trace).table()
     if samples.empty or "time_monotonic_s" not in samples:
         return
     memory = samples.get("process_memory_bytes")

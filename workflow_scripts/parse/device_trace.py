@@ -8,8 +8,10 @@ header, `--columns` names its fields. Other modules take the samples from `read_
 """
 
 import json
+import math
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from workflow_scripts.common.command import command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record
 from workflow_scripts.logs.engine_log_text import decode
-from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, parse_csv
+from workflow_scripts.parse.nvidia_smi import FIELD_NAMES, Sample, parse_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,14 +59,33 @@ class TraceSummary(Record):
     reason: str | None
 
 
-def read_trace(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":
-    """Read a trace of either format as a table, one row per sample.
+@dataclass(frozen=True)
+class Trace:
+    """The samples of a trace, in its order.
 
-    The columns are those of `COLUMNS` that the trace has, with the same names for both formats: `time_unix_s` (from
+    A sample has those of `COLUMNS` that the trace gives, with the same names for both formats: `time_unix_s` (from
     nvidia-smi its local time, read as UTC), `time_monotonic_s`, sizes in bytes, `power_w`, `energy_j` (a counter),
     clocks in MHz, `throttle_reasons` (list of names), and `gpu`, the label of the device if nvidia-smi gave one.
-    A value that the trace does not have is NaN. `attrs` holds `format`, `header` (of the pipeline's trace),
-    `bad_lines` (the number of lines without a sample) and `reason` (what a reader should know, or None).
+    `header` is that of the pipeline's own format, `bad_lines` the number of lines without a sample, and `reason` what a
+    reader should know, if anything.
+    """
+
+    samples: Sequence[Sample]
+    header: Mapping[str, Any]
+    bad_lines: int
+    reason: str | None
+
+    def table(self) -> "pd.DataFrame":
+        """One row per sample, with the columns that any of them has; a value that the trace does not give is NaN."""
+        import pandas as pd  # takes longer than the whole command, which does not need it
+
+        present = {name for sample in self.samples for name in sample}
+        table = pd.DataFrame(self.samples, columns=[name for name in COLUMNS if name in present])
+        return table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in NUMBERS if name in table})
+
+
+def read_trace(path: Path, columns: Sequence[str] | None = None) -> Trace:
+    """Read a trace of either format.
 
     Args:
         path: JSON Lines of the pipeline, or CSV of nvidia-smi.
@@ -77,37 +98,29 @@ def read_trace(path: Path, columns: Sequence[str] | None = None) -> "pd.DataFram
     return parse_trace(decode(path.read_bytes()), columns)
 
 
-def parse_trace(text: str, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+def parse_trace(text: str, columns: Sequence[str] | None = None) -> Trace:
     """Read the text of a trace; see `read_trace`."""
-    import pandas as pd  # takes longer than the rest of the command, and its help does not need it
-
     header: dict[str, Any] = {}
     if text.lstrip().startswith("{"):
         rows, bad_lines, header = _json_lines(text)
-        notes, kind = [], "json lines"
+        notes = []
     else:
-        samples = parse_csv(text, columns)
-        rows, bad_lines, notes, kind = samples.rows, samples.bad_lines, samples.notes, "nvidia-smi"
-    present = {name for row in rows for name in row}
-    trace = pd.DataFrame(rows, columns=[name for name in COLUMNS if name in present])
-    for name in NUMBERS:
-        if name in trace:
-            trace[name] = pd.to_numeric(trace[name], errors="coerce")
+        found = parse_csv(text, columns)
+        rows, bad_lines, notes = found.rows, found.bad_lines, found.notes
     if bad_lines:
-        notes.append(f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample")
+        notes = [*notes, f"{bad_lines} line{'s' if bad_lines > 1 else ''} without a readable sample"]
     if not rows:
-        notes.append("no sample was recognised" if text.strip() else "the trace is empty")
-    trace.attrs = {"format": kind, "header": header, "bad_lines": bad_lines, "reason": "; ".join(notes) or None}
-    return trace
+        notes = [*notes, "no sample was recognised" if text.strip() else "the trace is empty"]
+    return Trace(rows, header, bad_lines, "; ".join(notes) or None)
 
 
-def _json_lines(text: str) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
+def _json_lines(text: str) -> tuple[list[Sample], int, dict[str, Any]]:
     """The samples, the number of lines without a sample, and the header."""
 
     def fits(name: str, value: Any) -> bool:
         return isinstance(value, list) if name == "throttle_reasons" else isinstance(value, int | float | str)
 
-    rows: list[dict[str, Any]] = []
+    rows: list[Sample] = []
     header: dict[str, Any] = {}
     bad_lines = 0
     for line in text.split("\n"):
@@ -126,29 +139,34 @@ def _json_lines(text: str) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
     return rows, bad_lines, header
 
 
-def summarise(trace: "pd.DataFrame") -> TraceSummary:
-    """Reduce the samples from `read_trace` to their extremes and the mean power."""
+def summarise(trace: Trace) -> TraceSummary:
+    """Reduce the samples to their extremes and the mean power."""
 
-    def mib(name: str, how: str) -> int | float | None:
-        return _reduced(trace, name, how, 2.0**-20)
+    def extreme(of: Callable[[Sequence[float]], float], name: str, scale: float = 1.0) -> int | float | None:
+        numbers = [_number(sample.get(name)) for sample in trace.samples]
+        known = [number for number in numbers if not math.isnan(number)]
+        if not known:
+            return None
+        value = round(of(known) * scale, 6)
+        return int(value) if value.is_integer() else value
 
     return TraceSummary(
-        rows=len(trace),
-        memory_used_mib_max=mib("memory_used_bytes", "max"),
-        memory_used_mib_min=mib("memory_used_bytes", "min"),
-        memory_free_mib_min=mib("memory_free_bytes", "min"),
-        memory_total_mib_max=mib("memory_total_bytes", "max"),
-        utilization_pct_max=_reduced(trace, "utilization_pct", "max"),
-        power_w_mean=_reduced(trace, "power_w", "mean"),
-        reason=trace.attrs["reason"],
+        rows=len(trace.samples),
+        memory_used_mib_max=extreme(max, "memory_used_bytes", 2.0**-20),
+        memory_used_mib_min=extreme(min, "memory_used_bytes", 2.0**-20),
+        memory_free_mib_min=extreme(min, "memory_free_bytes", 2.0**-20),
+        memory_total_mib_max=extreme(max, "memory_total_bytes", 2.0**-20),
+        utilization_pct_max=extreme(max, "utilization_pct"),
+        power_w_mean=extreme(lambda powers: sum(powers) / len(powers), "power_w"),
+        reason=trace.reason,
     )
 
 
-def _reduced(trace: "pd.DataFrame", name: str, how: str, scale: float = 1.0) -> int | float | None:
-    if name not in trace or trace[name].isna().all():
-        return None
-    value = round(float(trace[name].agg(how)) * scale, 6)
-    return int(value) if value.is_integer() else value
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 @command(

@@ -1,5 +1,6 @@
 """How fast a cell should be: its schedule timed on its device, and what that means for its knobs and its cost."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from workflow_scripts.predict.engine_steps import Decides
 from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
+from workflow_scripts.predict.student_t import share_within
 from workflow_scripts.predict.timing import Timed, lay, step_work
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
 
@@ -309,10 +311,8 @@ def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
     >>> repeats_needed(0.01, 2.0)
     4
     """
+    margin = math.log1p(margin_pct / 100)
     for repeats in range(2, MOST_REPEATS + 1):
-        from scipy.special import stdtrit  # in the few cells that need it: its import takes 0.1 s
-
-        half_width = stdtrit(repeats - 1, 0.975) * repeat_sd / np.sqrt(repeats)
-        if half_width <= np.log1p(margin_pct / 100):
+        if share_within(margin * math.sqrt(repeats) / repeat_sd, repeats - 1) >= 0.95:
             return repeats
     return None

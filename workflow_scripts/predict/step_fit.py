@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.engines.description import named
@@ -202,6 +201,8 @@ def _solved(rows: FloatArray, times: FloatArray, guide: StepCosts | None) -> Flo
         shares, target = np.vstack([shares, row]), np.append(target, GUIDE_WEIGHT)
     # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
     size = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
+    from scipy.optimize import nnls  # takes longer than a prediction that fits no ladder
+
     solution, _ = nnls(shares / size, target)
     found: FloatArray = solution / size
     return found

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from workflow_scripts.workloads.request import Request, RequestStream
 from workflow_scripts.workloads.vocabulary import Vocabulary
@@ -81,6 +80,8 @@ def draw_length(distribution: LengthDistribution, rng: np.random.Generator) -> i
     >>> draw_length(LengthDistribution(median=100, sigma=0, maximum=64), np.random.default_rng(0))
     64
     """
+    from scipy.special import ndtr, ndtri  # takes as long as a small prediction, and fixed lengths do not need it
+
     low, high, median = distribution.minimum, distribution.maximum, distribution.median
     # Half a token on either side, so that rounding treats the bounds like all other counts.
     bounds = np.log(np.array([low - 0.5, high + 0.5]) / median) / max(distribution.sigma, 1e-9)

@@ -68,9 +68,10 @@ def test_forms_of_one_trace(tmp_path, text, columns):
     path = tmp_path / "gpu.csv"
     path.write_bytes(text.encode())
 
-    trace = read_trace(path, columns)
+    found = read_trace(path, columns)
 
-    assert summarise(trace).model_dump() == {**EXTREMES, "reason": None}
+    assert summarise(found).model_dump() == {**EXTREMES, "reason": None}
+    trace = found.table()
     assert trace["memory_used_bytes"].tolist() == [1000 * MIB, 70321 * MIB, 70320 * MIB]
     assert trace["time_unix_s"].diff().tolist()[1:] == [1.0, 1.0]
     assert trace["gpu"].tolist() == ["0", "0", "0"]
@@ -106,7 +107,7 @@ def test_a_column_without_any_value_is_null():
 
     assert found["power_w_mean"] is None
     assert found["memory_used_mib_max"] == 513
-    assert parse_trace("memory.used [MiB], power.draw [W]\n[N/A], [N/A]\n").shape[0] == 1
+    assert parse_trace("memory.used [MiB], power.draw [W]\n[N/A], [N/A]\n").samples == [{}]
 
 
 def test_a_field_without_values_gives_way_to_its_next():
@@ -139,7 +140,7 @@ def test_several_gpus_in_turn():
         [("2024/05/01 12:00:00.000", "0", 100, 81920, 5, 50), ("2024/05/01 12:00:00.001", "1", 900, 81920, 95, 150)]
     )
 
-    trace = parse_trace(text)
+    trace = parse_trace(text).table()
 
     assert trace.groupby("gpu")["memory_used_bytes"].max().to_dict() == {"0": 100 * MIB, "1": 900 * MIB}
     assert summary(text)["memory_used_mib_max"] == 900
@@ -161,8 +162,8 @@ def test_lines_of_something_else_are_counted():
         "Unable to determine the device handle for GPU\n" + HEADER + "No devices were found\n" + with_units()
     )
 
-    assert trace.attrs["bad_lines"] == 2
-    assert len(trace) == 3
+    assert trace.bad_lines == 2
+    assert len(trace.samples) == 3
 
 
 def test_samples_of_another_query_are_not_taken():
@@ -192,7 +193,7 @@ def test_clocks_and_reasons_for_throttling():
         "1410 MHz, 1593 MHz, 66, 0x0000000000000024\n"
         "1980 MHz, 1593 MHz, 67, [N/A]\n"
         "1980 MHz, 1593 MHz, 67, 0xNONE\n"
-    )
+    ).table()
 
     assert trace["sm_clock_mhz"].tolist() == [1410, 1980, 1980]
     assert trace["temperature_c"].tolist() == [66, 67, 67]
@@ -220,16 +221,17 @@ OWN = [
 def test_the_pipelines_own_trace():
     text = "".join(json.dumps(record) + "\n" for record in [{"schema": "device_trace/1", "interval_s": 0.1}, *OWN])
 
-    trace = parse_trace(text)
+    found = parse_trace(text)
 
-    assert trace.attrs["header"] == {"schema": "device_trace/1", "interval_s": 0.1}
-    assert trace.attrs["bad_lines"] == 0
+    assert found.header == {"schema": "device_trace/1", "interval_s": 0.1}
+    assert found.bad_lines == 0
+    trace = found.table()
     assert trace["time_monotonic_s"].tolist() == [5.0, 5.1]
     assert trace["throttle_reasons"].iloc[1] == ["A"]
     assert "energy_j" not in trace
-    found = summary(text)
-    assert (found["rows"], found["memory_used_mib_max"], found["memory_used_mib_min"]) == (2, 3, 1)
-    assert (found["utilization_pct_max"], found["power_w_mean"], found["reason"]) == (7, 70, None)
+    told = summary(text)
+    assert (told["rows"], told["memory_used_mib_max"], told["memory_used_mib_min"]) == (2, 3, 1)
+    assert (told["utilization_pct_max"], told["power_w_mean"], told["reason"]) == (7, 70, None)
 
 
 def test_bad_lines_of_the_pipelines_own_trace_are_counted():
@@ -238,14 +240,14 @@ def test_bad_lines_of_the_pipelines_own_trace_are_counted():
 
     trace = parse_trace(text)
 
-    assert (len(trace), trace.attrs["bad_lines"]) == (2, 4)
-    assert trace.attrs["reason"] == "4 lines without a readable sample"
+    assert (len(trace.samples), trace.bad_lines) == (2, 4)
+    assert trace.reason == "4 lines without a readable sample"
 
 
 def test_wrong_types_are_null():
     trace = parse_trace(
         '{"time_unix_s": 1, "power_w": {"a": 1}, "memory_used_bytes": "many", "utilization_pct": null}\n'
-    )
+    ).table()
 
     assert len(trace) == 1
     assert trace.reindex(columns=["power_w", "memory_used_bytes", "utilization_pct"]).isna().all(axis=None)
@@ -287,8 +289,9 @@ CELLS = st.sampled_from(
 def test_any_text_is_a_trace(text):
     trace = parse_trace(text)
 
-    assert isinstance(trace, pd.DataFrame)
-    assert set(trace) <= set(COLUMNS)
+    table = trace.table()
+    assert isinstance(table, pd.DataFrame)
+    assert set(table) <= set(COLUMNS)
     json.loads(summarise(trace).model_dump_json())
 
 
