@@ -87,6 +87,7 @@ rule archive_study:
     """Pack study file, locks, cells, tables, report and code into one archive, with hashes and an RO-Crate."""
     input:
         PATHS.report,
+        code=sources("study.archive"),
     output:
         PATHS.root / f"{STUDY.name}.zip",
     log:

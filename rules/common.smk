@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus
+from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -38,6 +39,9 @@ except (StudyError, CatalogError) as e:
 
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
 PATHS = StudyPaths(Path(config["results"]), STUDY.name)
+# The modules of this package that predict cells because an engine's description names them.
+NAMED = [place or "" for engine in load_engines().values() for place in (engine.steps_by, engine.capacity_by)]
+PREDICTING = {found[1] for place in NAMED if (found := re.match(r"workflow_scripts\.(.+):", place))}
 LADDERS = ladders_of(STUDY, CELLS.values())
 
 # What every command gets. If it were in the text of the rules, a study under another path would look like other code.

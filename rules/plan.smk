@@ -18,6 +18,7 @@ rule predict_cells:
         devices=lambda wildcards: device_records(),
         ladders=lambda wildcards: ladder_records(),
         project_files=sorted(map(str, Path("config/calibration").glob("*/*/*/*.json"))),
+        code=sources("predict.plan", *PREDICTING),
     output:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",

@@ -11,10 +11,10 @@ PACKAGE = CHECKOUT / "workflow_scripts"
 _IMPORT = re.compile(r"^\s*from (workflow_scripts[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
-def sources(module: str) -> list[str]:
-    """Files of the package that a module uses, including itself, as paths relative to the checkout's root.
+def sources(*modules: str) -> list[str]:
+    """Files of the package that modules use, including themselves, as paths relative to the checkout's root.
 
-    Modules imported by name at run time are not found; no command that makes a table or a figure does that.
+    Modules imported by name at run time are not found; a rule whose command does that names them too.
 
     >>> [Path(file).name for file in sources("common.sources")]
     ['__init__.py', '__init__.py', 'checkout.py', 'sources.py']
@@ -23,11 +23,13 @@ def sources(module: str) -> list[str]:
         ValueError: the package has no such module.
     """
     found: set[Path] = set()
-    waiting = [_file(f"workflow_scripts.{module}")]
+    waiting: list[Path] = []
+    for module in modules:
+        if (file := _file(f"workflow_scripts.{module}")) is None:
+            raise ValueError(f"no module workflow_scripts.{module}")
+        waiting.append(file)
     while waiting:
         file = waiting.pop()
-        if file is None:
-            raise ValueError(f"no module workflow_scripts.{module}")
         if file not in found:
             found.add(file)
             waiting += _imported(file)

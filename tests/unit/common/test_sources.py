@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.common.sources import PACKAGE, sources
 
 CHECKOUT = Path(__file__).parents[3]
@@ -64,22 +65,51 @@ def snakemake(root: Path, *options: str) -> str:
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(
-    ("edited", "again"),
-    [
-        ("study/status.py", set()),
-        ("measure/run.py", set()),
-        ("parse/cell_facts.py", {"parse"}),
-        ("analyse/effects.py", {"effects"}),
-        ("present/page.py", {"report"}),
-    ],
-)
-def test_an_edit_makes_again_what_depends_on_it(finished: Path, edited: str, again: set[str]) -> None:
-    module = finished / PACKAGE.name / edited
-    module.touch()
+def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
+    """The rules that a dry run plans after edits, each with the edited files that are its reason."""
+    modules = [Path(PACKAGE.name, name) for name in edited]
+    for module in modules:
+        assert (finished / module).is_file()
+        (finished / module).touch()
     planned = snakemake(finished, "--dry-run", "all")
-    os.utime(module, (1e9, 1e9))
+    for module in modules:
+        os.utime(finished / module, (1e9, 1e9))
     asked = dict(re.findall(r"^rule (\w+):\n(?:.*\n)*?    reason: (.*)$", planned, re.MULTILINE))
-    edited_first = {rule for rule, reason in asked.items() if str(module.relative_to(finished)) in reason}
-    assert edited_first == again
-    assert bool(asked) == bool(again)
+    return {rule: {name for name in edited if name in reason} for rule, reason in asked.items()}
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        # What prints, measures or queues makes nothing again.
+        {"study/status.py": set(), "measure/run.py": set(), "prepare/workload.py": set(), "cluster/site.py": set()},
+        # A table that is made again is new to the rules that read it, whatever else they use.
+        {
+            "parse/cell_facts.py": {"parse"},
+            "predict/forecast.py": {"predict_cells"},
+            "predict/hf_cells.py": {"predict_cells", "predict_capacity"},
+        },
+        {"physics/formulas.py": {"predict_cells", "predict_capacity", "measured_cells"}},
+        {"analyse/effects.py": {"effects"}, "analyse/recommend.py": {"recommendations"}},
+        {"present/page.py": {"report"}},
+    ],
+    ids=["nothing", "rows and predictions", "a formula", "tables", "the page"],
+)
+def test_an_edit_makes_again_what_uses_the_module(finished: Path, again: dict[str, set[str]]) -> None:
+    planned = planned_again(finished, *again)
+    assert {name: {rule for rule, edited in planned.items() if name in edited} for name in again} == again
+    assert bool(planned) == any(again.values())
+
+
+# What never becomes outdated by an edit: what was prepared and measured, and the list of that.
+ONCE = {"prepare-model", "prepare-workload", "measure-device", "measure-ladders", "measure-cell", "measure-batch"}
+ONCE |= {"list-ended"}
+
+
+def test_every_rule_depends_on_the_module_that_it_calls() -> None:
+    files = [CHECKOUT / "Snakefile", *(CHECKOUT / "rules").glob("*.smk")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    rules = re.split(r"^ *(?:rule|checkpoint) \w+:\n", text, flags=re.MULTILINE)[1:]
+    called = [(rule, name) for rule in rules for name in re.findall(r"python -m workflow_scripts ([\w-]+)", rule)]
+    made = [(rule, name) for rule, name in called if re.search(r"^ *output:$", rule, re.MULTILINE)]
+    assert {name for rule, name in made if f'sources("{COMMANDS[name]}"' not in rule} == ONCE
