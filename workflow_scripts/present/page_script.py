@@ -7,6 +7,7 @@ begin with `export`. As all names share one scope, no two modules may declare th
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 _IMPORT = re.compile(r'^import \{ (?P<names>[\w, ]+) \} from "\./(?P<module>[\w-]+\.js)";\n', re.MULTILINE)
@@ -28,8 +29,7 @@ def joined(folder: Path, entry: str = "main.js") -> str:
         ScriptError: a module or an imported name does not exist, modules import each other in a circle, two modules
             declare the same name, or an import or export has another form than those above.
     """
-    texts: dict[str, str] = {}
-    _add(folder, entry, texts, ())
+    texts = _with(folder, entry, {}, ())
     owners: dict[str, str] = {}
     for module, text in texts.items():
         for found in _DECLARATION.finditer(text):
@@ -50,21 +50,21 @@ def exports(text: str) -> set[str]:
     return {found["name"] for found in _DECLARATION.finditer(text) if found["export"]}
 
 
-def _add(folder: Path, module: str, texts: dict[str, str], importers: tuple[str, ...]) -> None:
-    """Add a module after those that it imports."""
+def _with(folder: Path, module: str, texts: Mapping[str, str], importers: tuple[str, ...]) -> Mapping[str, str]:
+    """The texts with that of a module, after those that it imports."""
     if module in importers:
         raise ScriptError(f"{' -> '.join([*importers, module])}: modules import each other in a circle")
     if module in texts:
-        return
+        return texts
     try:
         text = (folder / module).read_text(encoding="utf-8")
     except OSError as e:
         raise ScriptError(f"{folder / module}: {e.strerror}") from None
     for found in _IMPORT.finditer(text):
-        _add(folder, found["module"], texts, (*importers, module))
+        texts = _with(folder, found["module"], texts, (*importers, module))
         if unknown := set(found["names"].split(", ")) - exports(texts[found["module"]]):
             raise ScriptError(f"{module}: {found['module']} does not export {', '.join(sorted(unknown))}")
     left = _DECLARATION.sub("", _IMPORT.sub("", text))
     if other := re.search(r"^(?:import|export)\b.*", left, re.MULTILINE):
         raise ScriptError(f"{module}: {other[0]!r} is not a form of import or export that can be joined")
-    texts[module] = text
+    return {**texts, module: text}

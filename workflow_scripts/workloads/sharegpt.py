@@ -33,11 +33,19 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
     # The same shuffle of the same list as in vLLM's ShareGPTDataset: the same seed gives the same order.
     random.Random(seed).shuffle(order)
     counts: Counter[str] = Counter()
-    return RequestStream(
-        "sharegpt",
-        _usable(order, vocabulary, spec.output_tokens, counts),
-        {"source": str(spec.file), "sha256": spec.sha256, "conversations": len(turns), "filter": counts},
-    )
+
+    def usable() -> Iterator[Request]:
+        for prompt, answer in order:
+            prompt_token_ids = vocabulary.encode(prompt)
+            answer_tokens = spec.output_tokens or len(vocabulary.encode(answer))
+            # A length that the study sets is intended, however short.
+            fault = fault_of(len(prompt_token_ids), answer_tokens, 1 if spec.output_tokens else MIN_TOKENS)
+            counts[fault or "used"] += 1
+            if fault is None:
+                yield Request(prompt_token_ids, answer_tokens)
+
+    details = {"source": str(spec.file), "sha256": spec.sha256, "conversations": len(turns), "filter": counts}
+    return RequestStream("sharegpt", usable(), details)
 
 
 def _stand_in(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
@@ -61,19 +69,6 @@ def _first_turns(path: Path) -> tuple[tuple[str, str], ...]:
         raise WorkloadError(
             f"{path}: not a ShareGPT file, a JSON list of {{'conversations': [{{'value': text}}, ...]}}: {e!r}"
         ) from None
-
-
-def _usable(
-    turns: list[tuple[str, str]], vocabulary: Vocabulary, output_tokens: int | None, counts: Counter[str]
-) -> Iterator[Request]:
-    for prompt, answer in turns:
-        prompt_token_ids = vocabulary.encode(prompt)
-        answer_tokens = output_tokens or len(vocabulary.encode(answer))
-        # A length that the study sets is intended, however short.
-        fault = fault_of(len(prompt_token_ids), answer_tokens, 1 if output_tokens else MIN_TOKENS)
-        counts[fault or "used"] += 1
-        if fault is None:
-            yield Request(prompt_token_ids, answer_tokens)
 
 
 def fault_of(prompt_tokens: int, output_tokens: int, min_output_tokens: int = MIN_TOKENS) -> str | None:
