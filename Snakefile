@@ -73,12 +73,10 @@ rule compare:
     conda:
         "envs/cpu.conda.yaml"
     params:
-        against=config.get("against", ""),
+        against=lambda wildcards: compared_with(),
         now=PATHS.root,
         out=PATHS.root / "comparison",
     shell:
-        "test -n {params.against:q} || {{ echo 'compare: name what to compare with: --config against=REPORT,"
-        " a folder of results, or an unpacked archive' | tee {log} >&2; exit 2; }}; "
         "python -m workflow_scripts compare {params.against:q} {params.now:q}"
         " --markdown {params.out:q}.md --json {params.out:q}.json 2> {log} || {{ s=$?; cat {log} >&2; exit $s; }}"
 

@@ -147,6 +147,15 @@ def device_records():
     return [PATHS.device(gpu) for gpu in wanted]
 
 
+def compared_with():
+    """What `compare` compares the study with."""
+    if "against" not in config:
+        raise WorkflowError(
+            "name what to compare with: --config against=REPORT, a study's folder, or an unpacked archive"
+        )
+    return config["against"]
+
+
 def ladder_records():
     """Records of ladders that were climbed, by `snakemake calibrate`."""
     found = (PATHS.ladder(name) for name in LADDERS)

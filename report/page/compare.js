@@ -6,9 +6,8 @@ import { digestOf, ownDigest } from "./digest.js";
 import { el, tableOf } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { CHANGES, FLAT, NOT_DECIDED, OCCASIONS_VARY_PCT } from "./occasions.js";
-import { cellWords } from "./explore.js";
 import { numberInput } from "./inputs.js";
-import { number, plural } from "./words.js";
+import { METRICS, UNKNOWN, number, plural, withUnit } from "./words.js";
 
 const ROWS_AT_ONCE = 50;
 const TONES = { [CHANGES]: "bad", [FLAT]: "good" };
@@ -34,7 +33,7 @@ function ratioWords({ ratio, low, high }) {
 }
 
 function verdictOf(verdict) {
-  return verdict === null ? "" : el("span", { class: `verdict ${TONES[verdict] ?? ""}` }, verdict);
+  return el("span", { class: `verdict ${TONES[verdict] ?? ""}` }, verdict);
 }
 
 // What the comparison shows, in sentences.
@@ -78,15 +77,36 @@ function places(cells) {
   }
   return [...groups].map(([key, all]) => () => {
     const [gpu, engine, measure] = JSON.parse(key);
-    return [`${gpu}, ${engine}`, measure, String(all.length), number(median(all)), `${number(Math.min(...all))} to ${number(Math.max(...all))}`];
+    return [`${gpu}, ${engine}`, METRICS[measure]?.name ?? measure, String(all.length), number(median(all)), `${number(Math.min(...all))} to ${number(Math.max(...all))}`];
   });
 }
 
-function tables(found, store) {
-  const name = (id) => {
+const COMMON = ["gpu", "engine", "model", "workload"];
+
+// A cell in words, without what all cells of the page have in common; null if the page does not have the cell.
+function partsOf(store) {
+  const differing = COMMON.filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
+  return (id) => {
     const cell = store.byId.get(id);
-    return cell ? el("button", { type: "button", class: "link", onclick: () => openCell(id) }, cellWords(cell)) : id;
+    return cell ? [...differing.map((name) => cell[name]), ...cell.label.split(", ")] : null;
   };
+}
+
+function measured(value, measure) {
+  const { unit, factor } = METRICS[measure] ?? { unit: "", factor: 1 };
+  return withUnit(value * factor, unit);
+}
+
+function tables(found, store) {
+  const parts = partsOf(store);
+  const name = (id) => (parts(id) ? el("button", { type: "button", class: "link", onclick: () => openCell(id) }, parts(id).join(", ")) : id);
+  const words = (measure) => METRICS[measure]?.name ?? measure;
+  // Of the other cell of a pair only that in which it differs.
+  const over = (id, other) => {
+    const shared = new Set(parts(other) ?? []);
+    return parts(id)?.filter((part) => !shared.has(part)).join(", ") || id;
+  };
+  const stated = (of) => `${ratioWords(of)}${of.verdict === null ? "" : `: ${of.verdict}`}`;
   const bySize = [...found.cells].sort((a, b) => (b.verdict === CHANGES) - (a.verdict === CHANGES) || Math.abs(Math.log(b.ratio)) - Math.abs(Math.log(a.ratio)));
   const byAgreement = [...found.pairs].sort((a, b) => (a.contradiction === null) - (b.contradiction === null) || (a.inside !== false) - (b.inside !== false));
   const agreement = ({ contradiction, inside }) => contradiction ?? (inside === null ? "A has no interval" : inside ? "inside A's interval" : "outside A's interval");
@@ -94,16 +114,15 @@ function tables(found, store) {
     ...longTable("By device and engine", ["Device and engine", "Measure", "Cells", "Median B/A", "Range"], places(found.cells), [false, false, true, true, true]),
     ...longTable(
       "Cells, the largest change first",
-      ["Cell", "Measure", "A", "B", "B/A (95 % interval)", "Interval covers", "Verdict"],
-      bySize.map((cell) => () => [name(cell.cell), cell.measure, number(cell.a), number(cell.b), ratioWords(cell), cell.scope, verdictOf(cell.verdict)]),
-      [false, false, true, true, true],
+      ["Cell", "B/A (95 % interval)", "Verdict", "A", "B", "Measure", "Interval covers"],
+      bySize.map((cell) => () => [name(cell.cell), ratioWords(cell), verdictOf(cell.verdict), measured(cell.a, cell.measure), measured(cell.b, cell.measure), words(cell.measure), cell.scope ?? UNKNOWN]),
     ),
     ...longTable("Ended otherwise", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
     ...longTable("Not compared", ["Cell", "Why"], found.refused.map(({ cell, why }) => () => [name(cell), why.join("; ")])),
     ...longTable(
       "What both say of their own cells, contradictions first",
-      ["Cell", "Over", "A (95 % interval)", "Verdict", "B (95 % interval)", "Verdict", "Agreement"],
-      byAgreement.map((pair) => () => [name(pair.cell), name(pair.baseline), ratioWords(pair.a), verdictOf(pair.a.verdict), ratioWords(pair.b), verdictOf(pair.b.verdict), agreement(pair)]),
+      ["Cell", "Over", "Agreement", "Ratio in A (95 % interval)", "Ratio in B (95 % interval)"],
+      byAgreement.map((pair) => () => [name(pair.cell), over(pair.baseline, pair.cell), agreement(pair), stated(pair.a), stated(pair.b)]),
     ),
     ...longTable(
       "What differs between A and B",
@@ -119,7 +138,10 @@ function tables(found, store) {
 export function showCompare(panel, store) {
   const out = el("div");
   const status = el("div", { role: "status" });
+  let turn = 0;
   const update = async () => {
+    turn += 1;
+    const mine = turn;
     if (!chosen.file) {
       status.replaceChildren(el("p", { class: "absent" }, "No other report has been chosen yet."));
       out.replaceChildren();
@@ -131,10 +153,12 @@ export function showCompare(panel, store) {
       const [here, other] = await Promise.all([ownDigest(), chosen.file.text().then(digestOf)]);
       const [a, b] = chosen.thisIsFirst ? [here, other] : [other, here];
       const words = (digest) => `${digest.study} (${digest === here ? "this report" : chosen.file.name})`;
+      if (mine !== turn) return;
       const found = comparison(a, b, vary);
       status.replaceChildren(el("p", {}, `A: ${words(a)}. B: ${words(b)}. Ratios are of B over A.`), el("ul", {}, sentencesOf(found).map((sentence) => el("li", {}, sentence))));
       out.replaceChildren(...tables(found, store));
     } catch (error) {
+      if (mine !== turn) return;
       status.replaceChildren(el("p", { class: "absent" }, error.message));
       out.replaceChildren();
     }

@@ -62,7 +62,7 @@ export function compareOccasions(pairs, marginPct, varyPct) {
       ratio: Math.exp(one.difference),
       low: known(Math.exp(one.difference - half)),
       high: known(Math.exp(one.difference + half)),
-      scope: one.starts > 1 ? "between starts of these two occasions" : "within one start",
+      scope: Number.isNaN(one.error) ? null : one.starts > 1 ? "between starts of these two occasions" : "within one start",
       verdict: isFlat ? FLAT : adjusted[i] <= 0.05 ? CHANGES : NOT_DECIDED,
     };
   });

@@ -168,6 +168,7 @@ def test_a_dropped_report_is_compared_as_by_the_command(tab: Tab, report: Path) 
     tab.wait(f"{STATUS}.innerText.includes('compared: {changed} changed')")
     tab.evaluate("document.querySelector('#view-compare tbody .link').click()")
     tab.wait("document.querySelector('dialog')?.open")
+    tab.press("Escape")
 
 
 def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab: Tab, report: Path) -> None:

@@ -82,7 +82,7 @@ def sections(found: Comparison) -> Iterator[Section]:
                 "Cells, the largest change first",
                 ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict"),
                 [
-                    (c.cell, c.measure, number_text(c.a), number_text(c.b), _ratio(c), c.scope, c.verdict)
+                    (c.cell, c.measure, number_text(c.a), number_text(c.b), _ratio(c), c.scope or "", c.verdict)
                     for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -abs(math.log(c.ratio))))
                 ],
             ),

@@ -32,7 +32,7 @@ class CellRatio(Record):
     ratio: float
     low: float | None
     high: float | None
-    scope: str
+    scope: str | None
     verdict: str
 
 
@@ -177,7 +177,7 @@ def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: 
             ratio=float(ratio[i]),
             low=_known(low[i]),
             high=_known(high[i]),
-            scope=str(found.scope[i]),
+            scope=found.scope[i],
             verdict=str(verdict[i]),
         )
         for i, (cell, mean, other) in enumerate(rows)

@@ -50,6 +50,8 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
         tested = error + 2 * (vary_pct / 100) ** 2
         welch, df = error**2 / parts, np.where(parts == 0, np.inf, tested**2 / parts)
     starts = np.minimum(a.starts, b.starts)
+    scope = np.where(starts > 1, BETWEEN_STARTS_OF_BOTH, WITHIN_START).astype(object)
+    scope[np.isnan(error)] = None
     nothing: BoolArray = np.zeros(starts.shape, dtype=bool)
     # `Comparisons` divides the variance by the starts. With few starts it would also allow for two modes of a cell,
     # which is included here in what occasions vary.
@@ -59,7 +61,7 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
         df=df,
         starts=np.full(starts.shape, STARTS_TO_SEE_MODES),
         shown=(error, welch),
-        scope=np.where(starts > 1, BETWEEN_STARTS_OF_BOTH, WITHIN_START),
+        scope=scope,
         pooled=nothing,
         bimodal=nothing,
     )
