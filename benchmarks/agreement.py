@@ -62,7 +62,7 @@ def goals(found: Comparison) -> Iterator[Goal]:
     ):
         tested = [verdict for verdict in verdicts if verdict is not None]
         decided = sum(verdict != NOT_DECIDED for verdict in tested)
-        yield _share(f"comparisons of settings that the {run} run decided", decided, len(tested), 0.60)
+        yield _share(f"tested comparisons that the {run} run decided", decided, len(tested), 0.60)
 
 
 def _share(words: str, count: int, of: int, least: float) -> Goal:

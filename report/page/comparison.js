@@ -1,8 +1,9 @@
 // Compare two studies by their digests, as workflow_scripts/analyse/comparison.py does; a test compares the two.
 import { differences, keysOf, own, said, whyNot } from "./comparability.js";
-import { CHANGES, FLAT, compareOccasions } from "./occasions.js";
+import { CHANGES, FLAT, WITHIN_START, compareOccasions } from "./occasions.js";
 
 const MISSING = "missing";
+const DECIDED = [CHANGES, "faster", "slower"];
 
 function sideOf(digest, cell) {
   const at = (values, place) => (place >= 0 ? values[place] : {});
@@ -27,9 +28,10 @@ function turned({ ratio, low, high, scope, verdict }) {
 }
 
 // What a comparison states: 1 for higher, -1 for lower, 0 for flat; null if it is not decided.
-function stated({ ratio, low, high, verdict }) {
+function stated({ ratio, low, high, scope, verdict }) {
   if (verdict === FLAT) return 0;
-  const decided = verdict === null ? low !== null && high !== null && !(low <= 1 && 1 <= high) : verdict === CHANGES;
+  const known = low !== null && high !== null && scope !== WITHIN_START;
+  const decided = verdict === null ? known && !(low <= 1 && 1 <= high) : DECIDED.includes(verdict);
   if (!decided) return null;
   return ratio > 1 ? 1 : -1;
 }

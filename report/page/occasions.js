@@ -7,6 +7,7 @@ export const OCCASIONS_VARY_PCT = 100 * ASSUMED_SD;
 export const CHANGES = "changes";
 export const FLAT = "flat";
 export const NOT_DECIDED = "not decided";
+export const WITHIN_START = "within one start";
 
 function halfWidth(squaredError, df, confidence) {
   if (squaredError === 0) return 0;
@@ -62,7 +63,7 @@ export function compareOccasions(pairs, marginPct, varyPct) {
       ratio: Math.exp(one.difference),
       low: known(Math.exp(one.difference - half)),
       high: known(Math.exp(one.difference + half)),
-      scope: Number.isNaN(one.error) ? null : one.starts > 1 ? "between starts of these two occasions" : "within one start",
+      scope: Number.isNaN(one.error) ? null : one.starts > 1 ? "between starts of these two occasions" : WITHIN_START,
       verdict: isFlat ? FLAT : adjusted[i] <= 0.05 ? CHANGES : NOT_DECIDED,
     };
   });

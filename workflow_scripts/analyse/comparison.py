@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from workflow_scripts.analyse.comparability import Side, differences, said, side, why_not
 from workflow_scripts.analyse.digest import Digest, Mean, Pair
 from workflow_scripts.analyse.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
-from workflow_scripts.analyse.statistics import CHANGES, FLAT, verdicts
+from workflow_scripts.analyse.statistics import CHANGES, FASTER, FLAT, SLOWER, WITHIN_START, verdicts
 from workflow_scripts.common.records import Record
 
 MISSING = "missing"
@@ -241,14 +241,16 @@ def _turned(pair: Pair) -> Found:
 def _stated(found: Found) -> int | None:
     """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
 
-    Without a verdict, an interval that excludes 1 states a direction.
+    Without a verdict, an interval that excludes 1 states a direction, unless it is of one start: that says nothing of
+    another one.
     """
     if found.verdict == FLAT:
         return 0
     if found.verdict is None:
-        decided = found.low is not None and found.high is not None and not found.low <= 1 <= found.high
+        ends = (found.low, found.high) if found.scope != WITHIN_START else (None, None)
+        decided = ends[0] is not None and ends[1] is not None and not ends[0] <= 1 <= ends[1]
     else:
-        decided = found.verdict == CHANGES
+        decided = found.verdict in (CHANGES, FASTER, SLOWER)
     return (1 if found.ratio > 1 else -1) if decided else None
 
 

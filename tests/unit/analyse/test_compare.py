@@ -153,6 +153,7 @@ def of_pairs(a: Any, b: Any) -> Comparison:
         ((1.46, 1.38, 1.55, "changes"), (1.04, 0.98, 1.1, "not decided"), False, "intervals share no value"),
         ((1.3, 1.2, 1.4, "not decided"), (1.0, 0.9, 1.1, "not decided"), False, None),
         ((2.0, 1.9, 2.1, None), (0.5, 0.4, 0.6, None), False, "opposite directions"),
+        ((2.0, 1.9, 2.1, "faster"), (0.5, 0.4, 0.6, "slower"), False, "opposite directions"),
         ((2.0, None, None, None), (0.5, 0.4, 0.6, None), None, None),
     ],
 )
@@ -166,6 +167,12 @@ def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(
     turned = pair(1 / ratio, high and 1 / high, low and 1 / low, verdict, cell=1, baseline=0)
     (again,) = of_pairs(pair(*a), turned).pairs
     assert (again.inside, again.contradiction) == (inside, contradiction)
+
+
+def test_an_interval_of_one_start_states_nothing_without_a_test() -> None:
+    a, b = (pair(ratio, 0.9 * ratio, 1.1 * ratio, None, scope="within one start") for ratio in (2.0, 0.5))
+    (found,) = of_pairs(a, b).pairs
+    assert found.contradiction is None
 
 
 def test_pairs_of_cells_that_must_not_be_compared_are_not_compared_either() -> None:
