@@ -46,3 +46,39 @@ def test_only_its_description_names_an_engine() -> None:
     assert {name: sorted(engines) for name, engines in found.items() if engines} == {}, (
         "write VLLM.name, HF_STATIC.name, ... of workflow_scripts/engines, or ask the engine's description"
     )
+
+
+CHANGES = {"clear", "pop", "popitem", "setdefault", "update"}
+
+
+def changed_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """Dicts among a function's parameters that it modifies; one that it gives a new value is its own from there on."""
+    given = {
+        argument.arg
+        for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        if argument.annotation and re.search(r"dict\b|Mapping|Counter|Record\b", ast.unparse(argument.annotation))
+    }
+    nodes = list(ast.walk(function))
+    given -= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} - {
+        node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
+    for node in nodes:
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            changed = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            changed = node.func.value
+        elif isinstance(node, ast.AugAssign):
+            changed = node.target
+        else:
+            continue
+        if isinstance(changed, ast.Name) and changed.id in given:
+            yield f"{function.name}: {changed.id}"
+
+
+def test_no_function_modifies_a_dict_that_it_was_given() -> None:
+    functions = {
+        path: [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        for path in MODULES
+    }
+    found = {path.name: [name for each in of for name in changed_parameters(each)] for path, of in functions.items()}
+    assert {name: changed for name, changed in found.items() if changed} == {}

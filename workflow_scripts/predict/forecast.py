@@ -64,14 +64,11 @@ def tasks_of(
     groups: dict[Any, list[CellTask]] = {}
     unpredictable = []
     for cell in cells:
-        record = _empty(cell)
-        try:
-            key, task = known.task(cell, record)
-        except UnpredictableError as e:
-            reason = record["unknown"] or (None if record["infeasible"] else str(e))
-            unpredictable.append(record | {"unknown": reason})
+        found = known.task(cell)
+        if isinstance(found, dict):
+            unpredictable.append(found)
         else:
-            groups.setdefault(key, []).append(task)
+            groups.setdefault(found[0], []).append(found[1])
     tasks = [
         Task(known.lengths(workload, count)[0], decides, tuple(of_group))
         for (workload, count, decides, _), of_group in groups.items()
@@ -125,17 +122,26 @@ class _Known:
 
         self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
 
-    def task(self, cell: Cell, record: Record) -> tuple[Any, CellTask]:
-        """The cell's task, with the key of those that share its schedule; fills in `record` what is known.
-
-        Raises:
-            UnpredictableError: the cell's speed is not predicted.
-        """
+    def task(self, cell: Cell) -> tuple[Any, CellTask] | Record:
+        """The cell's task, with the key of those that share its schedule; its record if its speed is not predicted."""
         gpu, knobs = self.gpus[cell.gpu], cell.knobs
-        count = record["num_requests"] = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
-        facts = self._facts_of(cell)
-        steps = _steps_of(cell, gpu, facts, record)
-        requests = self._requests_of(cell, count, steps.longest_request, record)
+        count = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
+        record = _empty(cell) | {"num_requests": count}
+        try:
+            facts = self._facts_of(cell)
+            record |= _capacity(cell, gpu, facts)
+            if record["infeasible"] or record["unknown"]:
+                raise UnpredictableError("its KV cache is not known")
+            steps = _steps_of(cell, gpu, facts)
+            record |= steps.limits
+            requests, kind = self._requests_of(cell, count, steps.longest_request)
+        except UnpredictableError as e:
+            return record | {"unknown": record["unknown"] or (None if record["infeasible"] else str(e))}
+        record |= {
+            "lengths": kind,
+            "prompt_tokens": int(requests.prompt_tokens.sum()),
+            "output_tokens": int(requests.output_tokens.sum()),
+        }
         task = CellTask(
             record=record,
             num_blocks=None if record["num_blocks"] is None else int(record["num_blocks"]),
@@ -164,7 +170,7 @@ class _Known:
         eager_layers, ranks = facts.layers if eager else 0, cell.knobs.ranks
         return self.speed(cell.gpu, cell.engine, cell.model, variant(cell.knobs), dtype, eager_layers, ranks)
 
-    def _requests_of(self, cell: Cell, count: int, limit: int, record: Record) -> RequestLengths:
+    def _requests_of(self, cell: Cell, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:
             requests, kind = self.lengths(cell.workload, count)
         except WorkloadError as e:
@@ -172,37 +178,28 @@ class _Known:
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         if longest > limit:
             raise UnpredictableError(f"a request of {longest} tokens does not fit a context of {limit}")
-        record |= {
-            "lengths": kind,
-            "prompt_tokens": int(requests.prompt_tokens.sum()),
-            "output_tokens": int(requests.output_tokens.sum()),
-        }
-        return requests
+        return requests, kind
 
 
-def _steps_of(cell: Cell, gpu: Gpu, facts: ModelFacts, record: Record) -> EngineSteps:
-    """How the cell's engine forms steps; fills in `record` what is known of its KV cache and of the steps' limits."""
+def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Record:
+    """What is known of the KV cache of a cell whose engine says how it forms steps."""
     engine = get_engine(cell.engine)
     if engine.steps_by is None:
         what = "the load on a server is not modelled" if engine.serves else "there is no schedule of this engine"
         raise UnpredictableError(f"{cell.engine}: {what}")
-    if engine.capacity_by is not None:
-        capacity = _capacity(named(engine.capacity_by), cell, gpu, facts)
-        names = ("num_blocks", "kv_cache_tokens", "max_concurrency", "infeasible", "unknown")
-        record |= {name: capacity[name] for name in names}
-        if capacity["infeasible"] or capacity["unknown"]:
-            raise UnpredictableError("its KV cache is not known")
-    steps_by: StepsBy = named(engine.steps_by)
-    steps = steps_by(cell.knobs, gpu, facts)
-    record |= steps.limits
-    return steps
-
-
-def _capacity(capacity_by: CapacityBy, cell: Cell, gpu: Gpu, facts: ModelFacts) -> Record:
+    if engine.capacity_by is None:
+        return {}
+    capacity_by: CapacityBy = named(engine.capacity_by)
     try:
-        return capacity_by(cell.knobs, gpu, facts)
+        found = capacity_by(cell.knobs, gpu, facts)
     except ModelFactsError as e:
         raise UnpredictableError(str(e)) from None
+    return {name: found[name] for name in ("num_blocks", "kv_cache_tokens", "max_concurrency", "infeasible", "unknown")}
+
+
+def _steps_of(cell: Cell, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+    steps_by: StepsBy = named(cast(str, get_engine(cell.engine).steps_by))
+    return steps_by(cell.knobs, gpu, facts)
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
