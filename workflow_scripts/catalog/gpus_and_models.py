@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
@@ -144,6 +145,12 @@ def load_gpus(path: Path | None = None) -> Mapping[str, Gpu]:
         CatalogError: the file is missing or an entry is not valid.
     """
     path = path or Path(os.environ.get("KVSWEEP_GPUS", GPUS))
+    return _gpus(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@cache
+def _gpus(path: Path, changed_ns: int) -> Mapping[str, Gpu]:
+    # Reading takes 25 ms, and most commands ask several times.
     entries = {
         name: {"name": name, **_mapping(entry, f"{path}: {name}")} for name, entry in _read_mapping(path).items()
     }
