@@ -100,7 +100,9 @@ def test_a_ladders_passes_have_the_steps_of_their_schedule(
 def test_huggingface_runs_the_steps_that_are_predicted(measured: Callable[[str], Outcome], cell: str) -> None:
     outcome = measured(cell)
     told = Definition.model_validate(outcome.definition)
-    record = LadderRecord.model_construct(engine=told.engine, model=told.model.name, knobs=told.knobs.set_values())
+    record = LadderRecord.model_construct(
+        gpu=cell.partition("/")[0], engine=told.engine, model=told.model.name, knobs=told.knobs.set_values()
+    )
     steps, requests = (list(read_jsonl(raw(measured, f"{name}.jsonl"))) for name in ("steps", "requests"))
     lengths = [(r["prompt_tokens"], r["output_tokens"]) for r in requests if r["repeat"] == 0]
     assert len([step for step in steps if step["repeat"] == 0]) == steps_of(record, outcome.effective, lengths)
