@@ -92,6 +92,10 @@ class Gpu(Record):
         """The kind of device that the engine runs on."""
         return "cpu" if self.simulated else self.kind
 
+    def is_called(self, nvml_name: str) -> bool:
+        """Whether NVML gives such a GPU this product name."""
+        return any(re.fullmatch(pattern, nvml_name) for pattern in self.nvml_names or ())
+
     def peak_flop_per_s(self, dtype: str) -> float | None:
         """Highest dense rate of matrix products on inputs of `dtype`; None if no data sheet gives one."""
         rates = self.dense_flop_per_s or {}
@@ -203,19 +207,6 @@ def resolve_one(name: str) -> Gpu:
 
 def _normalised(name: str) -> str:
     return re.sub(r"[\s_-]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("amd-")
-
-
-def identify(nvml_name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu | None:
-    """The device with this product name in NVML, or None.
-
-    >>> identify("NVIDIA A100 80GB PCIe").name
-    'a100-pcie-80gb'
-    """
-    gpus = load_gpus() if gpus is None else gpus
-    for gpu in gpus.values():
-        if any(re.fullmatch(pattern, nvml_name) for pattern in gpu.nvml_names or ()):
-            return gpu
-    return None
 
 
 class _Models(Mapping[str, Model]):

@@ -24,17 +24,6 @@ def option(*names: str, **settings: Any) -> AddOption:
     return lambda parser: parser.add_argument(*names, **settings)
 
 
-def one_of(*options: AddOption, required: bool = False) -> AddOption:
-    """Options of which a call takes at most one, or exactly one if `required`."""
-
-    def add(parser: argparse._ActionsContainer) -> None:
-        group = parser.add_mutually_exclusive_group(required=required)
-        for each in options:
-            each(group)
-
-    return add
-
-
 def out(what: str) -> AddOption:
     """The option that names what a command writes."""
     return option("--out", type=Path, required=True, help=what)

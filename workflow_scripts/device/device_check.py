@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -141,7 +140,7 @@ def _described(handle: Any) -> Device:
 
 def _check(gpu: Gpu, found: Device) -> None:
     name = found["name"]
-    if not any(re.fullmatch(pattern, name) for pattern in gpu.nvml_names or ()):
+    if not gpu.is_called(name):
         raise WrongDeviceError(f"{gpu.name} was asked for, and the GPU here is {name!r}")
     expected = gpu.usable_memory_bytes or gpu.memory_bytes
     if expected is not None and abs(found["memory_total_bytes"] / expected - 1) > MEMORY_TOLERANCE:

@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.device.device_check import nvml_handle
 from workflow_scripts.study.grid import Cell, endpoints_of
 from workflow_scripts.study.study_file import Study
@@ -35,13 +34,9 @@ def cells_without_gpu(study: Study, cells: Sequence[Cell], here: Sequence[str]) 
         gpu, endpoint = gpus[cell.gpu], cell.knobs.set_values().get("endpoint")
         is_elsewhere = endpoint is not None and endpoints[endpoint].base_url is not None
         # A cell takes the first GPUs that are visible, as `device.found_device` does.
-        if gpu.kind != "cpu" and not is_elsewhere and not _are(gpu, here[: cell.knobs.ranks], cell.knobs.ranks):
+        found = sum(map(gpu.is_called, here[: cell.knobs.ranks]))
+        if gpu.kind != "cpu" and not is_elsewhere and found < cell.knobs.ranks:
             yield cell
-
-
-def _are(gpu: Gpu, names: Sequence[str], count: int) -> bool:
-    fitting = [name for name in names if any(re.fullmatch(pattern, name) for pattern in gpu.nvml_names or ())]
-    return len(fitting) == count
 
 
 def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:

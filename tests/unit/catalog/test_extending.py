@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes import blocks, recipe
-from workflow_scripts.catalog.gpus_and_models import GPUS, CatalogError, identify, load_gpus, resolve
+from workflow_scripts.catalog.gpus_and_models import GPUS, CatalogError, load_gpus, resolve
 from workflow_scripts.predict import kv_capacity
 
 (ENTRY,) = blocks(recipe("A GPU"), "yaml")
@@ -23,8 +23,7 @@ def test_an_entry_is_a_gpu(catalogue: Path, capsys: pytest.CaptureFixture[str]) 
     name = ENTRY.partition(":")[0]
     assert name not in load_gpus(GPUS)
     gpu = load_gpus()[name]
-    assert gpu.nvml_names is not None
-    assert identify(gpu.nvml_names[0]) == gpu
+    assert gpu.is_called("NVIDIA RTX 6000 Ada Generation")
     assert resolve(gpu.aliases[0]) == (gpu,)
     options = ["--block-size", "16", "--gpu-memory-utilization", "0.9", "--max-model-len", "8192"]
     assert kv_capacity.main(["--model", "llama-3.1-8b-instruct", "--gpu", name, *options]) == 0

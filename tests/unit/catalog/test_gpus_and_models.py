@@ -9,7 +9,6 @@ from workflow_scripts.catalog.gpus_and_models import (
     Gpu,
     get_gpu,
     get_model,
-    identify,
     load_gpus,
     load_models,
     models_by_repo,
@@ -109,7 +108,7 @@ def test_unknown_names_list_the_allowed_ones():
     ],
 )
 def test_a_product_name_tells_a_gpu_from_all_others(nvml, name):
-    matching = [g.name for g in load_gpus().values() if identify(nvml, {g.name: g}) is not None]
+    matching = [gpu.name for gpu in load_gpus().values() if gpu.is_called(nvml)]
     assert matching == [name]
 
 
@@ -117,7 +116,7 @@ def test_a_product_name_tells_a_gpu_from_all_others(nvml, name):
     "nvml", ["NVIDIA L40", "NVIDIA A10M", "NVIDIA GeForce RTX 4090 D", "NVIDIA H200 NVL", "Tesla V100S-PCIE-32GB"]
 )
 def test_a_similar_product_is_not_taken_for_a_known_one(nvml):
-    assert identify(nvml) is None
+    assert not any(gpu.is_called(nvml) for gpu in load_gpus().values())
 
 
 def test_every_number_of_every_gpu_has_a_source():
