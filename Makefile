@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -77,6 +77,9 @@ bench-predict: $(VENV)/cpu.installed ## measure how well one minute per device p
 
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
+
+bench-statistics: $(VENV)/cpu.installed ## test the statistics with thousands of made-up studies whose truth is known
+	$(BIN)/python -m benchmarks.statistics $(ARGS)
 
 MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
 	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/predict/%.py,kv_capacity engine_memory capacity_of_cells) \

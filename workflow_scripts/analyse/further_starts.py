@@ -26,7 +26,7 @@ from workflow_scripts.analyse.statistics import (
 # If more further starts than this are needed, they are not worth asking for.
 MOST_FURTHER_STARTS = 100
 # The part of the error that the last look has. The earlier looks share the rest: they are for what is clear early.
-_OF_LAST_LOOK = 0.5
+_OF_LAST_LOOK = 0.8
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Looks:
         """The part of the error that the look after so many rounds has.
 
         >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).round(3).tolist(), Looks(3, 3).share(3).tolist()
-        ([0.167, 0.167, 0.5, 0.5], 1.0)
+        ([0.067, 0.067, 0.8, 0.8], 1.0)
         """
         earlier = self.at_most - self.at_least
         if earlier <= 0:

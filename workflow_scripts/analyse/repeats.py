@@ -8,7 +8,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import Samples
-from workflow_scripts.catalog.gpus_and_models import readable_models
+from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines
 
 Record = dict[str, Any]
@@ -108,6 +108,7 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         repeats=numbers(of_cell["n"].mean().reindex(summary.index)),
         group=group.astype(int),
         between_cards=np.isin(group, between_cards),
+        shared=np.isin(summary["gpu"], [name for name, gpu in load_gpus().items() if gpu.kind == "cpu"]),
     )
     known = ~np.isnan(log)
     summary.insert(len(by), "starts", known.sum(axis=1))

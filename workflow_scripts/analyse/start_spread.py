@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 # Cells are pooled unless a test of this size says that their variances differ; a cell is left out at the other size.
-HOMOGENEITY_ALPHA, OUTLIER_ALPHA = 0.2, 0.05
+HOMOGENEITY_ALPHA, OUTLIER_ALPHA = 0.05, 0.01
 # With fewer cells there is nothing to tell a cell that stands out from the others.
 LEAST_POOLED = 3
 # Starts fall into two groups if both have as many, and chance would split starts so clearly in one of 1,000 cells.

@@ -8,12 +8,13 @@ Verdicts are about the ratio itself. Several independent studies can be computed
 Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
 Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
 sets, Statistical Science 11, 1996; [Holm] A simple sequentially rejective multiple test procedure, Scand. J. Statist.
-6, 1979; [Welch] The generalization of Student's problem, Biometrika 34, 1947.
+6, 1979; [Welch] The generalization of Student's problem, Biometrika 34, 1947; [Satterthwaite] An approximate
+distribution of estimates of variance components, Biometrics Bulletin 2, 1946.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -32,6 +33,9 @@ EQUIVALENCE_ALPHA = 0.05
 # Standard deviation of logarithms between starts, where nothing is known of it: the most that was seen of one machine
 # at different times. What one start decides must hold also if starts vary so much.
 ASSUMED_SD = 0.15
+# Standard deviation by which a cell of a shared machine differs on another occasion from what all of its cells do: 2 to
+# 6 % were seen. Rounds within minutes of each other do not show it.
+OCCASION_SD = 0.04
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
 # Fewer starts of a cell that has two equal modes fall all into one of them too often: in 1 of 8 cells or more.
@@ -68,6 +72,7 @@ class Samples:
         repeats: how many repeats a start has in the mean.
         group: a number for each cell; cells of one device and engine have the same.
         between_cards: for each cell whether columns are cards.
+        shared: for each cell whether its machine is shared, so that another occasion differs by OCCASION_SD.
     """
 
     log: FloatArray
@@ -75,6 +80,7 @@ class Samples:
     repeats: FloatArray
     group: IntArray
     between_cards: BoolArray
+    shared: BoolArray | None = None
 
     @cached_property
     def spread(self) -> Spread:
@@ -152,6 +158,7 @@ class Comparisons:
         scope: for what that interval holds; None if there is none.
         pooled: whether the variance is that of all cells of the device and engine.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
+        occasions: variance that another occasion adds to the interval that is shown.
     """
 
     difference: FloatArray
@@ -162,10 +169,11 @@ class Comparisons:
     scope: npt.NDArray[np.object_]
     pooled: BoolArray
     bimodal: BoolArray
+    occasions: FloatArray | float = 0.0
 
     def interval(self, confidence: float | FloatArray = CONFIDENCE) -> Interval:
         """Ratios of `a` over `b` with the intervals that are shown."""
-        half = _half_width(*self.shown, confidence)
+        half = self._shown_half(confidence)
         return Interval(*(np.exp(self.difference + end) for end in (0.0, -half, half)))
 
     def p_beyond(self, margin_pct: float) -> FloatArray:
@@ -177,7 +185,7 @@ class Comparisons:
         distance = np.abs(self.difference)
         beyond = distance - log_margin(margin_pct)
         by_modes = (self.starts < STARTS_TO_SEE_MODES) & (beyond <= ASSUMED_SD)
-        either_way = distance <= _half_width(*self.shown, CONFIDENCE)
+        either_way = distance <= self._shown_half(CONFIDENCE)
         return np.where(by_modes | either_way, 1.0, np.minimum(self._p(beyond), 1.0))
 
     def p_higher(self) -> FloatArray:
@@ -200,16 +208,16 @@ class Comparisons:
         df = np.where(self.pooled, self.df * np.maximum(n - 1, 1) / np.maximum(self.starts - 1, 1), n - 1)
         variance = np.where((self.starts > 1) | self.pooled, self.variance, np.nan)
         counted = (n * np.ones_like(self.difference)).astype(int)
-        return Comparisons(
-            self.difference,
-            variance,
-            df,
-            counted,
-            (_OF_BOTH_RUNS * variance / n, df),
-            self.scope,
-            self.pooled,
-            self.bimodal,
-        )
+        shown = _OF_BOTH_RUNS * variance / n, df
+        return replace(self, variance=variance, df=df, starts=counted, shown=shown)
+
+    def _shown_half(self, confidence: float | FloatArray) -> FloatArray:
+        squared_error, df = self.shown
+        total = squared_error + self.occasions
+        with np.errstate(divide="ignore", invalid="ignore"):  # the degrees of freedom are those of [Satterthwaite]
+            return _half_width(
+                total, np.where(squared_error > 0, df * (total / squared_error) ** 2, np.inf), confidence
+            )
 
     def _half(self, confidence: float | FloatArray) -> FloatArray:
         return _half_width(self.variance / np.maximum(self.starts, 1), self.df, confidence)
@@ -265,7 +273,11 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     scope = _scope(error, ~single | (n == 0), samples.between_cards[a] & samples.between_cards[b])
     difference = np.where(n > 0, mean, mean_a - mean_b)
     shown = _OF_BOTH_RUNS * error, np.where(single, apart_df, df)
-    return Comparisons(difference, variance, df, n, shown, scope, pooled, bimodal)
+    occasions = np.zeros(df.shape)
+    if samples.shared is not None:
+        cells = samples.shared[a].astype(float) + samples.shared[b]
+        occasions = np.where(single, 0.0, _OF_BOTH_RUNS * OCCASION_SD**2 * cells)
+    return Comparisons(difference, variance, df, n, shown, scope, pooled, bimodal, occasions)
 
 
 def _welch(samples: Samples, a: IntArray, b: IntArray, over_starts: BoolArray) -> tuple[FloatArray, FloatArray]:

@@ -5,7 +5,7 @@ import numpy as np
 from workflow_scripts.analyse.statistics import Samples, compare
 
 
-def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False):
+def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False, shared=False):
     """Cells with a row of logarithms each, one for a round."""
     log = np.asarray(log, dtype=float)
     shape = log.shape[:-1]
@@ -15,6 +15,7 @@ def samples(log, *, within=np.nan, repeats=1.0, group=None, cards=False):
         np.broadcast_to(np.asarray(repeats, dtype=float), shape),
         np.zeros(shape[-1], dtype=int) if group is None else np.asarray(group),
         np.full(shape[-1], cards),
+        np.full(shape[-1], shared),
     )
 
 

@@ -418,7 +418,8 @@ def test_a_model_beyond_the_cache_is_explained_by_memory(tmp_path):
     cells = starts_table(cell(SEQS, around(200), gpu="cpu-all", **cpu), cell(SEQS, around(100), gpu="cpu-1core", **cpu))
     rates = device_records(tmp_path)
     found = device_ratios(cells, measured_devices(rates), rates).iloc[0]
-    assert (found["explanation"], found["cannot_show"]) == ("measured_bandwidth", None)
+    assert found["explanation"].startswith("measured_bandwidth")
+    assert found["cannot_show"] is None
     assert math.isnan(found["measured_cache_ratio"])
 
 

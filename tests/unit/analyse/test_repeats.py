@@ -254,6 +254,11 @@ def test_on_several_cards_a_card_is_the_unit_and_only_the_same_card_is_paired():
     assert not (~np.isnan(samples.log[0]) & ~np.isnan(samples.log[1])).any()
 
 
+def test_the_machine_of_a_cpu_is_shared():
+    _, samples = samples_of(levels([(1, 1, [1.0])]), levels([(1, 1, [1.0])], gpu="cpu-all"))
+    assert samples.shared.tolist() == [False, True]
+
+
 def test_results_from_before_there_were_starts_are_of_one():
     rows = levels([(1, 1, [1.0, 3.0])]).drop(columns=["start", "round"])
     summary, samples = samples_of(rows)

@@ -14,6 +14,7 @@ from workflow_scripts.analyse.statistics import (
     CHANGES,
     FLAT,
     NOT_DECIDED,
+    OCCASION_SD,
     STARTS_TO_SEE_MODES,
     compare,
     directions,
@@ -245,6 +246,29 @@ def test_another_run_that_may_show_the_other_direction_is_no_change():
         found = pair(noise + np.sqrt(2) * error * factor, np.zeros(3))
         assert found.p_beyond(0.001)[0] <= 0.05 or verdict == NOT_DECIDED
         assert verdicts(found, 0.001).tolist() == [verdict]
+
+
+def test_on_a_shared_machine_intervals_allow_for_another_occasion():
+    noise = np.array([0.002, -0.002, 0.001, 0.0, -0.001])
+    quiet, shared = (pair(noise + 0.05, np.zeros(5), shared=shared) for shared in (False, True))
+    half = stats.norm.ppf(0.975) * np.sqrt(2 * 2) * OCCASION_SD
+    assert np.log(ends(shared.interval())) == pytest.approx([0.05 - 0.0002, -half + 0.05, half + 0.05], abs=2e-3)
+    assert (verdicts(quiet, 2.0).tolist(), verdicts(shared, 2.0).tolist()) == ([CHANGES], [NOT_DECIDED])
+    # What holds for the occasion that was measured is not touched: flat is flat.
+    assert verdicts(pair(noise, np.zeros(5), shared=True), 2.0).tolist() == [FLAT]
+    single = pair([1.0], [0.5], within=0.0001, repeats=3.0, shared=True)
+    assert single.interval().low == pair([1.0], [0.5], within=0.0001, repeats=3.0).interval().low
+
+
+def test_occasions_are_covered_as_often_as_promised():
+    rng = np.random.default_rng(4)
+    one, other = (
+        compare(
+            samples(rng.normal(0, 0.03, (3000, 8, 3)) + rng.normal(0, OCCASION_SD, (3000, 8, 1)), shared=True), [0], [1]
+        ).interval()
+        for _ in range(2)
+    )
+    assert 0.935 <= ((one.low <= other.value) & (other.value <= one.high)).mean() <= 0.97
 
 
 def test_a_direction_is_shown_over_all_comparisons():

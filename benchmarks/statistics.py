@@ -1,0 +1,254 @@
+"""Whether the project's statistics keep what they promise: made-up studies whose truth is known.
+
+    make bench-statistics         (or: python -m benchmarks.statistics [--studies 2000] [--seed 1])
+
+The starts of each study vary as those that were measured: within a start by 1 to 3 %, between starts by 2 to 15 %, from
+round to round by 10 % for all cells together; some cells have two modes, some starts are far off, and on a shared
+machine each cell is another on each occasion. The project's own functions compare them. Printed are: how often the 95 %
+interval of a ratio holds that of another run, the share of studies with a false `changes` or a false `flat`, and how
+many starts the adaptive rule takes compared with a fixed count that decides as much. The exit code is 1 if a goal is
+missed.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks, decide
+from workflow_scripts.analyse.start_spread import FloatArray, best_repeats
+from workflow_scripts.analyse.statistics import (
+    CHANGES,
+    FLAT,
+    NOT_DECIDED,
+    OCCASION_SD,
+    Samples,
+    compare,
+    log_margin,
+)
+from workflow_scripts.common.command import run_command
+
+COVERAGE, MOST_FALSE, MOST_STARTS = (0.93, 0.97), 0.05, 0.6
+# What repeats vary, and what a start costs, on the CPUs that run the demo.
+WITHIN_SD, START_COSTS_REPEATS = 0.05, 8.0
+REPEATS, MARGIN_PCT, LOOKS = 3, 5.0, Looks(2, 8)
+FIXED = (2, 3, 4, 5, 6, 8, 10)
+# The cells of a study like the demo: groups that differ in one knob, with the logarithms of their true rates. Four
+# groups change, one is flat; of the last two, one differs by the margin and one by a quarter of it.
+MARGIN = log_margin(MARGIN_PCT)
+GROUPS = (
+    *((0.0, 0.5, 1.3), (0.1, 0.6, 1.4), (0.3, 1.1), (0.0, 2.3)),
+    *((0.7, 0.7, 0.7), (0.2, 0.2 + 1.0001 * MARGIN), (0.4, 0.4 + MARGIN / 4)),
+)
+TRUTH = np.concatenate(GROUPS)
+ENDS = np.cumsum([0, *map(len, GROUPS)])
+PAIRS = [(a, b) for low, high in pairwise(ENDS.tolist()) for a in range(low, high) for b in range(low, a)]
+A, B = (np.array(side) for side in zip(*PAIRS, strict=True))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What varies in a study, as standard deviations of logarithms.
+
+    Attributes:
+        between: from and to, between the starts of a cell; each study has its own.
+        uneven: how much cells differ in that, as the standard deviation of its logarithm.
+        two_modes: share of studies in which one cell has two modes, 10 to 25 % apart.
+        outliers: share of starts that are 20 % slower.
+        shared: whether the machine is shared, so that each cell differs from occasion to occasion by OCCASION_SD.
+    """
+
+    name: str
+    between: tuple[float, float] = (0.02, 0.15)
+    uneven: float = 0.0
+    two_modes: float = 0.0
+    outliers: float = 0.0
+    shared: bool = False
+
+
+KINDS = (
+    Kind("all cells alike"),
+    Kind("cells differ", uneven=0.35),
+    Kind("one cell with two modes", two_modes=1.0),
+    Kind("outliers", outliers=0.01),
+    Kind("on a shared machine", shared=True),
+)
+
+
+class Run(NamedTuple):
+    """One occasion: what is measured, and the true logarithms of the rates on it."""
+
+    samples: Samples
+    truth: FloatArray
+
+
+@dataclass(frozen=True)
+class Studies:
+    """What stays the same when studies are measured again: how much the starts of each cell vary, and their modes."""
+
+    kind: Kind
+    between: FloatArray
+    modes: FloatArray
+
+    def run(self, starts: int, rng: np.random.Generator) -> "Run":
+        """Measure all studies once, with so many starts of each cell."""
+        studies, cells = self.between.shape
+        shape = (studies, cells, starts)
+        drift = rng.normal(0, 0.1, (studies, 1, starts)) + 0.02 * np.arange(starts)
+        repeats = rng.normal(0, 1, (*shape, REPEATS)) * rng.uniform(0.01, 0.03, (studies, cells, 1, 1))
+        occasion = rng.normal(0, OCCASION_SD * self.kind.shared, (studies, cells))
+        log = (
+            (TRUTH + occasion)[..., None]
+            + drift
+            + rng.normal(0, 1, shape) * self.between[..., None]
+            + repeats.mean(axis=-1)
+        )
+        log += self.modes[..., None] * (rng.integers(0, 2, shape) - 0.5)
+        log += np.where(rng.random(shape) < self.kind.outliers, np.log(0.8), 0.0)
+        within, counts = repeats.var(axis=-1, ddof=1).mean(axis=-1), np.full((studies, cells), float(REPEATS))
+        one = np.zeros(cells, dtype=int)
+        return Run(Samples(log, within, counts, one, one > 0, (one == 0) & self.kind.shared), TRUTH + occasion)
+
+
+def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
+    """Studies of one kind."""
+    cells = len(TRUTH)
+    low, high = np.log(kind.between)
+    between = np.exp(rng.uniform(low, high, (studies, 1)) + rng.normal(0, kind.uneven, (studies, cells)))
+    one = np.arange(cells) == rng.integers(cells, size=(studies, 1))
+    with_modes = (rng.random((studies, 1)) < kind.two_modes) & one
+    return Studies(kind, between, np.where(with_modes, rng.uniform(0.1, 0.25, (studies, 1)), 0.0))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was kept of the promises: shares of intervals that hold the ratio of another run, of studies with a false
+    change or a false flat, and of comparisons that are decided."""
+
+    coverage: float
+    without_interval: float
+    false_changes: float
+    false_flat: float
+    decided: float
+
+    def fits(self) -> bool:
+        """Whether the goals are reached."""
+        covers = COVERAGE[0] <= self.coverage <= COVERAGE[1]
+        return covers and max(self.false_changes, self.false_flat) <= MOST_FALSE
+
+
+def false_verdicts(verdict: npt.NDArray[np.str_], truth: FloatArray) -> tuple[float, float]:
+    """Shares of studies with a false change and with a false flat."""
+    within = np.abs(truth[..., A] - truth[..., B]) <= MARGIN
+    changes, flat = (verdict == CHANGES) & within, (verdict == FLAT) & ~within
+    return float(changes.any(axis=-1).mean()), float(flat.any(axis=-1).mean())
+
+
+def kept(studies: Studies, starts: int, rng: np.random.Generator) -> Kept:
+    """Measure studies twice with a fixed count of starts."""
+    (one, truth), (other, _) = studies.run(starts, rng), studies.run(starts, rng)
+    decisions = decide(one, A, B, MARGIN_PCT, ONE_LOOK)
+    _, low, high = decisions.found.interval()
+    again = compare(other, A, B).interval().value
+    known = ~np.isnan(low)
+    inside = (low <= again) & (again <= high)
+    return Kept(
+        float(inside[known].mean()),
+        float(1 - known.mean()),
+        *false_verdicts(decisions.verdict, truth),
+        float((decisions.verdict != NOT_DECIDED).mean()),
+    )
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """What the adaptive rule did: starts per cell, the share of comparisons that it decided, and of studies with a
+    false change or a false flat."""
+
+    starts: float
+    decided: float
+    false_changes: float
+    false_flat: float
+
+
+def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
+    """Measure cells again while a comparison of theirs may be decided."""
+    whole, truth = studies.run(LOOKS.at_most, rng)
+    log = whole.log.copy()
+    log[..., LOOKS.at_least :] = np.nan
+    for rounds in range(LOOKS.at_least, LOOKS.at_most + 1):
+        samples = replace(whole, log=log[..., :rounds].copy())
+        found, verdict, _, least = decide(samples, A, B, MARGIN_PCT, LOOKS)
+        if rounds < LOOKS.at_most:
+            starts = np.maximum(samples.starts[..., A], samples.starts[..., B])
+            goes_on = (verdict == NOT_DECIDED) & ~found.bimodal & (starts + least <= LOOKS.at_most)
+            again = np.zeros(log.shape[:-1], dtype=bool)
+            for cell in range(again.shape[-1]):
+                again[..., cell] = (goes_on & ((cell == A) | (cell == B))).any(axis=-1)
+            log[..., rounds] = np.where(again, whole.log[..., rounds], np.nan)
+    return Adaptive(
+        float(samples.starts.mean()), float((verdict != NOT_DECIDED).mean()), *false_verdicts(verdict, truth)
+    )
+
+
+def starts_of_same_power(decided: float, by_starts: Mapping[int, Kept]) -> float:
+    """The fixed count of starts that decides this share of comparisons; the largest simulated if none does."""
+    return float(np.interp(decided, [kept.decided for kept in by_starts.values()], list(by_starts)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate, print, and compare with the goals."""
+    parser = argparse.ArgumentParser(description="Test the statistics with made-up studies whose truth is known.")
+    parser.add_argument("--studies", type=int, default=2000, help="of each kind (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")
+    args = parser.parse_args(argv)
+    rng = np.random.default_rng(args.seed)
+    fixed = Table("studies", "starts", "coverage", "no interval", "false changes", "false flat", "decided", box=None)
+    rule = Table("studies", "false changes", "false flat", "decided", "starts", "fixed count", "ratio", box=None)
+    fits, taken = [], []
+    for kind in track(KINDS, description="simulating", console=Console(stderr=True)):
+        studies = made_up(kind, args.studies, rng)
+        by_starts = {starts: kept(studies, starts, rng) for starts in FIXED}
+        for starts, found in by_starts.items():
+            fits.append(found.fits())
+            shares = (found.coverage, found.without_interval, found.false_changes, found.false_flat, found.decided)
+            fixed.add_row(kind.name, str(starts), *map(_pct, shares), "" if fits[-1] else "missed")
+        rule_found = adaptive(studies, rng)
+        same = starts_of_same_power(rule_found.decided, by_starts)
+        ratio = rule_found.starts / same
+        taken.append((rule_found.starts, same))
+        fits.append(max(rule_found.false_changes, rule_found.false_flat) <= MOST_FALSE)
+        shares = (rule_found.false_changes, rule_found.false_flat, rule_found.decided)
+        numbers = f"{rule_found.starts:.2f}", f"{same:.2f}", f"{ratio:.2f}", "" if fits[-1] else "missed"
+        rule.add_row(kind.name, *map(_pct, shares), *numbers)
+    starts, same = np.mean(taken, axis=0)
+    fits.append(bool(starts / same <= MOST_STARTS))
+    flag = "" if fits[-1] else "missed"
+    rule.add_row("all together", "", "", "", f"{starts:.2f}", f"{same:.2f}", f"{starts / same:.2f}", flag)
+    console = Console(width=110)
+    console.print(f"{args.studies} studies of each kind; margin {MARGIN_PCT:g} %")
+    console.print(fixed)
+    console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and the fixed count that decides as much")
+    console.print(rule)
+    repeats = {sd: best_repeats(sd**2, WITHIN_SD**2, START_COSTS_REPEATS, 1.0) for sd in (0.02, 0.04, 0.08)}
+    told = ", ".join(f"{count} if starts vary by {100 * sd:g} %" for sd, count in repeats.items())
+    console.print(
+        f"repeats per start that give the narrowest intervals, if repeats vary by {100 * WITHIN_SD:g} % and a start"
+        f" takes as long as {START_COSTS_REPEATS:g} of them: {told}"
+    )
+    return 0 if all(fits) else 1
+
+
+def _pct(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+if __name__ == "__main__":
+    run_command(main)

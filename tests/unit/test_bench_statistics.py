@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from benchmarks import statistics
+from workflow_scripts.analyse.statistics import CHANGES, FLAT, NOT_DECIDED
+
+
+def test_a_verdict_is_false_beside_the_truth():
+    truth = np.tile(statistics.TRUTH, (2, 1))
+    verdict = np.full((2, len(statistics.A)), NOT_DECIDED)
+    difference = np.abs(truth[0][statistics.A] - truth[0][statistics.B])
+    verdict[0] = np.where(difference > statistics.MARGIN, CHANGES, FLAT)
+    assert statistics.false_verdicts(verdict, truth) == (0, 0)
+    verdict[1] = np.where(difference > statistics.MARGIN, FLAT, CHANGES)
+    assert statistics.false_verdicts(verdict, truth) == (0.5, 0.5)
+
+
+def test_another_run_of_the_same_studies_has_the_same_truth_but_for_the_occasion():
+    rng = np.random.default_rng(1)
+    for kind in (statistics.Kind("quiet"), statistics.Kind("shared", shared=True)):
+        studies = statistics.made_up(kind, 20, rng)
+        one, other = studies.run(3, rng), studies.run(3, rng)
+        assert one.samples.log.shape == (20, len(statistics.TRUTH), 3)
+        assert (one.truth == other.truth).all() == (not kind.shared)
+
+
+def test_the_fixed_count_that_decides_as_much():
+    kept = {starts: statistics.Kept(0.95, 0, 0, 0, decided) for starts, decided in ((2, 0.4), (4, 0.6))}
+    assert statistics.starts_of_same_power(0.5, kept) == pytest.approx(3)
+
+
+def test_it_prints_every_kind_and_ends_with_1_if_a_goal_is_missed(capsys, monkeypatch):
+    monkeypatch.setattr(statistics, "FIXED", (2, 3))
+    monkeypatch.setattr(statistics, "COVERAGE", (0.0, 1.0))
+    monkeypatch.setattr(statistics, "MOST_FALSE", 1.0)
+    for most, code in ((9.0, 0), (0.1, 1)):
+        monkeypatch.setattr(statistics, "MOST_STARTS", most)
+        assert statistics.main(["--studies", "4"]) == code
+        printed = capsys.readouterr().out
+        assert all(kind.name in printed for kind in statistics.KINDS)
+        assert ("missed" in printed) == bool(code)
