@@ -264,3 +264,24 @@ if STUDY.claims:
             " --tables {params.tables}"
             " --out {output.table}"
             " > {log} 2>&1"
+
+
+if STUDY.starts.at_most > 1:
+
+    rule drift:
+        """How much the first cell of each round changed until its end."""
+        input:
+            ended=expand(PATHS.ended("{gpu}"), gpu=GPUS),
+            code=sources("analyse.drift"),
+        output:
+            **written("drift"),
+        log:
+            PATHS.root / "logs/drift.log",
+        conda:
+            "../envs/cpu.conda.yaml"
+        shell:
+            "python -m workflow_scripts table-drift"
+            " --study $STUDY"
+            " --results $RESULTS"
+            " --out {output.table}"
+            " > {log} 2>&1"

@@ -31,7 +31,7 @@ if workflow.is_main_process:
     if elsewhere:
         logger.warning(f"{config['site']} has no {', '.join(elsewhere)}: their cells are left to another cluster.")
     here = [id for id, cell in CELLS.items() if cell.gpu in SITE.gpus]
-    plan_batches(here, partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB))
+    plan_rounds(here, partial(batches_of_cluster, cells=CELLS, size=CELLS_PER_JOB))
 
 
 def ladder_resource(name):
@@ -101,7 +101,6 @@ rule measure_batch:
         setup="\n".join(["set +u", *SITE.setup, "set -u"]),
         launcher=SITE.launcher,
         attempts=SITE.attempts,
-        go_on=GO_ON,
     shell:
         "exec > {log} 2>&1\n"
         "{params.setup}\n"
@@ -111,4 +110,3 @@ rule measure_batch:
         " --batch {params.batch}"
         " --attempt {resources.attempt}"
         " --attempts {params.attempts}"
-        " {params.go_on}"

@@ -3,12 +3,12 @@
 The path of a list of ended cells never changes: other inputs would parse and draw everything again.
 """
 
-PENDING = [gpu for gpu in GPUS if batches_with(gpu)]
+PENDING = {one.cell.split("/")[0] for batch in BATCHES for one in batch.starts} | set(MEASURED_HERE if DECIDED else ())
 if workflow.is_main_process:
     for gpu in PENDING:
         # Without its output the job is needed, whatever that was made from.
         PATHS.ended(gpu).unlink(missing_ok=True)
-    for gpu in set(GPUS) - set(PENDING):
+    for gpu in set(GPUS) - PENDING:
         write_ended(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS))
 
 if PENDING:
@@ -16,7 +16,7 @@ if PENDING:
     rule ended_cells:
         """Which cells of a GPU have ended, once its batches have; for GPUs without a batch the list already exists."""
         input:
-            lambda wildcards: [marker(batch.gpu, batch.key) for batch in batches_with(wildcards.gpu)],
+            lambda wildcards: markers_with(wildcards.gpu),
         output:
             PATHS.ended("{gpu}"),
         log:
@@ -26,7 +26,7 @@ if PENDING:
         conda:
             "../envs/cpu.conda.yaml"
         params:
-            batches=lambda wildcards: [str(PATHS.batch(batch.gpu, batch.key)) for batch in batches_with(wildcards.gpu)],
+            batches=lambda wildcards, input: [Path(marker).with_suffix(".json") for marker in input],
         shell:
             "python -m workflow_scripts list-ended"
             " --study $STUDY"

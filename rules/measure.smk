@@ -20,7 +20,7 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
             logger.warning(WHY_LEFT)
 
 if workflow.is_main_process:
-    plan_batches([id for id in CELLS if id not in LEFT], batches_of_machine)
+    plan_rounds([id for id in CELLS if id not in LEFT], batches_of_machine)
 
 
 rule measure_round:
@@ -39,13 +39,11 @@ rule measure_round:
         host_device=1,
     params:
         batch=str(PATHS.batch(HERE, "{key}")),
-        go_on=GO_ON,
     shell:
         "python -m workflow_scripts measure-batch"
         " --study $STUDY"
         " --results $RESULTS"
         " --batch {params.batch}"
-        " {params.go_on}"
         " 2>&1 | tee {log}"
 
 

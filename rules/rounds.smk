@@ -13,11 +13,24 @@ from workflow_scripts.cluster.batches import (
     batches_of_cluster,
     batches_of_machine,
     ended_cells,
+    known_sha256,
     read_batch,
     write_batch,
     write_ended,
 )
-from workflow_scripts.study.rounds import ended_starts, missing_rounds
+from workflow_scripts.study.rounds import (
+    Round,
+    ended_starts,
+    interrupted,
+    last_plan,
+    last_round,
+    missing_rounds,
+    read_plan,
+)
+
+# The devices whose cells this call can measure.
+MEASURED_HERE = {}
+DECIDED = None
 
 
 def marker(gpu, key):
@@ -31,24 +44,73 @@ def ended():
 
 
 def is_measured(cell):
-    """Whether a cell has as many starts as the study asks for."""
-    return len(ended()[cell]) >= STUDY.starts
+    """Whether a cell has as many starts as every cell gets."""
+    return len(ended()[cell]) >= STUDY.starts.at_least
 
 
-def plan_batches(cells, batches_of):
-    """Make the batches that measure these cells; says which are repeated, and why."""
+def plan_rounds(cells, batches_of):
+    """Plan the rounds of this call, which measures these cells; says which are repeated, and why.
+
+    What is known before is in BATCHES. If there may be further rounds, DECIDED is the number of the first that is
+    decided on while measuring, and OF_ROUND makes the batches of a round.
+    """
+    global DECIDED, MEASURED_HERE, OF_ROUND
+    MEASURED_HERE = dict.fromkeys(CELLS[id].gpu for id in cells)
     definitions = {id: definition_sha256(definition(id)) for id in cells}
-    repeated = sum(PATHS.outcome(cell).exists() and 1 not in ended()[cell] for cell in cells)
+    repeated = [cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]]
     if repeated:
         logger.warning(
-            f"{repeated} cells were measured by another definition or protocol, or did not run, and are measured again."
+            f"{len(repeated)} cells were measured by another definition or protocol, or did not run, and are measured"
+            f" again. The first is {PATHS.outcome(repeated[0])}."
         )
-    for one in missing_rounds(ended(), cells, STUDY.starts, time.time()):
-        for batch in batches_of(one, definitions=definitions):
-            BATCHES.append(batch)
-            write_batch(PATHS.batch(batch.gpu, batch.key), batch)
-            # A batch of pending cells is not done, however it ended before.
-            marker(batch.gpu, batch.key).unlink(missing_ok=True)
+    OF_ROUND = lambda one: begun(batches_of(one, definitions=definitions))
+    plan, now_s = last_plan(PATHS), time.time()
+    rest = interrupted(ended(), plan, now_s)
+    rounds = ([rest] if rest else []) + missing_rounds(ended(), cells, STUDY.starts.at_least, now_s)
+    for one in rounds:
+        BATCHES.extend(OF_ROUND(one))
+    has_ended = not rounds and plan is not None and plan.ended and plan.known == known_sha256(STUDY, PATHS)
+    if STUDY.starts.is_adaptive and cells and not has_ended:
+        DECIDED = 1 + max([last_round(ended()), *(one.number for one in rounds)])
+        is_dry_run = bool({"-n", "--dry-run", "--dryrun"} & set(sys.argv))
+        for old in PATHS.round_plan("*").parent.glob("round-*.json") if not MEASURES_NOTHING & set(sys.argv) else ():
+            # A round that has not begun may be that of another call, which runs now; only a dry run looks then.
+            if (found := read_plan(old)).round >= DECIDED and (found.ended or not is_dry_run):
+                old.unlink()
+
+
+def begun(batches):
+    """The batches, written for their jobs."""
+    batches = list(batches)
+    for batch in batches:
+        write_batch(PATHS.batch(batch.gpu, batch.key), batch)
+        # A batch of pending cells is not done, however it ended before.
+        marker(batch.gpu, batch.key).unlink(missing_ok=True)
+    return batches
+
+
+@cache
+def batches_of_decided(number):
+    """The batches of a round that was decided on in this call; none if measuring ended there."""
+    starts = read_plan(PATHS.round_plan(number)).starts
+    return OF_ROUND(Round(number, starts)) if starts else []
+
+
+def all_batches():
+    """The batches of this call, as far as they are known. Snakemake asks again after each decision."""
+    yield from BATCHES
+    number = DECIDED
+    while number:
+        checkpoints.next_round.get(round=number)
+        yield from batches_of_decided(number)
+        number = None if read_plan(PATHS.round_plan(number)).ended else number + 1
+
+
+def needed_by_decision(wildcards):
+    """The batches of the rounds before."""
+    number = int(wildcards.round)
+    batches = BATCHES if number == DECIDED else batches_of_decided(number - 1)
+    return [marker(batch.gpu, batch.key) for batch in batches]
 
 
 def needed_by_batch(gpu, key):
@@ -60,10 +122,39 @@ def needed_by_batch(gpu, key):
     return [ancient(file) for file in sorted(files)] + [marker(other.gpu, other.key) for other in earlier]
 
 
-def batches_with(gpu):
-    """The batches of this call that have cells of a GPU."""
-    return [batch for batch in BATCHES if any(one.cell.startswith(f"{gpu}/") for one in batch.starts)]
+def markers_with(gpu):
+    """The markers of all batches of this call that have cells of a GPU."""
+    with_gpu = (batch for batch in all_batches() if any(one.cell.startswith(f"{gpu}/") for one in batch.starts))
+    return [marker(batch.gpu, batch.key) for batch in with_gpu]
 
 
-# A failed cell stops no later round; once all have ended, `ended_cells` fails for it.
-GO_ON = "--go-on" if STUDY.starts > 1 else ""
+if STUDY.starts.is_adaptive and not PARTIAL:
+
+    checkpoint next_round:
+        """Decide after a round which cells the next one measures again, or that measuring has ended."""
+        input:
+            needed_by_decision,
+        output:
+            PATHS.round_plan("{round}"),
+        log:
+            PATHS.root / "logs/next_round/{round}.log",
+        wildcard_constraints:
+            round="[0-9]+",
+        conda:
+            "../envs/cpu.conda.yaml"
+        threads: workflow.resource_settings.cores or 1
+        params:
+            gpus=lambda wildcards: list(MEASURED_HERE),
+            cells=PATHS.root / "cells",
+            # Not that of the report's tables, which other jobs write.
+            folder=PATHS.round_plan("").parent,
+        shell:
+            "(for gpu in {params.gpus}; do"
+            " python -m workflow_scripts parse-cells --cells {params.cells} --gpu $gpu --processes {threads}"
+            " --out {params.folder}/parsed/$gpu;"
+            " done;"
+            " python -m workflow_scripts table-cells --study $STUDY --parsed {params.folder}/parsed"
+            " --out {params.folder}/cells.parquet;"
+            " python -m workflow_scripts next-round --study $STUDY --results $RESULTS --number {wildcards.round}"
+            " --gpus {params.gpus} --cells {params.folder}/cells.parquet --out {output})"
+            " > {log} 2>&1"

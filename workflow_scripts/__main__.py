@@ -50,8 +50,10 @@ GROUPS = {
         "table-capacity": "analyse.capacity",
         "table-predictions": "analyse.predictions",
         "table-claims": "analyse.claims",
+        "table-drift": "analyse.drift",
         "digest": "analyse.study_digest",
         "figures": "present.figures",
+        "next-round": "analyse.decide_round",
         "report": "present.page",
     },
     "Upkeep of the project": {

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import psutil
 import pytest
 
@@ -31,6 +30,8 @@ from workflow_scripts.predict.step_fit import scheduled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.ladders import LadderRecord, read_ladder
 from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import last_plan, read_plan
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 WriteStudy = Callable[..., Path]
@@ -528,25 +529,46 @@ def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(
     assert spans[0][1] < spans[1][0]
 
 
-def test_each_start_is_measured_once_in_rounds_and_a_second_call_has_nothing_to_do(
+def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(
     tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy
 ) -> None:
     sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
-    study = write_study(tmp_path, sweeps=[sweep | {"knobs": {"batch_size": [2, 4]}}], repeats=1, starts=2)
+    two_cells = {"sweeps": [sweep | {"knobs": {"batch_size": [2, 4]}}], "repeats": 1}
     results = tmp_path / "results"
-    done = snakemake(study, results, "--until=measured_cells")
-    assert done.returncode == 0, done.stderr
-    starts = [read_outcome(path).start for path in results.glob("small/cells/**/outcome.json")]
-    assert sorted((start.start, start.round, start.position) for start in starts) == [
-        (1, 1, 1),
-        (1, 1, 2),
-        (2, 2, 1),
-        (2, 2, 2),
-    ]
-    table = pd.read_parquet(results / "small/tables/measured/cells.parquet")
-    assert table.groupby("cell_id")["start"].agg(list).tolist() == [[1, 2], [1, 2]]
-    again = snakemake(study, results, "--until=measured_cells", "--dry-run")
-    assert re.search(r"^total +0$", again.stdout, re.MULTILINE)
+
+    def measure(*options: str, **changes: object) -> str:
+        study = write_study(tmp_path, **two_cells, **changes)
+        done = snakemake(study, results, "--until=measured_cells", *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def starts() -> list[tuple[int, int, int | None, bool]]:
+        found = [read_outcome(path).start for path in results.glob("small/cells/**/outcome.json")]
+        return sorted((start.round, start.start, start.position, start.again) for start in found)
+
+    measure(starts=2)
+    twice = [(n, n, 1, False) for n in (1, 2)] + [(n, n, 2, False) for n in (1, 2)] + [(n, n, 3, True) for n in (1, 2)]
+    assert starts() == sorted(twice)
+    assert re.search(r"^total +0$", measure("--dry-run", starts=2), re.MULTILINE)
+    # Rates that one further start of each would decide, whatever this machine did.
+    paths = StudyPaths(results, "small")
+    for cell_dir, walls in zip(
+        sorted(results.glob("small/cells/*/*/*/*/*")), ((1.0, 1.01), (1.01, 1.002)), strict=True
+    ):
+        for outcome, wall_s in zip(
+            paths.outcomes(cell_dir.relative_to(paths.root / "cells").as_posix()).values(), walls, strict=True
+        ):
+            record = json.loads(outcome.read_text())
+            record["repeats"][0]["end_monotonic_s"] = record["repeats"][0]["start_monotonic_s"] + wall_s
+            outcome.write_text(json.dumps(record))
+    as_needed = {"starts": {"at_least": 2, "at_most": 3}, "equivalence_margin_pct": 5.0}
+    measure(**as_needed)
+    assert starts() == sorted([*twice, (3, 3, 1, False), (3, 3, 2, False), (3, 3, 3, True)])
+    third, fourth = (read_plan(paths.round_plan(number)) for number in (3, 4))
+    assert (third.ended, len(third.starts), len(third.undecided)) == (None, 2, 1)
+    assert fourth.ended is not None
+    assert last_plan(paths) == fourth
+    assert re.search(r"^total +0$", measure("--dry-run", **as_needed), re.MULTILINE)
 
 
 def test_a_bad_study_stops_snakemake_before_any_job(

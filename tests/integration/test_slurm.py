@@ -22,6 +22,7 @@ from tests.integration.slurm_study import KNOBS, LabCheckout, cell
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.rounds import read_plan
 from workflow_scripts.study.study_file import load_study
 
 pytestmark = [
@@ -139,7 +140,8 @@ def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_thir
 
 
 def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout: LabCheckout) -> None:
-    checkout.write_study([{"gpu": "lab-h200"}], starts=2)
+    # With one cell there is nothing to decide, so the second round is the last.
+    checkout.write_study([{"gpu": "lab-h200"}], starts={"at_least": 2, "at_most": 4})
     assert planned_cells(checkout) == {cell("lab-h200")}
     first = checkout.folder(cell("lab-h200")) / "outcome.json"
     before = first.read_bytes()
@@ -153,6 +155,7 @@ def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(che
         assert [(row["start"], row["repeat"]) for row in csv.DictReader(lines)] == [
             (str(start), str(repeat)) for start in (1, 2) for repeat in (0, 1)
         ]
+    assert read_plan(checkout.root / "results/lab/rounds/round-3.json").ended == "every comparison is decided"
     assert planned_cells(checkout) == set()
     shutil.rmtree(first.parent / "start-2")  # other tests copy this cell
 

@@ -333,4 +333,5 @@ def _work_text(row: Record, a: Record, b: Record) -> str:
 @table_command("effects")
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the effects table of a study."""
-    return [(args.out, "effects", knob_effects(cells, study.equivalence_margin_pct))]
+    looks = Looks(study.starts.at_least, study.starts.at_most)
+    return [(args.out, "effects", knob_effects(cells, study.equivalence_margin_pct, looks))]

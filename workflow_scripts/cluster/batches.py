@@ -24,7 +24,7 @@ from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart, Round
-from workflow_scripts.study.study_file import load_study
+from workflow_scripts.study.study_file import Study, load_study
 
 # The place of the batches of a machine, which hold the cells of all its devices.
 HERE = "here"
@@ -85,6 +85,13 @@ def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
         for cell in cells
         for path in paths.outcomes(cell).values()
     }
+
+
+def known_sha256(study: Study, paths: StudyPaths) -> str:
+    """A hash of all that the decision on a further round depends on."""
+    ended: dict[str, JsonValue] = {**ended_cells(expand(study), paths)}
+    counts, margin = study.starts.model_dump(mode="json"), study.equivalence_margin_pct
+    return json_sha256({"ended": ended, "starts": counts, "margin": margin})
 
 
 def write_ended(path: Path, ended: dict[str, str]) -> None:

@@ -6,8 +6,8 @@ Each cell runs as its own command with its own log and exit status: a cell that 
 cells share what an allocation saves: the wait in the queue, the node's page cache, the compile cache and the warm
 parent of the engines. A start that already has its outcome, from an earlier attempt or another job, is skipped.
 
-Exit code 0: every cell has an outcome, whatever it is; 1: some have none. With `--go-on` these are left to the next
-call after the last attempt, and the exit code is 0, so that later rounds are measured.
+Exit code 0: every cell has an outcome, whatever it is; 1: some have none. In a study of several rounds these are left
+to the next call after the last attempt, and the exit code is 0, so that the later rounds are measured.
 """
 
 import subprocess
@@ -34,7 +34,7 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
     for number, one in enumerate(batch.starts):
         print(f"[{number + 1}/{len(batch.starts)}] {one.cell}", flush=True)
         where = Start(start=one.start, round=batch.round, position=batch.first_position + number)
-        status = _measure_one(study_file, paths, one.cell, where, attempt)
+        status = _measure_one(study_file, paths.start(one.cell, one.start), paths, one.cell, where, attempt)
         if status != 0:
             failed.append(one)
             print(f"    no outcome (exit {status}); its log is {paths.log(one.cell, one.start)}", flush=True)
@@ -44,13 +44,24 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
     return failed
 
 
-def _measure_one(study_file: Path, paths: StudyPaths, cell: str, where: Start, attempt: Attempt) -> int:
+def measure_again(study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> None:
+    """Measure the first cell of a batch once more, to show drift; nothing depends on it."""
+    first, position = batch.starts[0], batch.first_position + len(batch.starts)
+    print(f"[once more, for drift] {first.cell}", flush=True)
+    where = Start(start=first.start, round=batch.round, position=position, again=True)
+    status = _measure_one(study_file, paths.again(first.cell, batch.round), paths, first.cell, where, attempt)
+    if status != 0:
+        print(f"    no outcome (exit {status})", flush=True)
+
+
+def _measure_one(study_file: Path, folder: Path, paths: StudyPaths, cell: str, where: Start, attempt: Attempt) -> int:
     command = [sys.executable, "-m", "workflow_scripts", "measure-cell", "--study", str(study_file), "--cell", cell]
     command += ["--results", str(paths.results), "--attempt", str(attempt.number), "--attempts", str(attempt.of)]
     command += ["--start", str(where.start), "--round", str(where.round), "--position", str(where.position)]
-    paths.log(cell, where.start).parent.mkdir(parents=True, exist_ok=True)
-    with paths.log(cell, where.start).open("wb") as log:
-        return subprocess.run([*command, "--unless-done"], stdout=log, stderr=subprocess.STDOUT).returncode
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "measure.log").open("wb") as log:
+        again = ["--again"] if where.again else []
+        return subprocess.run([*command, "--unless-done", *again], stdout=log, stderr=subprocess.STDOUT).returncode
 
 
 def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None:
@@ -71,16 +82,19 @@ def measure_device(gpu: str, record: Path, limit_s: float | None = None) -> None
     RESULTS,
     ATTEMPT,
     ATTEMPTS,
-    option("--go-on", action="store_true", help="end with 0 after the last attempt, whatever has no outcome"),
 )
 def main(args: Namespace) -> int:
     """Measure the cells of a batch."""
-    paths = StudyPaths(args.results, load_study(args.study).name)
+    study = load_study(args.study)
+    paths = StudyPaths(args.results, study.name)
     batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
+    in_rounds = study.starts.at_most > 1
     failed = measure_batch(args.study, paths, batch, attempt)
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
-        return 0 if args.go_on and attempt.last else 1
+        return 0 if in_rounds and attempt.last else 1
+    if in_rounds and len(batch.starts) > 1:
+        measure_again(args.study, paths, batch, attempt)
     if batch.gpu != HERE:
         measure_device(batch.gpu, paths.device(batch.gpu))
     return 0

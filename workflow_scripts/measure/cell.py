@@ -65,7 +65,7 @@ def measure_cell(
         StudyError: the cell's model or workload was not prepared.
         ForkServerError: the process that should measure the cell could not be started.
     """
-    folder = paths.start(cell, start.start)
+    folder = _folder(paths, cell, start)
     definition = cell_definition(study, cell, resolved_models(study))
     model_dir = paths.model(cell.model, model_key(definition.model))
     draft = definition.draft_model
@@ -179,9 +179,13 @@ def _boot_id() -> str | None:
     return BOOT_ID.read_text(encoding="utf-8").strip() if BOOT_ID.exists() else None
 
 
-def _is_done(study: Study, cell: Cell, paths: StudyPaths, start: int) -> bool:
+def _folder(paths: StudyPaths, cell: Cell, start: Start) -> Path:
+    return paths.again(cell, start.round) if start.again else paths.start(cell, start.start)
+
+
+def _is_done(study: Study, cell: Cell, folder: Path) -> bool:
     definition = cell_definition(study, cell, resolved_models(study))
-    return is_outcome_of(paths.outcome(cell, start), definition_sha256(definition))
+    return is_outcome_of(folder / "outcome.json", definition_sha256(definition))
 
 
 def find_cell(study: Study, cell_id: str) -> Cell:
@@ -207,6 +211,7 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     option("--start", type=positive, default=1, help="number of this start of the cell's engine (%(default)s)"),
     option("--round", type=positive, help="the round of the study that it belongs to (default: that of the start)"),
     option("--position", type=positive, help="its place in the order of the round"),
+    option("--again", action="store_true", help="measure it once more in its round, into again-ROUND, to show drift"),
     option("--unless-done", action="store_true", help="leave a start alone that already has its outcome"),
 )
 def main(args: Namespace) -> int:
@@ -214,16 +219,17 @@ def main(args: Namespace) -> int:
     study = load_study(args.study)
     cell = find_cell(study, args.cell)
     paths = StudyPaths(args.results, study.name)
+    start = Start(start=args.start, round=args.round or args.start, position=args.position, again=args.again)
+    folder = _folder(paths, cell, start)
     try:
         with cell_lock(paths.lock(cell)):
-            if args.unless_done and _is_done(study, cell, paths, args.start):
+            if args.unless_done and _is_done(study, cell, folder):
                 print("this start of the cell has its outcome already")
                 return 0
             try:
-                start = Start(start=args.start, round=args.round or args.start, position=args.position)
                 return measure_cell(study, cell, paths, Attempt(args.attempt, args.attempts), start)
             except OSError:  # such as a full disk
-                shutil.rmtree(paths.start(cell, args.start) / PARTIAL, ignore_errors=True)
+                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 print(file=sys.stderr)  # the log may have had no room for the end of its last line
                 raise
     except (ForkServerError, OSError) as e:

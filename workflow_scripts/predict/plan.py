@@ -27,7 +27,7 @@ from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.speed import FIELDS
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.study.study_file import Starts, Study, load_study
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
@@ -148,6 +148,11 @@ def _print_knobs(console: Console, knobs: pd.DataFrame) -> None:
     console.print(shown)
 
 
+def _starts(starts: Starts) -> str:
+    """The number of starts of a cell, in words; the costs are those of the starts that every cell gets."""
+    return f"{starts.at_least}, or up to {starts.at_most}" if starts.is_adaptive else str(starts.at_least)
+
+
 def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     shown = Table(title="Time, including the pipeline's own", title_justify="left")
     for heading in (
@@ -163,15 +168,15 @@ def _print_costs(console: Console, study: Study, table: pd.DataFrame) -> None:
     ):
         shown.add_column(heading, justify="left" if heading == "gpu" else "right")
     for gpu, part in table[table["cell_s"].notna()].groupby("gpu", sort=False):
-        timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats * study.starts) / 3600
-        whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts) / 3600
+        timed = float((part["wall_s"] * part["gpus"]).sum() * study.repeats * study.starts.at_least) / 3600
+        whole = float((part["cell_s"] * part["gpus"]).sum() * study.starts.at_least) / 3600
         shown.add_row(
             str(gpu),
             str(len(part)),
             f"{timed:.2f} h",
             f"{whole - timed:.2f} h",
             _range(part["cell_s"]),
-            str(study.starts),
+            _starts(study.starts),
             str(study.repeats),
             _range(part["repeats_needed"]),
             f"{whole:.2f}",

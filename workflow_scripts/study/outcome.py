@@ -63,7 +63,8 @@ class Start(Record):
     `start` counts the cell's starts, `round` the rounds of the study in the order of time, both from 1; a round
     measures every cell that needs it once. `position`: place in the order of the round, from 1. `idle_before_s`: since
     another start on this device of this host ended. `boot_id`: Linux's name of the time since the host was started.
-    Records from before starts were counted are the first start, in the first round.
+    Records from before starts were counted are the first start, in the first round. `again`: a measurement at the end
+    of a round or batch that repeats its first cell and shows drift; it is no start of the cell.
     """
 
     start: int = 1
@@ -71,6 +72,7 @@ class Start(Record):
     position: int | None = None
     idle_before_s: float | None = None
     boot_id: str | None = None
+    again: bool = False
 
 
 class Measured(Record):

@@ -45,6 +45,10 @@ class StudyPaths:
         """Folder with the evidence of one engine start of a cell: the cell's own for the first, or one in it."""
         return self.cell(cell) if start == 1 else self.cell(cell) / start_folder(start)
 
+    def again(self, cell: Cell | str, number: int | str) -> Path:
+        """Folder of the measurement at the end of a round that repeats its first cell, to show drift."""
+        return self.cell(cell) / f"again-{number}"
+
     def log(self, cell: Cell | str, start: int = 1) -> Path:
         """Log of the measuring command."""
         return self.start(cell, start) / "measure.log"
@@ -90,6 +94,10 @@ class StudyPaths:
     def batch(self, gpu: str, key: str) -> Path:
         """Which cells share a cluster job."""
         return self.root / "batches" / gpu / f"{key}.json"
+
+    def round_plan(self, number: int | str) -> Path:
+        """What was decided before a round: which cells it measures again, or why there is none."""
+        return self.root / "rounds" / f"round-{number}.json"
 
     def ended(self, gpu: str) -> Path:
         """Which cells have ended on a GPU."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from workflow_scripts.common.files import read_json
+from workflow_scripts.common.files import read_json, write_text
+from workflow_scripts.common.records import Record
 from workflow_scripts.study.outcome import is_of
 from workflow_scripts.study.paths import StudyPaths
 
@@ -60,6 +61,88 @@ def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int,
             yield number, Ended(record.get("start", {}).get("round", 1), at.timestamp())
 
 
+class OpenComparison(Record):
+    """A comparison of two cells that is not decided.
+
+    `knob`: in what the cells differ. `further_starts`: of each cell, to decide if means and variances stay the same;
+    null if that is not known or too many. `given_up`: why the cells are not measured again; null if they are.
+    """
+
+    knob: str
+    cells: tuple[str, str]
+    further_starts: int | None
+    given_up: str | None = None
+
+
+class RoundPlan(Record):
+    """What was decided after a round: the starts of the next one, in their order, or why measuring `ended`.
+
+    `undecided` comparisons are measured again, those that are `not_decidable` are not; `decided` is the number of the
+    others. `spent_s` and `left_s`: device seconds that all starts took, and that the undecided comparisons will take.
+    `failed`: cells that have no outcome of a start that was due, and are not measured again by this call. `known`: a
+    hash of all that the decision depends on.
+    """
+
+    round: int
+    starts: tuple[CellStart, ...]
+    undecided: tuple[OpenComparison, ...]
+    not_decidable: tuple[OpenComparison, ...]
+    decided: int
+    spent_s: float
+    left_s: float
+    ended: str | None
+    failed: tuple[str, ...] = ()
+    known: str
+
+    def in_words(self) -> str:
+        """How far the comparisons are, and what is measured next or why measuring ended."""
+        opens = len(self.undecided) + len(self.not_decidable)
+        decided = f"After round {self.round - 1}: {self.decided} of {self.decided + opens} comparisons decided"
+        if self.ended:
+            return f"{decided}; {self.ended}. All starts took {_hours(self.spent_s)} of device time"
+        return (
+            f"{decided}; round {self.round} measures {len(self.starts)} cells again, and what is not decided takes"
+            f" about {_hours(self.left_s)} of device time"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the plan, whole or not at all."""
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+
+def _hours(seconds: float) -> str:
+    """Seconds as hours, in words.
+
+    >>> _hours(4500), _hours(54)
+    ('1.2 h', '0.015 h')
+    """
+    return f"{seconds / 3600:.2g} h"
+
+
+def read_plan(path: Path) -> RoundPlan:
+    """Read the plan of a round."""
+    return RoundPlan.model_validate(read_json(path))
+
+
+def last_plan(paths: StudyPaths) -> RoundPlan | None:
+    """The plan of the latest round that was decided on, if any was."""
+    found = sorted(paths.round_plan("*").parent.glob("round-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    return read_plan(found[-1]) if found else None
+
+
+def last_round(ended: EndedStarts) -> int:
+    """The number of the latest round in which something was measured; 0 if nothing was."""
+    return max((one.round for starts in ended.values() for one in starts.values()), default=0)
+
+
+def interrupted(ended: EndedStarts, plan: RoundPlan | None, now_s: float) -> Round | None:
+    """The rest of a round that was decided on and then interrupted, if it may go on."""
+    if plan is None or plan.round != last_round(ended) or _present_round(ended, now_s) != plan.round:
+        return None
+    rest = tuple(one for one in plan.starts if one.start not in ended.get(one.cell, {}))
+    return Round(plan.round, rest, len(plan.starts) - len(rest)) if rest else None
+
+
 def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, now_s: float) -> list[Round]:
     """The rounds after which each of `cells` has that many starts, if none fails.
 
@@ -99,6 +182,6 @@ def _free_numbers(ended: Mapping[int, Ended], at_least: int) -> list[int]:
 def _present_round(ended: EndedStarts, now_s: float) -> int:
     """The round that a start now belongs to: the last one, or after a longer break the next."""
     known = [one for starts in ended.values() for one in starts.values()]
-    last = max((one.round for one in known), default=0)
+    last = last_round(ended)
     since_s = now_s - max((one.at_s for one in known if one.round == last), default=now_s)
     return last if last and since_s <= LONGEST_BREAK_S else last + 1

@@ -5,7 +5,7 @@
 counts cells by GPU, engine, model and workload, then lists each start of a cell that is not `ok`, with the reason in
 one line and the path of its log; those with the same reason are grouped. A cell counts as its first start that is not
 `ok`. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again.
+`snakemake` measures both again. If further starts depend on what is not decided, the open comparisons follow.
 """
 
 from argparse import Namespace
@@ -26,6 +26,7 @@ from workflow_scripts.study.definition import cell_definition, definition_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Verdict, is_of, never_ran
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study_file import Study, load_study
 
 STATES = (*get_args(Verdict), "outdated", "missing")
@@ -52,7 +53,7 @@ def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellSta
     found = {}
     for cell in expand(study):
         definition = definition_sha256(cell_definition(study, cell, models))
-        numbers = sorted({*range(1, study.starts + 1), *paths.outcomes(cell)})
+        numbers = sorted({*range(1, study.starts.at_least + 1), *paths.outcomes(cell)})
         found[cell] = [_status_of_start(cell, paths, definition, start) for start in numbers]
     return found
 
@@ -146,6 +147,21 @@ def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Ite
             yield f"    {name}: {len({s.cell for s in alike})} cells, {where}"
 
 
+def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
+    """How far the comparisons of a study with further starts are, with what the open ones would take."""
+    plan = last_plan(paths) if study.starts.is_adaptive else None
+    if plan is None:
+        return
+    hours = study.starts.device_hours
+    left = "" if hours is None or plan.ended else f"; {hours - plan.spent_s / 3600:.2g} of {hours:g} hours are left"
+    yield plan.in_words() + left
+    for given_up, alike in groupby([*plan.undecided, *plan.not_decidable], key=lambda one: one.given_up):
+        yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
+        for one in alike:
+            needed = f"{one.further_starts} further starts of each" if one.further_starts else "starts not known"
+            yield f"    {one.knob}: {needed}  {'  '.join(one.cells)}"
+
+
 @command("status", STUDY, RESULTS)
 def main(args: Namespace) -> None:
     """Print what became of every cell of a study."""
@@ -156,5 +172,5 @@ def main(args: Namespace) -> None:
     # Lines are not wrapped: a wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
     console.print(counts(map(status_of_cell, of_cells)))
-    for line in [*failures(statuses), *differences(statuses)]:
+    for line in [*failures(statuses), *differences(statuses), *rounds(study, paths)]:
         console.print(line)

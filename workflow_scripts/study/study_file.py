@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.common.command import command, option
@@ -91,6 +93,46 @@ class Slo(StrictRecord):
         return self.model_dump(exclude_none=True)
 
 
+class Starts(StrictRecord):
+    """In how many starts of its engine each cell is measured, each in another round; a number alone is both counts.
+
+    Beyond `at_least`, only cells of comparisons that are not decided get further starts.
+    """
+
+    at_least: Annotated[int, Field(ge=1, description="starts of every cell")]
+    at_most: Annotated[int, Field(le=100, description="starts of a cell while a comparison with it is not decided")]
+    device_hours: Annotated[
+        float | None, Field(gt=0, description="time on all devices after which no further round begins")
+    ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_number(cls, value: Any) -> Any:
+        return {"at_least": value, "at_most": value} if type(value) is int else value
+
+    @model_validator(mode="after")
+    def _fit(self) -> "Starts":
+        if self.at_least > self.at_most:
+            raise ValueError(f"at_least is {self.at_least} and at_most {self.at_most}; at_most must not be smaller")
+        if self.at_least == 1 < self.at_most:
+            raise ValueError("at_least is 1; it takes 2 to see what starts vary, and so which cells need more")
+        if self.device_hours is not None and not self.is_adaptive:
+            raise ValueError("device_hours limits further rounds; there are some if at_most is above at_least")
+        return self
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the number of starts depends on what they show."""
+        return self.at_most > self.at_least
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, handler(core)]}
+
+
+ONE_START = Starts(at_least=1, at_most=1)
+
+
 class Study(StrictRecord):
     """The file under config/studies/; its grid is the union of its sweeps."""
 
@@ -101,14 +143,12 @@ class Study(StrictRecord):
         int, Field(ge=1, description="timed passes over the workload in a start of a cell, after warm-up")
     ] = 3
     starts: Annotated[
-        int,
+        Starts,
         Field(
-            ge=1,
-            le=100,
-            description="starts of its engine in which a cell is measured, each in another round over all cells; more"
-            " starts repeat nothing that was measured",
+            description="starts of its engine in which a cell is measured, each in another round; more starts repeat"
+            " nothing that was measured"
         ),
-    ] = 1
+    ] = ONE_START
     cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
     equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this, a knob is `flat`")] = 2.0
     server_start_limit_s: Annotated[

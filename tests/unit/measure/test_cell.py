@@ -74,6 +74,25 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
     assert second.start.idle_before_s < 600
 
 
+def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(DEMO)
+    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
+    prepare(study, one, paths)
+
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
+        (Path(arguments[0]).parent / "measured.json").write_text(json.dumps({"outcome": "ok"}))
+        return Ended(0)
+
+    monkeypatch.setattr(command, "run_forked", measured)
+    called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--start", "2", "--round", "4"]
+    assert command.main([*called, "--position", "9", "--again"]) == 0
+    found = read_outcome(paths.again(one, 4) / "outcome.json")
+    assert (found.start.round, found.start.position, found.start.again) == (4, 9, True)
+    assert paths.outcomes(one) == {}
+
+
 def test_a_start_is_counted_from_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(["--study", str(DEMO), "--cell", "any", "--start", "0"])

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from workflow_scripts.study.definition import json_sha256
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import LONGEST_BREAK_S, CellStart, Ended, Round, ended_starts, missing_rounds
+from workflow_scripts.study.rounds import (
+    LONGEST_BREAK_S,
+    CellStart,
+    Ended,
+    Round,
+    RoundPlan,
+    ended_starts,
+    interrupted,
+    last_plan,
+    missing_rounds,
+)
 
 CELLS = [f"cpu/engine/model/workload/{name}" for name in "abcdefgh"]
 HOUR = 3600.0
@@ -51,6 +61,39 @@ def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time() -> None
     assert missing_rounds(ended, CELLS, 2, now_s=9 * HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
     # At once, it still is another round than the one in which the cell was measured.
     assert missing_rounds(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
+
+
+def plan_of(number: int, starts: list[tuple[str, int]], **changes: object) -> RoundPlan:
+    known = {
+        "undecided": [],
+        "not_decidable": [],
+        "decided": 3,
+        "spent_s": 1.0,
+        "left_s": 2.0,
+        "ended": None,
+        "known": "",
+    }
+    return RoundPlan.model_validate({"round": number, "starts": [list(one) for one in starts], **known, **changes})
+
+
+def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_anew() -> None:
+    ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS}
+    ended[CELLS[1]][3] = Ended(3, HOUR)
+    plan = plan_of(3, [(CELLS[1], 3), (CELLS[4], 3)])
+    assert interrupted(ended, plan, HOUR + 60) == Round(3, (CellStart(CELLS[4], 3),), 1)
+    assert interrupted(ended, plan, 9 * HOUR) is None
+    ended[CELLS[4]][3] = Ended(3, HOUR)
+    assert interrupted(ended, plan, HOUR + 60) is None  # it is complete
+    assert interrupted(ended, plan_of(4, [(CELLS[0], 3)]), HOUR + 60) is None  # it has not begun
+    assert interrupted(ended, None, HOUR + 60) is None
+
+
+def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path, "seen")
+    assert last_plan(paths) is None
+    for number in (9, 10):
+        plan_of(number, [(CELLS[0], number)]).write(paths.round_plan(number))
+    assert last_plan(paths) == plan_of(10, [(CELLS[0], 10)])
 
 
 @settings(max_examples=30, deadline=None)

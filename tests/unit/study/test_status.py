@@ -10,6 +10,7 @@ from workflow_scripts.study.definition import cell_definition, json_sha256, reso
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan
 from workflow_scripts.study.status import main
 from workflow_scripts.study.study_file import load_study
 
@@ -141,6 +142,40 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path: Path, capsys: pytest.Cap
     logs = {(of, start): f"{seen.paths.cell(of)}/start-{start}/measure.log" for of, start in ((one, 2), (both, 3))}
     assert {*lines[-2:]} == {f"    {of} start {start}  {log}" for (of, start), log in logs.items()}
     assert lines[-4].split() == ["all", "2", "10"]
+
+
+def test_what_is_not_decided_is_shown_with_what_it_would_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5, "device_hours": 1})
+    assert "After round" not in seen.printed(capsys)
+    pair = (cell("h200", 8, 1), cell("h200", 8, 2))
+    opened = OpenComparison(knob="max_num_seqs", cells=pair, further_starts=2)
+    lost = OpenComparison(knob="block_size", cells=pair, further_starts=None, given_up="it takes too long")
+    plan = RoundPlan(
+        round=3,
+        starts=(CellStart(pair[0], 3), CellStart(pair[1], 3)),
+        undecided=(opened,),
+        not_decidable=(lost,),
+        decided=4,
+        spent_s=900,
+        left_s=360,
+        ended=None,
+        known="",
+    )
+    plan.write(seen.paths.round_plan(3))
+    assert seen.printed(capsys).splitlines()[-5:] == [
+        "After round 2: 4 of 6 comparisons decided; round 3 measures 2 cells again, and what is not decided takes "
+        "about 0.1 h of device time; 0.75 of 1 hours are left",
+        "Not decided yet:",
+        f"    max_num_seqs: 2 further starts of each  {pair[0]}  {pair[1]}",
+        "Not decided, it takes too long:",
+        f"    block_size: starts not known  {pair[0]}  {pair[1]}",
+    ]
+    ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
+    ended.write(seen.paths.round_plan(4))
+    said = "After round 3: 4 of 5 comparisons decided; all is said. All starts took 0.25 h of device time"
+    assert said in seen.printed(capsys).splitlines()
 
 
 def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,42 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
+def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path: Path) -> None:
+    fixed_number = load_study(written(tmp_path, starts=3)).starts
+    assert (fixed_number.at_least, fixed_number.at_most, fixed_number.is_adaptive) == (3, 3, False)
+    counts = {"at_least": 2, "at_most": 8, "device_hours": 1.5}
+    as_needed = load_study(written(tmp_path, starts=counts)).starts
+    assert as_needed.is_adaptive
+    assert as_needed.model_dump() == counts
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        (0, "starts.at_least: Input should be greater than or equal to 1, not 0"),
+        (101, "starts.at_most: Input should be less than or equal to 100, not 101"),
+        (True, "starts: must be a mapping of keys to values, not True"),
+        ({"at_least": 3, "at_most": 2}, "starts: at_least is 3 and at_most 2; at_most must not be smaller"),
+        (
+            {"at_least": 1, "at_most": 2},
+            "starts: at_least is 1; it takes 2 to see what starts vary, and so",
+        ),
+        (
+            {"at_least": 2, "at_most": 4, "device_hours": 0},
+            "starts.device_hours: Input should be greater than 0",
+        ),
+        (
+            {"at_least": 2, "at_most": 2, "device_hours": 1},
+            "starts: device_hours limits further rounds",
+        ),
+        ({"at_least": 2, "most": 2}, "starts.most: unknown key; allowed: at_least, at_most, device_hours"),
+    ],
+)
+def test_contradictory_counts_and_an_empty_budget_are_refused(tmp_path: Path, starts: object, said: str) -> None:
+    path = written(tmp_path, starts=starts)
+    assert f"{path}: {said}" in refusal(path)
+
+
 def test_a_good_study_is_the_union_of_its_cross_products(tmp_path: Path) -> None:
     again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}  # type: ignore[index]
     cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))  # type: ignore[misc]

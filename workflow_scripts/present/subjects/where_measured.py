@@ -10,6 +10,8 @@ from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fo
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError
 from workflow_scripts.present.subject import MOST_ROWS, REPEAT_COLUMNS, Subject, several_starts
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.workloads.warmup import TOLERANCE
 
 NOISY_PCT = 5.0
@@ -119,6 +121,49 @@ def provenance(report: Report) -> Iterator[Block]:
         yield Fold(f"Recorded with {record['cell_id']}", [_flat_table(record["provenance"])])
 
 
+def rounds(report: Report) -> Iterator[Block]:
+    """Why measuring ended, where starts depend on what they decide, and what is not decided."""
+    plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
+    if plan is None or not report.study.starts.is_adaptive:
+        return
+    is_open = plan.undecided or plan.not_decidable
+    yield Findings([Finding("rounds", f"{plan.in_words()}.", "bad" if is_open else "good")])
+    rows = [
+        [
+            one.knob,
+            *one.cells,
+            "not known" if one.further_starts is None else str(one.further_starts),
+            one.given_up or "",
+        ]
+        for one in (*plan.undecided, *plan.not_decidable)
+    ]
+    if rows:
+        headings = ["Setting", "Cell", "Other cell", "Further starts of each", "Why not measured again"]
+        table = Table(
+            "Comparisons that are not decided", headings, rows[:MOST_ROWS], [False, False, False, True, False]
+        )
+        yield Fold(f"Comparisons that are not decided: {len(rows)}", [table])
+
+
+def drift(report: Report) -> Iterator[Block]:
+    """How much the first cell of each round had changed at its end."""
+    found = report.tables.get("drift")
+    if found is None:
+        return
+    columns = {
+        "round": "Round",
+        "host": "Host",
+        "cell_id": "First cell",
+        "minutes": "Minutes until measured again",
+        "drift_pct": "Faster at the end (%)",
+    }
+    note = (
+        "These measurements only show drift; no estimate counts them. In ratios within a round drift cancels in part."
+    )
+    rows = table_of(found.head(MOST_ROWS), columns, "The first cell of each round, measured again at its end", note)
+    yield Fold(f"Drift within {len(found)} rounds", [rows])
+
+
 def _measured_where(cells: pd.DataFrame) -> Table:
     """Cells by device, host, engine, protocol and lock: shows what was merged from clusters or measured again."""
     places = {
@@ -153,6 +198,6 @@ SUBJECT = Subject(
     id="provenance",
     title="Provenance",
     lead="Where, when and with what the numbers were measured.",
-    parts=[load_warning, loaded_cells, slowed_cells, provenance],
+    parts=[load_warning, loaded_cells, slowed_cells, rounds, drift, provenance],
     warnings=[load_warning, slowed_gpus, unsteady_cells],
 )

@@ -1,0 +1,80 @@
+"""What a batch measures, and with which exit code it ends; the command that measures a cell is a stand-in."""
+
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from workflow_scripts.cluster.batches import HERE, Batch, write_batch
+from workflow_scripts.measure import batch as command
+from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.study.rounds import CellStart
+
+DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
+CELLS = ("cpu-all/a", "cpu-all/b", "cpu-all/c")
+
+
+class Round:
+    """A round of three cells, the words that measuring each was called with, and the exit codes that it gives."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, starts: object) -> None:
+        self.folder, self.codes = folder, dict.fromkeys(CELLS, 0)
+        self.called: list[dict[str, str | bool]] = []
+        study = yaml.safe_load(DEMO.read_text()) | {"starts": starts}
+        (folder / "study.yaml").write_text(yaml.safe_dump(study))
+        of = Batch(HERE, "0a", 4, tuple(CellStart(cell, 2) for cell in CELLS), 6)
+        write_batch(folder / "batch.json", of)
+        monkeypatch.setattr(subprocess, "run", self.measure_cell)
+
+    def measure_cell(self, words: list[str], **_: Any) -> SimpleNamespace:
+        told = dict(pairwise(words))
+        self.called.append({"again": "--again" in words} | {n: told[f"--{n}"] for n in ("cell", "round", "position")})
+        return SimpleNamespace(returncode=self.codes[told["--cell"]])
+
+    def measure(self, *attempt: str) -> int:
+        self.called.clear()
+        places = ["--study", str(self.folder / "study.yaml"), "--results", str(self.folder / "results")]
+        return command.main([*places, "--batch", str(self.folder / "batch.json"), *attempt])
+
+
+@pytest.fixture
+def of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Round:
+    return Round(tmp_path, monkeypatch, starts=3)
+
+
+def test_cells_are_measured_in_order_and_the_first_once_more_at_the_end(of_several: Round) -> None:
+    assert of_several.measure() == 0
+    assert [(one["cell"], one["round"], one["position"], one["again"]) for one in of_several.called] == [
+        *((cell, "4", str(place), False) for place, cell in enumerate(CELLS, start=6)),
+        (CELLS[0], "4", "9", True),
+    ]
+
+
+def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = Round(tmp_path, monkeypatch, starts=1)
+    assert only.measure() == 0
+    assert [one["cell"] for one in only.called] == [*CELLS]
+    only.codes[CELLS[1]] = 1
+    assert only.measure() == 1
+
+
+def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(
+    of_several: Round, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_several.codes[CELLS[0]] = 1
+    assert of_several.measure("--attempts", "2") == 1  # another attempt follows
+    assert of_several.measure("--attempt", "2", "--attempts", "2") == 0
+    assert [one["cell"] for one in of_several.called] == [*CELLS]
+    assert "1 of 3 cells have no outcome" in capsys.readouterr().err
+
+
+def test_on_a_wrong_device_no_further_cell_is_tried(of_several: Round) -> None:
+    of_several.codes[CELLS[1]] = WRONG_DEVICE
+    assert of_several.measure("--attempts", "2") == 1
+    assert [one["cell"] for one in of_several.called] == [*CELLS[:2]]

@@ -1,0 +1,121 @@
+"""Decide which cells the next round of a study measures again, or that measuring has ended.
+
+    kvsweep next-round --study config/studies/my-study.yaml --number 3 --gpus h200 \\
+        --cells results/my-study/rounds/cells.parquet --out results/my-study/rounds/round-3.json
+
+The cells table holds what was measured so far. The plan says which starts the round measures, which comparisons they
+may decide, which ones cannot be decided within the study's counts and device hours and what they would take, and why
+measuring ended if it did.
+"""
+
+from argparse import Namespace
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+from itertools import count
+from math import inf
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+
+from workflow_scripts.analyse.cells import SCHEMA, SIMULATED
+from workflow_scripts.analyse.next_round import next_round
+from workflow_scripts.analyse.tables import read_table
+from workflow_scripts.cluster.batches import known_sha256
+from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import read_json
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import (
+    CellStart,
+    EndedStarts,
+    OpenComparison,
+    RoundPlan,
+    ended_starts,
+    in_random_order,
+    read_plan,
+)
+from workflow_scripts.study.study_file import Study, load_study
+
+# Why measuring ends although comparisons are open.
+NONE_TO_MEASURE = "the cells of open comparisons failed, or have as many starts as the study allows"
+
+
+def decide_round(
+    study: Study, paths: StudyPaths, table: pd.DataFrame, number: int, gpus: Collection[str], before: RoundPlan | None
+) -> RoundPlan:
+    """The plan of round `number` for the cells on `gpus`, after all earlier rounds; `before` is the plan of the last.
+
+    `table` is the cells table.
+    """
+    cells = [cell for cell in expand(study) if cell.gpu in gpus]
+    models = resolved_models(study)
+    ended = ended_starts({c.id: definition_sha256(cell_definition(study, c, models)) for c in cells}, paths)
+    seconds = {cell.id: list(_device_seconds(cell, ended[cell.id], study, paths)) for cell in cells}
+    spent_s = sum(map(sum, seconds.values()))
+    hours = study.starts.device_hours
+    found = next_round(
+        table[table["gpu"].isin(gpus) & table["source"].ne(SIMULATED)],
+        study.equivalence_margin_pct,
+        at_least=study.starts.at_least,
+        at_most=study.starts.at_most,
+        seconds_per_start={cell: fmean(of_starts) for cell, of_starts in seconds.items() if of_starts},
+        budget_s=inf if hours is None else 3600 * hours - spent_s,
+    )
+    failed = _failed(ended, study.starts.at_least, before)
+    chosen = [cell for cell in found.cells if cell not in failed and len(ended[cell]) < study.starts.at_most]
+    return RoundPlan(
+        round=number,
+        starts=tuple(CellStart(cell, _free_number(ended[cell])) for cell in in_random_order(chosen, number)),
+        undecided=tuple(OpenComparison(**asdict(one)) for one in found.undecided),
+        not_decidable=tuple(OpenComparison(**asdict(one)) for one in found.not_decidable),
+        decided=found.decided,
+        spent_s=spent_s,
+        left_s=found.left_s,
+        ended=found.ended or (None if chosen else NONE_TO_MEASURE),
+        failed=tuple(sorted(failed)),
+        known=known_sha256(study, paths),
+    )
+
+
+def _device_seconds(cell: Cell, starts: Iterable[int], study: Study, paths: StudyPaths) -> Iterable[float]:
+    """What each start of a cell took, times its devices; a start that was killed took all its time."""
+    for start in starts:
+        phases_s = read_json(paths.outcome(cell, start))["phases_s"]
+        yield cell.knobs.ranks * float(sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
+
+
+def _failed(ended: EndedStarts, at_least: int, before: RoundPlan | None) -> set[str]:
+    """Cells without an outcome of a start that was due."""
+    failed = {cell for cell, starts in ended.items() if len(starts) < at_least}
+    if before is not None:
+        failed |= {*before.failed, *(one.cell for one in before.starts if one.start not in ended.get(one.cell, {}))}
+    return failed
+
+
+def _free_number(ended: Collection[int]) -> int:
+    return next(number for number in count(1) if number not in ended)
+
+
+@command(
+    "next-round",
+    STUDY,
+    RESULTS,
+    option("--number", type=positive, required=True, help="the number of the round"),
+    option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
+    option("--cells", type=Path, required=True, help="cells.parquet with what was measured so far"),
+    out("the plan of the round, as JSON"),
+)
+def main(args: Namespace) -> None:
+    """Write the plan of a round."""
+    study = load_study(args.study)
+    if not study.starts.is_adaptive:
+        raise InputError(f"{args.study}: starts: every cell gets {study.starts.at_least}; there is nothing to decide")
+    paths = StudyPaths(args.results, study.name)
+    last = paths.round_plan(args.number - 1)
+    before = read_plan(last) if last.exists() else None
+    plan = decide_round(study, paths, read_table(args.cells, SCHEMA.name), args.number, args.gpus, before)
+    plan.write(args.out)
+    print(f"round {plan.round}: " + (plan.ended or f"{len(plan.starts)} cells, for {len(plan.undecided)} comparisons"))

@@ -1,0 +1,72 @@
+"""Show how much the first cell of a round changed until its end.
+
+    kvsweep table-drift --study config/studies/my-study.yaml --out results/my-study/tables/drift.parquet
+
+One row per round and host (on a cluster: per job) whose first cell was measured once more at the end. These
+measurements are no starts of the cell: its estimate and its intervals do not count them.
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+
+import pandas as pd
+
+from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema, write_table
+from workflow_scripts.common.command import RESULTS, STUDY, command, out
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import Outcome, read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
+
+SCHEMA = table_schema(
+    "drift",
+    "One row per round whose first cell was measured once more at its end, to show drift; on a cluster one row per "
+    "job. These measurements do not count in any other table.",
+    columns("cell_id gpu", TEXT, "the first cell, and its device"),
+    columns("round", INTEGER, "the round"),
+    columns("cells", INTEGER, "how many cells were measured from the first to the last measurement, both included"),
+    columns("host", TEXT, "where it was measured"),
+    columns("minutes", NUMBER, "time between the two measurements"),
+    columns("drift_pct", NUMBER, "how much faster the cell was at the end: mean time of its repeats, first over last"),
+)
+
+
+def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
+    """The table, from the records of the cells."""
+    rows = [row for cell in cells for row in _of_cell(cell, paths)]
+    return pd.DataFrame(rows, columns=list(SCHEMA.columns)).sort_values(["round", "cell_id"])
+
+
+def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Record]:
+    for path in sorted(paths.cell(cell).glob(f"{paths.again(cell, '*').name}/outcome.json")):
+        again = read_outcome(path)
+        first_path = paths.outcome(cell, again.start.start)
+        first = read_outcome(first_path) if first_path.exists() else None
+        if first is not None and _is_pair(first, again):
+            yield {
+                "cell_id": cell.id,
+                "gpu": cell.gpu,
+                "round": again.start.round,
+                "cells": again.start.position - (first.start.position or 1) + 1 if again.start.position else None,
+                "host": again.provenance.get("host"),
+                "minutes": (again.repeats[0].start_unix_s - first.repeats[0].start_unix_s) / 60,
+                "drift_pct": 100 * (_mean_s(first) / _mean_s(again) - 1),
+            }
+
+
+def _is_pair(first: Outcome, again: Outcome) -> bool:
+    """Whether both are of one round and host, and have values."""
+    where = [(one.start.round, one.provenance.get("host"), one.definition) for one in (first, again)]
+    return where[0] == where[1] and first.outcome == again.outcome == "ok" and bool(first.repeats and again.repeats)
+
+
+def _mean_s(outcome: Outcome) -> float:
+    return sum(r.end_monotonic_s - r.start_monotonic_s for r in outcome.repeats) / len(outcome.repeats)
+
+
+@command("table-drift", STUDY, RESULTS, out("drift.parquet; drift.csv is written beside it"))
+def main(args: Namespace) -> None:
+    """Write the table of drift."""
+    study = load_study(args.study)
+    write_table(drift_table(expand(study), StudyPaths(args.results, study.name)), args.out, SCHEMA.name)
