@@ -26,15 +26,20 @@ class Endpoint(Record):
 
     command: Annotated[
         tuple[str, ...] | None,
-        Field(min_length=1, description="words, with {port}, {model_dir}, {api_key} and {name}, one of this run's own"),
+        Field(
+            min_length=1,
+            description="its words; {port}, {model_dir}, {api_key} and {name}, unique to the run, are filled in",
+        ),
     ] = None
     stop_command: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
-    environment: Annotated[dict[str, str], Field(description="for the command; placeholders as there")] = {}
-    port: Annotated[int | None, Field(ge=1, le=65535, description="instead of a free one")] = None
+    environment: Annotated[
+        dict[str, str], Field(description="variables for the command; the same placeholders are filled in")
+    ] = {}
+    port: Annotated[int | None, Field(ge=1, le=65535, description="a fixed port; by default any free one")] = None
     base_url: Annotated[str | None, Field(pattern=r"^https?://[^/?#\s@]+(/[^?#\s]*)?$")] = None
     api_key_env: Annotated[
         str | None,
-        Field(pattern=r"^[A-Z_][A-Z0-9_]*$", description="variable with the key, of a base_url, when a cell is run"),
+        Field(pattern=r"^[A-Z_][A-Z0-9_]*$", description="variable that holds the key of a base_url while a cell runs"),
     ] = None
     served_model: Annotated[str, Field(min_length=1, description="the model's name in requests; may be {model_dir}")]
     health_path: Annotated[str, Field(pattern=r"^/")] = "/health"
@@ -43,7 +48,10 @@ class Endpoint(Record):
         "token_ids"
     )
     ignores_eos: Annotated[
-        bool, Field(description="it generates as many tokens as it is asked for; false: what it generated counts")
+        bool,
+        Field(
+            description="it generates as many tokens as it is asked for; if false, those that it generated are counted"
+        ),
     ] = True
     extra_body: Annotated[
         dict[str, Any], Field(description="further fields of each request, such as the one that ignores end tokens")

@@ -58,7 +58,7 @@ def prepare_model(
         TokenizerError: the config's vocabulary is too small for a tokenizer.
     """
     if trust_remote_code and load_format == "dummy":
-        raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, for the code comes from there")
+        raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
         if load_format == "dummy":
             source = _from_config(model, folder)

@@ -45,7 +45,7 @@ def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     >>> from workflow_scripts.engines.vllm_engines import VllmKnobs
     >>> cells = [Cell("h200", "e", "m", "w", VllmKnobs(tensor_parallel_size=ranks), ("s",)) for ranks in (1, 2, 2)]
     >>> what_is_left(cells, ["NVIDIA L40S"])
-    '3 cells are left out, for this machine has NVIDIA L40S: 1 needs h200, 2 need 2 h200'
+    '3 cells are left out, because this machine has NVIDIA L40S: 1 needs h200, 2 need 2 h200'
     """
     needs: dict[str, int] = {}
     for cell in left:
@@ -54,4 +54,4 @@ def what_is_left(left: Sequence[Cell], here: Sequence[str]) -> str:
     found = ", ".join(f"{here.count(name)} {name}" if here.count(name) > 1 else name for name in dict.fromkeys(here))
     wanted = ", ".join(f"{count} {'needs' if count == 1 else 'need'} {gpu}" for gpu, count in needs.items())
     cells = "1 cell is" if len(left) == 1 else f"{len(left)} cells are"
-    return f"{cells} left out, for this machine has {found or 'no GPU'}: {wanted}"
+    return f"{cells} left out, because this machine has {found or 'no GPU'}: {wanted}"

@@ -62,7 +62,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
             kind = every_knob()[name].only_on if name in every_knob() else None
             if kind and (others := [gpu for gpu in sweep.gpu if gpus[gpu].kind != kind]):
                 raise StudyError(
-                    f"{place}.knobs.{name}: for {kind.upper()} devices; changes nothing on {', '.join(others)}"
+                    f"{place}.knobs.{name}: only for {kind.upper()} devices; it changes nothing on {', '.join(others)}"
                 )
         if (points := _points(sweep)) > MOST_CELLS:
             raise StudyError(f"{place}: {points:,} cells; a sweep has at most {MOST_CELLS:,}")
@@ -77,7 +77,7 @@ def expand(study: Study) -> tuple[Cell, ...]:
             # The same point may belong to two sweeps: it is then measured once and counts in both.
             cells[cell.id] = cell if known is None else _in_both(known, cell)
     if not cells:
-        raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value a knob")
+        raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value per knob")
     return tuple(cells.values())
 
 
@@ -99,7 +99,7 @@ def _check_models(study: Study, models: Mapping[str, Model]) -> None:
         _check([name], models, place)
         load_format = override.load_format or models[name].load_format
         if override.trust_remote_code and load_format == "dummy":
-            raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, for the code comes from there")
+            raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, where the code comes from")
         if load_format == "hub":
             try:
                 models[name].pinned()

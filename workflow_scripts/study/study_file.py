@@ -154,7 +154,7 @@ class Study(StrictRecord):
     server_start_limit_s: Annotated[
         float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
     ] = 600
-    slo: Annotated[Slo | None, Field(description="what goodput of servers counts")] = None
+    slo: Annotated[Slo | None, Field(description="latency limits; a request that keeps them counts for goodput")] = None
     claims: Annotated[
         list[Name], Field(description="published claims to re-test: ids in config/published/claims.yaml")
     ] = []

@@ -138,7 +138,7 @@ def measured_in(planned: str, study_file: Path, results: Path) -> list[set[str]]
 def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path: Path) -> None:
     study_file, results = write_study(tmp_path), tmp_path / "results"
     planned = dry_run(study_file, results)
-    assert "2 cells are left out, for this machine has no GPU: 2 need h200." in planned
+    assert "2 cells are left out, because this machine has no GPU: 2 need h200." in planned
     assert measured_in(planned, study_file, results) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned
@@ -152,7 +152,7 @@ def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> N
     paths = StudyPaths(results, study.name)
     first, second = (c for c in expand(study) if c.gpu == "h200")
     write_outcome(study, first, paths, phases_s={"start": 1.0})
-    assert "1 cell is left out, for this machine has no GPU: 1 needs h200." in dry_run(study_file, results)
+    assert "1 cell is left out, because this machine has no GPU: 1 needs h200." in dry_run(study_file, results)
     write_outcome(study, second, paths, phases_s={"start": 1.0})
     planned = dry_run(study_file, results)
     assert "left out" not in planned

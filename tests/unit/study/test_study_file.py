@@ -177,7 +177,7 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> No
         ({"sweeps": sweep(engine="hf-static", knobs={})}, ["knobs.batch_size: engine 'hf-static' needs this knob"]),
         (
             {"sweeps": sweep(gpu=["cpu-all", "h200"], knobs={"cpu_kv_cache_gib": 1})},
-            ["sweeps[0] (a).knobs.cpu_kv_cache_gib: for CPU devices; changes nothing on h200"],
+            ["sweeps[0] (a).knobs.cpu_kv_cache_gib: only for CPU devices; it changes nothing on h200"],
         ),
         (
             {"sweeps": sweep(knobs={"max_model_len": [64, 11]})},
