@@ -6,7 +6,7 @@ from itertools import cycle
 
 # Distinguishable with common colour-vision deficiencies, and with a contrast of at least 3:1 to white and to the dark
 # page; devices also differ by their marks.
-COLOURS = ("#0173b2", "#d55e00", "#029e73", "#b06bb0", "#9a7800", "#7d7d7d", "#4a90c8", "#a8554a")
+COLOURS = ("#0173b2", "#d55e00", "#029e73", "#9944ee", "#aa88aa", "#cc7744", "#ee44dd", "#cc0044")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 
 # These four change when the page is dark, so no other part of a figure may have exactly these colours.
@@ -15,8 +15,8 @@ INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#fefefe"
 OUTCOMES: Mapping[str, tuple[str, str]] = {
     # outcome -> colour, and the sign with the same meaning
     "ok": ("#029e73", ""),
-    "infeasible": ("#9a7800", "×"),
-    "timeout": ("#b06bb0", "T"),
+    "infeasible": ("#9944ee", "×"),
+    "timeout": ("#aa88aa", "T"),
     "engine_error": ("#d55e00", "!"),
     "invalid": ("#0173b2", "?"),
     "missing": (PAPER, "–"),

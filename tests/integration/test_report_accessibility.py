@@ -1,0 +1,116 @@
+"""The page for everybody: axe-core finds nothing to complain of, and the keyboard reaches everything."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Tab
+
+pytestmark = pytest.mark.needs_tool("chromium")
+
+AXE = Path(__file__).parents[1] / "vendor" / "axe-core" / "axe.min.js"
+CELL = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
+VIEWS = "[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"
+DRAWN = "![...document.querySelectorAll('[role=tabpanel]:not([hidden])')].some((p) => !p.querySelector('h2, section'))"
+CHECK = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations.flatMap((violation) =>
+    violation.nodes.map((node) => `${violation.id}: ${node.html.slice(0, 200)} ${node.failureSummary}`)))"""
+
+# Remembers what has had the focus, and tells what can be reached with the keyboard and what is left of it.
+WATCH = """(() => {
+  window.reached = new Set();
+  document.addEventListener("focusin", (event) => window.reached.add(event.target));
+  const kinds = "a[href], button, input, select, textarea, summary, [tabindex]";
+  const place = () => document.querySelector("dialog[open]") ?? document;
+  window.reachable = () => [...place().querySelectorAll(kinds)].filter((e) => e.checkVisibility() && e.tabIndex >= 0);
+  window.left = () => window.reachable().filter((e) => !window.reached.has(e)).map((e) => e.outerHTML.slice(0, 120));
+})()"""
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
+    yield one_tab
+    one_tab.evaluate("1")
+    assert one_tab.complaints == []
+
+
+def open_view(tab: Tab, name: str) -> None:
+    tab.evaluate(f"document.getElementById({name!r}).click()")
+    tab.wait(DRAWN)
+
+
+def test_axe_core_is_the_file_that_was_published() -> None:
+    told = (AXE.parent / "README.md").read_text(encoding="utf-8")
+    assert hashlib.sha256(AXE.read_bytes()).hexdigest() in told
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_axe_finds_no_violation_in_any_view(tab: Tab, report: Path, width: int, dark: bool) -> None:
+    tab.open(report, width=width, dark=dark)
+    tab.evaluate(AXE.read_text(encoding="utf-8"))
+    tab.evaluate("document.querySelector('main').append(document.createElement('select'))")
+    assert [found.split(":")[0] for found in tab.evaluate(CHECK)] == ["select-name"], "a planted fault is found"
+    tab.evaluate("document.querySelector('main > select').remove()")
+    views = tab.evaluate(VIEWS)
+    assert len(views) >= 5
+    for view in views:
+        open_view(tab, view)
+        assert tab.evaluate(CHECK) == [], view
+    tab.evaluate(f"location.hash = '#view=explore&cell={CELL}'")
+    tab.wait("document.querySelector('dialog')?.open && document.querySelector('dialog input[type=range]')")
+    assert tab.evaluate(CHECK) == []
+
+
+def walk(tab: Tab) -> list[str]:
+    """Press Tab as often as there is something to reach; return what was not reached."""
+    tab.evaluate(WATCH)
+    for _ in range(tab.evaluate("window.reachable().length") + 30):
+        tab.press("Tab")
+    left: list[str] = tab.evaluate("window.left()")
+    return left
+
+
+def test_the_keyboard_reaches_everything_in_every_view(tab: Tab, report: Path) -> None:
+    tab.open(report)
+    for view in tab.evaluate(VIEWS):
+        open_view(tab, view)
+        assert walk(tab) == [], view
+        assert tab.evaluate("window.reachable().length") > 8
+    tab.open(report, f"#view=explore&cell={CELL}")
+    tab.wait("document.querySelector('dialog')?.open")
+    assert walk(tab) == []
+
+
+def test_a_reader_filters_opens_a_cell_and_returns_with_the_keyboard_alone(tab: Tab, report: Path) -> None:
+    tab.open(report)
+    focused = "document.activeElement"
+
+    def tab_to(condition: str) -> None:
+        for _ in range(200):
+            tab.press("Tab")
+            if tab.evaluate(f"Boolean({condition})"):
+                return
+        raise AssertionError(f"Tab never led to {condition}")
+
+    tab.press("Tab")
+    assert tab.evaluate(f"{focused}.textContent") == "Skip to the content"
+    tab_to(f"{focused}.id === 'tab-report'")
+    tab.press("ArrowRight")
+    tab.wait("document.querySelector('#view-explore table')")
+    assert tab.evaluate(f"{focused}.id") == "tab-explore"
+    tab_to(f"{focused}.matches('summary') && {focused}.innerText.startsWith('Device')")
+    tab.press("Enter")
+    tab_to(f"{focused}.value === 'l40s'")
+    tab.press(" ")
+    assert "gpu=l40s" in tab.evaluate("location.hash")
+    tab_to(f"{focused}.matches('canvas')")
+    tab.press("ArrowRight")
+    tab.press("Enter")
+    tab.wait("document.querySelector('dialog')?.open")
+    assert tab.evaluate(f"Boolean({focused}.closest('dialog'))")
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog').open")
+    assert tab.evaluate(f"{focused}.matches('#view-explore canvas')")

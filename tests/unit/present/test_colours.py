@@ -1,0 +1,111 @@
+"""Colours of the page, by formula: contrast as WCAG 2 defines it, and distances with colour-vision deficiencies."""
+
+import itertools
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from workflow_scripts.present.report import REPORT
+from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, PAPER
+
+# Machado, Oliveira and Fernandes (2009), whole deficiency; for linear RGB.
+DEFICIENCIES = {
+    "none": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+# sRGB to XYZ, and the white of D65.
+TO_XYZ = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+WHITE = [0.95047, 1.0, 1.08883]
+
+
+def linear(colour: str) -> npt.NDArray[np.float64]:
+    """Linear RGB of a colour such as #0173b2."""
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours: 1 for the same, 21 for black on white."""
+    light, dark = sorted((float(np.array(TO_XYZ[1]) @ linear(c)) for c in (one, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def lab(colour: str, deficiency: str) -> npt.NDArray[np.float64]:
+    """CIELAB of a colour as it is seen."""
+    seen = np.clip(np.array(DEFICIENCIES[deficiency]) @ linear(colour), 0, 1)
+    xyz = np.array(TO_XYZ) @ seen / np.array(WHITE)
+    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def nearest(colours: list[str], deficiency: str) -> float:
+    """The least distance (CIE 1976) between two of the colours; about 2.3 can just be noticed."""
+    pairs = itertools.combinations([lab(colour, deficiency) for colour in colours], 2)
+    return min(float(np.linalg.norm(one - other)) for one, other in pairs)
+
+
+def schemes() -> Mapping[str, dict[str, str]]:
+    """The colours of the style sheet by name, of the light and of the dark page."""
+    light, dark = re.findall(r":root \{([^}]*--ink[^}]*)\}", (REPORT / "page.css").read_text(encoding="utf-8"))
+    return {
+        name: dict(re.findall(r"--([\w-]+): (#\w{6})", text)) for name, text in {"light": light, "dark": dark}.items()
+    }
+
+
+def test_the_formulas_give_known_values() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+    assert lab("#ff0000", "none") == pytest.approx([53.24, 80.09, 67.20], abs=0.1)
+    # Who sees no red and green apart sees these two as nearly the same.
+    assert nearest(["#a05000", "#6b6b00"], "protanopia") < nearest(["#a05000", "#6b6b00"], "none") / 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_a_contrast_of_at_least_4_5(scheme: str) -> None:
+    of = schemes()[scheme]
+    pairs = [*itertools.product(("ink", "muted", "link"), ("paper", "raised")), ("ink", "neutral-back")]
+    pairs += [("good", "good-back"), ("bad", "bad-back")]
+    assert {
+        pair: contrast(of[pair[0]], of[pair[1]]) for pair in pairs if contrast(of[pair[0]], of[pair[1]]) < 4.5
+    } == {}
+    assert contrast(INK, PAPER) > contrast(MUTED, PAPER) > 4.5
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_series_stand_out_from_the_page(scheme: str) -> None:
+    paper = schemes()[scheme]["paper"]
+    assert [colour for colour in COLOURS if contrast(colour, paper) < 3] == []
+
+
+def colours_of_module(module: str, name: str) -> list[str]:
+    """The colours in an object of a module of the page."""
+    text = (REPORT / "page" / module).read_text(encoding="utf-8")
+    found = re.search(rf"const {name} = \{{([^}}]*)\}}", text)
+    assert found is not None
+    return re.findall(r"#\w{6}", found[1])
+
+
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_colours_differ_with_every_deficiency(deficiency: str) -> None:
+    """What differs by colour differs by shape, height or sign as well, but colours alone suffice."""
+    outcomes = [colour for colour, _ in OUTCOMES.values()]
+    phases, blocks = colours_of_module("timeline.js", "PHASES"), colours_of_module("blocks.js", "COLOURS")
+    for colours in (list(COLOURS), outcomes, phases, blocks):
+        assert nearest(colours, deficiency) > 15
