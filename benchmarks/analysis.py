@@ -57,6 +57,7 @@ def commands(study: Path) -> dict[str, list[str]]:
         "waste": analyse("waste", *of_parsed),
         "ratios": analyse("ratios", *devices),
         "effects": analyse("effects"),
+        "intervals": analyse("intervals"),
         "engines": analyse("engines", *decomposition),
         "recommendations": analyse("recommendations"),
         "capacity": analyse("capacity", "--predictions", predictions),

@@ -116,6 +116,25 @@ rule effects:
         " > {log} 2>&1"
 
 
+rule intervals:
+    """The mean of each measure of each cell, with its interval."""
+    input:
+        cells=table("cells"),
+        code=sources("analyse.cell_intervals"),
+    output:
+        **written("intervals"),
+    log:
+        PATHS.root / "logs/intervals.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts table-intervals"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --out {output.table}"
+        " > {log} 2>&1"
+
+
 rule engines:
     """vLLM against HuggingFace at equal work, and how much of the gain is batching."""
     input:

@@ -44,6 +44,7 @@ GROUPS = {
         "table-waste": "analyse.fragmentation",
         "table-ratios": "analyse.ratios",
         "table-effects": "analyse.effects",
+        "table-intervals": "analyse.cell_intervals",
         "table-engines": "analyse.engine_gain",
         "table-serving": "analyse.serving",
         "table-recommendations": "analyse.recommend",

@@ -47,8 +47,6 @@ LIMITS = (
     *("bound_by", "steps_bound_by", "exceeds", "ceiling_broken"),
 )
 PREDICTIONS = ("quantity", "predicted", "low", "high", "measured", "error_pct", "flagged", "why", "speed_source")
-# Tables with intervals of single cells.
-WITH_INTERVALS = ("serving_summary", "recommendations")
 # Lines of a log that the page shows, and bytes of its end in which they are looked for.
 LOG_LINES, LOG_BYTES = 12, 4096
 
@@ -91,8 +89,10 @@ def page_data(report: Report, study_file: Path) -> PageData:
     logs = pd.Series(ends, index=grid.index, dtype=object)
     # In a list of cells only those settings are named that differ.
     labels = settings_in_words(grid, knobs_that_differ(grid, knobs))
-    cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs, scope=_scopes(report, grid))
     place = pd.Series(grid.index, index=grid["cell_id"])
+    intervals = _intervals(report, place)
+    scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
+    cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs, scope=scopes)
     words: list[Knob] = [
         {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
     ]
@@ -111,7 +111,7 @@ def page_data(report: Report, study_file: Path) -> PageData:
         "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
         "limits": columns_of(_limits(report, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
-        "intervals": columns_of(_intervals(report, place), ["cell", "measure", "value", "low", "high", "n"]),
+        "intervals": columns_of(intervals, ["cell", "measure", "value", "low", "high", "n"]),
         "catalog": catalog(),
     }
 
@@ -172,18 +172,14 @@ def _of_cells(rows: pd.DataFrame | None, place: "pd.Series[int]") -> pd.DataFram
     return known.assign(cell=known["cell_id"].map(place))
 
 
-def _preferred_limits(report: Report) -> pd.DataFrame | None:
-    """One row per repeat: if a device's rates have two sources, the data sheet is preferred."""
-    limits = report.tables.get("limits")
-    return None if limits is None else limits.sort_values("rates").drop_duplicates(REPEAT)
-
-
 def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     cells = report.tables.cells
     rows = cells[cells["repeat"].notna()]
-    limits, served = _preferred_limits(report), report.tables.get("serving")
+    limits, served = report.tables.get("limits"), report.tables.get("serving")
     if limits is not None:
-        rows = rows.merge(limits[[*REPEAT, "mbu", "mfu"]], on=REPEAT, how="left")
+        # If a device's rates have two sources, the data sheet is preferred; it may not have every rate.
+        shares = limits.sort_values("rates").groupby(REPEAT, sort=False)[["mbu", "mfu"]].first().reset_index()
+        rows = rows.merge(shares, on=REPEAT, how="left")
     if served is not None:
         known = served.reindex(columns=[*REPEAT, *SERVED]).drop_duplicates(REPEAT)
         rows = rows.merge(known, on=REPEAT, how="left", suffixes=("", "_served"))
@@ -205,23 +201,19 @@ def _limits(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     return limits.groupby(["cell", "rates"], sort=False).agg(how).reset_index()
 
 
-def _scopes(report: Report, grid: pd.DataFrame) -> "pd.Series[Any]":
-    """For each cell what its intervals cover; null without an interval."""
-    tables = [table for name in WITH_INTERVALS if (table := report.tables.get(name)) is not None]
-    known = [table[["cell_id", "scope"]].dropna() for table in tables if "scope" in table]
-    scopes = pd.concat([pd.DataFrame(columns=["cell_id", "scope"], dtype=object), *known]).drop_duplicates("cell_id")
-    return grid["cell_id"].map(scopes.set_index("cell_id")["scope"])
-
-
 def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
-    """The values with intervals that tables hold of single cells."""
-    parts = [pd.DataFrame()]
-    for name in WITH_INTERVALS:
-        rows = _of_cells(report.tables.get(name), place)
-        for measure in MEASURES:
-            if f"{measure}_low" in rows:
-                part = rows[["cell", measure, f"{measure}_low", f"{measure}_high", "repeats"]]
-                part = part.set_axis(["cell", "value", "low", "high", "n"], axis=1)
-                parts.append(part.assign(measure=measure).dropna(subset=["low", "high"]))
-    intervals = pd.concat(parts)
-    return intervals if intervals.empty else intervals.drop_duplicates(["cell", "measure"])
+    """The intervals that tables hold of single cells: one row per cell and measure, with what the interval covers."""
+    columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
+    parts = [pd.DataFrame(columns=columns)]
+    served = _of_cells(report.tables.get("serving_summary"), place)
+    for measure in MEASURES:
+        if f"{measure}_low" in served:
+            part = served[["cell", measure, f"{measure}_low", f"{measure}_high", "repeats", "scope"]]
+            parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
+    others = _of_cells(report.tables.get("intervals"), place)
+    if len(others):
+        # A server's latencies count from the scheduled arrival; those of the cells table do not.
+        others = others[~others["cell"].isin(served["cell"])] if len(served) else others
+        parts.append(others.rename(columns={"repeats": "n"})[columns])
+    known = [part.dropna(subset=["low", "high"]) for part in parts]
+    return pd.concat([part for part in known if len(part)] or parts)

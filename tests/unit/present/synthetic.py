@@ -15,6 +15,7 @@ import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
+from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse import study_digest
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
@@ -388,6 +389,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     write_table(cells, tables / "cells.parquet")
     cells = read_table(tables / "cells.parquet")
     write_table(knob_effects(cells, 2.0), tables / "effects.parquet")
+    write_table(cell_intervals(cells), tables / "intervals.parquet")
     write_table(device_ratios(cells), tables / "ratios.parquet")
     engines, decomposition = engine_tables(cells)
     write_table(engines, tables / "engines.parquet")

@@ -2,6 +2,8 @@ import base64
 import gzip
 import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -76,13 +78,29 @@ def test_limits_predictions_and_intervals_name_their_cells(data: dict[str, Any])
     assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
 
 
-def test_a_cell_with_an_interval_says_what_that_covers(results: Results, data: dict[str, Any]) -> None:
-    recommended = pd.read_parquet(results.root / "tables" / "recommendations.parquet").dropna(subset="scope")
-    scopes = dict(zip(values(data["cells"]["cell_id"]), values(data["cells"]["scope"]), strict=True))
-    assert len(recommended)
-    for cell_id, scope in zip(recommended["cell_id"], recommended["scope"], strict=True):
-        assert scopes[cell_id] == scope == "within one start"
+def test_every_measured_cell_has_an_interval_and_says_what_it_covers(results: Results, data: dict[str, Any]) -> None:
+    cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
+    measured = set(cells.loc[cells["outcome"].eq("ok") & cells["engine"].ne("vllm-serve"), "cell_id"])
+    ids, intervals = values(data["cells"]["cell_id"]), data["intervals"]
+    of_rate = [i for i, name in enumerate(values(intervals["measure"])) if name == "output_tokens_per_s"]
+    assert {ids[intervals["cell"][i]] for i in of_rate} == measured
+    scopes = dict(zip(ids, values(data["cells"]["scope"]), strict=True))
+    assert {cell for cell, scope in scopes.items() if scope == "within one start"} >= measured
     assert None in scopes.values()
+
+
+def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_one(
+    results: Results, tmp_path: Path
+) -> None:
+    tables = tmp_path / "tables"
+    shutil.copytree(results.root / "tables", tables)
+    limits = pd.read_parquet(tables / "limits.parquet")
+    of_one = limits[limits["rates"] == "datasheet"]
+    assert len(of_one)
+    both = pd.concat([of_one.assign(mbu=float("nan")), of_one.assign(rates="measured", mbu=0.25)])
+    both.to_parquet(tables / "limits.parquet")
+    assert results.write_page(tmp_path / "report.html", tables) == 0
+    assert set(data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["repeats"]["mbu"]) == {0.25}
 
 
 def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits() -> None:

@@ -1,0 +1,51 @@
+"""The mean of each measure of each cell with its 95 % interval, for who looks at cells one by one.
+
+    kvsweep table-intervals --study config/studies/demo.yaml \\
+        --cells results/demo/tables/cells.parquet --out results/demo/tables/intervals.parquet
+
+Whether two cells differ is in other tables: intervals of two cells may overlap although the cells differ.
+"""
+
+from argparse import Namespace
+
+import pandas as pd
+
+from workflow_scripts.analyse.repeats import cell_summary
+from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.study.study_file import Study
+
+MEASURES = (
+    *("output_tokens_per_s", "total_tokens_per_s", "requests_per_s"),
+    *("ttft_s_p50", "tpot_s_p50", "e2e_s_p50", "energy_j_per_output_token"),
+)
+
+SCHEMA = table_schema(
+    "intervals",
+    "One row per cell and measure, of cells that ended `ok` and were measured as the study asks. A cell whose requests "
+    "arrive at a rate has no row for throughput.",
+    columns("cell_id", TEXT, "the cell"),
+    columns("measure", TEXT, "column of the cells table"),
+    columns("value", NUMBER, "geometric mean over the starts"),
+    columns("low high", NUMBER, "its 95 % interval; null if nothing shows what varies"),
+    columns("repeats", INTEGER, "repeats that count, of all starts"),
+    columns("scope", TEXT, SCOPE_MEANING),
+)
+
+
+def cell_intervals(cells: pd.DataFrame) -> pd.DataFrame:
+    """The intervals table, from the cells table."""
+    parts = [pd.DataFrame(columns=list(SCHEMA.columns))]
+    for measure in MEASURES:
+        summary, samples = cell_summary(cells, measure)
+        (value, low, high), scope = mean_interval(samples)
+        found = pd.DataFrame({"value": value, "low": low, "high": high, "scope": scope})
+        parts.append(summary[["cell_id", "sample", "repeats"]].join(found, on="sample").assign(measure=measure))
+    return pd.concat([part for part in parts if len(part)] or parts)[list(SCHEMA.columns)]
+
+
+@table_command("intervals")
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the intervals table of a study."""
+    return [(args.out, "intervals", cell_intervals(cells))]
