@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -71,6 +71,9 @@ bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour a
 
 bench-report: $(VENV)/cpu.installed ## measure the report's page in a real Chromium
 	$(BIN)/python -m benchmarks.report_in_browser $(ARGS)
+
+pictures: $(VENV)/cpu.installed ## take the pictures of README.md and docs/report.md from the demo's report
+	$(BIN)/python -m benchmarks.pictures $(ARGS)
 
 bench-predict: $(VENV)/cpu.installed ## measure how well one minute per device predicts the demo's cells here
 	$(BIN)/python -m benchmarks.predict $(ARGS)

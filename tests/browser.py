@@ -99,7 +99,9 @@ class Tab:
         Raises:
             AssertionError: it throws.
         """
-        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
+        )
         if "exceptionDetails" in answer:
             raise AssertionError(json.dumps(answer["exceptionDetails"], indent=1)[:3000])
         return answer["result"].get("value")
@@ -119,23 +121,22 @@ class Tab:
     def press(self, key: str) -> None:
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
-            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            text = {"text": _TEXTS[key]} if key in _TEXTS and kind == "keyDown" else {}
             self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES.get(key, 0), **text
             )
 
-    def save_downloads(self, folder: Path) -> None:
-        """Save what the page offers for download in this folder."""
+    def download(self, button: str, folder: Path) -> Path:
+        """Click what an expression gives, and wait for the one file that it saves in this folder."""
         self.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
-
-    def downloaded(self, path: Path) -> str:
-        """The text of a downloaded file, when it is there."""
+        before = set(folder.iterdir())
+        self.evaluate(f"({button}).click()")
         end = time.monotonic() + LIMIT_S
-        while not path.exists():
+        while not (new := [path for path in set(folder.iterdir()) - before if path.suffix != ".crdownload"]):
             if time.monotonic() > end:
-                raise AssertionError(f"never downloaded: {path}")
+                raise AssertionError(f"{button} saved nothing")
             time.sleep(0.05)
-        return path.read_text(encoding="utf-8")
+        return new[0]
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write what the tab shows (or the whole page) as PNG."""
@@ -143,7 +144,17 @@ class Tab:
         path.write_bytes(base64.b64decode(taken["data"]))
 
 
-_CODES = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
+_TEXTS = {"Enter": "\r", " ": " "}
+_CODES = {
+    "Enter": 13,
+    "Escape": 27,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "Tab": 9,
+    " ": 32,
+}
 
 
 @contextlib.contextmanager

@@ -56,35 +56,38 @@ def write_study_file(folder: Path, cells: int, workload: Mapping[str, Any] = MAD
     return path
 
 
-def write_generated_study(folder: Path, cells: int) -> Path:
-    """Write such a study file with its parsed tables; return its path."""
+def write_generated_study(folder: Path, cells: int, starts: int = 1) -> Path:
+    """Write such a study file with its parsed tables, of so many starts of each cell; return its path."""
     path = write_study_file(folder, cells)
     study = load_study(path)
     by_gpu: dict[str, list[Cell]] = {gpu: [] for gpu in GPUS}
     for cell in expand(study):
         by_gpu[cell.gpu].append(cell)
     for i, (gpu, of_gpu) in enumerate(by_gpu.items()):
-        _write_parsed(study, of_gpu, folder / "results" / study.name / "parsed" / gpu, np.random.default_rng(i))
+        rng, out = np.random.default_rng(i), folder / "results" / study.name / "parsed" / gpu
+        of_starts = [_frames(study, of_gpu, rng, start) for start in range(1, starts + 1)]
+        out.mkdir(parents=True)
+        for name, columns in TABLES.items():
+            frame = pd.concat([frames[name].assign(start=start) for start, frames in enumerate(of_starts, 1)])
+            frame = frame.reindex(columns=list(columns)).astype(columns)
+            frame.sort_values("cell_id", kind="stable").to_parquet(out / f"{name}.parquet", index=False)
     return path
 
 
-def _write_parsed(study: Study, cells: list[Cell], out: Path, rng: np.random.Generator) -> None:
-    out.mkdir(parents=True)
+def _frames(study: Study, cells: list[Cell], rng: np.random.Generator, start: int) -> dict[str, pd.DataFrame]:
+    """The parsed tables of one start of each cell, by name."""
     ids = np.array([cell.id for cell in cells])
     seqs = np.array([cell.knobs.max_concurrency for cell in cells])
     running = np.minimum(seqs, REQUESTS)
     step_s = (16.06 + 0.02 * running) / (900 * SPEED[cells[0].gpu])  # weights and some KV over the bandwidth
     step_s = step_s[:, None] * rng.normal(1, 0.004, (len(cells), REPEATS))  # (cells, repeats)
     requests = _requests(ids, running, step_s)
-    frames = {
+    return {
         "requests": requests,
-        "facts": _facts(study, cells, requests, rng),
+        "facts": _facts(study, cells, requests, rng, start),
         "steps": _steps(ids, running, step_s),
         "trace": _trace(ids, rng),
     }
-    for name, columns in TABLES.items():
-        frame = frames[name].reindex(columns=list(columns)).astype(columns)
-        frame.sort_values("cell_id", kind="stable").to_parquet(out / f"{name}.parquet", index=False)
 
 
 def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataFrame:
@@ -94,7 +97,6 @@ def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.Da
     return pd.DataFrame(
         {
             "cell_id": ids[cell],
-            "start": 1,
             "repeat": repeat,
             "request_id": request.astype(str),
             "prompt_tokens": 64,
@@ -109,9 +111,11 @@ def _requests(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.Da
     )
 
 
-def _facts(study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+def _facts(
+    study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.random.Generator, start: int
+) -> pd.DataFrame:
     models = resolved_models(study)
-    wall_s = requests.groupby(["cell_id", "start", "repeat"], sort=False)["last_token_s"].max() * 1.001
+    wall_s = requests.groupby(["cell_id", "repeat"], sort=False)["last_token_s"].max() * 1.001
     rows = []
     for cell in cells:
         knobs = cell.knobs.set_values()
@@ -126,6 +130,7 @@ def _facts(study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.rand
         blocks = round(40e9 * knobs["gpu_memory_utilization"] / (131072 * knobs["block_size"]))
         numbers = {
             "protocol": 1,
+            "round": start,
             "effective.block_size": knobs["block_size"],
             "effective.num_gpu_blocks": blocks,
             "effective.max_num_seqs": knobs["max_num_seqs"],
@@ -138,10 +143,8 @@ def _facts(study: Study, cells: list[Cell], requests: pd.DataFrame, rng: np.rand
             "host_load.cpu_steal_pct": 0.0,
             "host_load.cpu_others_pct": rng.uniform(0, 2),
         }
-        rows += [{"cell_id": cell.id, "start": 1, "name": name, "text": text} for name, text in texts.items()]
-        rows += [
-            {"cell_id": cell.id, "start": 1, "name": name, "value": float(value)} for name, value in numbers.items()
-        ]
+        rows += [{"cell_id": cell.id, "name": name, "text": text} for name, text in texts.items()]
+        rows += [{"cell_id": cell.id, "name": name, "value": float(value)} for name, value in numbers.items()]
     of_cells = pd.DataFrame(rows)
     of_repeats = wall_s.rename("value").reset_index().assign(name="wall_s")
     starts = of_repeats.assign(name="start_unix_s", value=1.7e9)
@@ -153,7 +156,6 @@ def _steps(ids: np.ndarray, running: np.ndarray, step_s: np.ndarray) -> pd.DataF
     return pd.DataFrame(
         {
             "cell_id": ids[cell],
-            "start": 1,
             "repeat": repeat,
             "time_s": (step + 1) * step_s[cell, repeat],
             "running": running[cell],
@@ -174,7 +176,6 @@ def _trace(ids: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "cell_id": ids[cell],
-            "start": 1,
             "repeat": repeat,
             "time_s": sample * 0.1,
             "memory_used_bytes": 60e9,

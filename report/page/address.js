@@ -4,7 +4,16 @@
 export function parseAddress(fragment) {
   const text = fragment.replace(/^#/, "");
   const parameters = new URLSearchParams(text.includes("=") ? text : "");
-  return { view: parameters.get("view") ?? "report", parameters, section: text.includes("=") ? "" : text };
+  return { view: parameters.get("view") ?? "report", parameters, section: text.includes("=") ? "" : decoded(text) };
+}
+
+// A fragment may hold a percent sign that begins no character.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 export function addressOf(parameters) {

@@ -1,13 +1,14 @@
 // The block map: which KV blocks each running request holds at a moment. No engine tells this, so it is computed from
 // the requests' times and lengths, as a scheduler that allocates a block when the one before it is full does it.
 import { el } from "./dom.js";
-import { inkOf, sheet } from "./canvas.js";
+import { inkOf } from "./canvas.js";
+import { sheet } from "./sheet.js";
 import { valueAt } from "./strips.js";
 import { number, plural } from "./words.js";
 
 const SIDE = 12;
 const MOST_DRAWN = 60;
-const COLOURS = { full: "#0173b2", partly: "#d55e00", shared: "#9a7800" };
+const COLOURS = { full: "#0173b2", partly: "#d55e00", shared: "#9944ee" };
 
 // Tokens of a request in the cache at a time: the prompt while it is read, then one more in each step, for a token enters
 // the cache in the step that makes the next one.
@@ -51,6 +52,7 @@ export function blockMap(cell, part) {
   const box = el("div", { class: "chart" });
   const time = () => (Number(slider.value) / 1000) * part.end;
   const rowsNow = () => blocksAt(part.requests, time(), blockSize);
+  const kinds = [["full", "full"], ["partly", "last block, partly filled"], ...(part.requests.some((r) => r.cached_prompt_tokens > 0) ? [["shared", "shared prefix, found in the cache"]] : [])];
   const perLine = () => Math.max(1, Math.floor((box.clientWidth - 48) / (SIDE + 2)));
   const linesOf = (row) => Math.ceil((row.full + (row.partly > 0 ? 1 : 0)) / perLine());
   const height = () => 8 + rowsNow().slice(0, MOST_DRAWN).reduce((sum, row) => sum + linesOf(row) * (SIDE + 2) + 4, SIDE);
@@ -81,7 +83,7 @@ export function blockMap(cell, part) {
       }
       top += linesOf(row) * (SIDE + 2) + 4;
     }
-  });
+  }, () => ({ title: `Block map of ${cell.cell_id} at ${number(time())} s`, legend: kinds.map(([name, words]) => ({ name: words, colour: COLOURS[name], shape: 1 })) }));
   const update = () => {
     const rows = rowsNow();
     const used = blocksInUse(rows);
@@ -94,12 +96,11 @@ export function blockMap(cell, part) {
   };
   slider.addEventListener("input", update);
   update();
-  const key = (name, colour, words) => el("span", { class: "key" }, swatch(colour, name), words);
   return el(
     "div",
     {},
     el("p", { class: "note" }, "Computed from the times and lengths of the requests: engines do not tell which block a request holds. Each row is a request, each square a block. Numbers count requests in the order in which they were scheduled."),
-    el("p", { class: "legend" }, key("full", COLOURS.full, "full"), key("partly", COLOURS.partly, "last block, partly filled"), ...(part.requests.some((r) => r.cached_prompt_tokens > 0) ? [key("shared", COLOURS.shared, "shared prefix, found in the cache")] : [])),
+    el("p", { class: "legend" }, kinds.map(([name, words]) => el("span", { class: "key" }, swatch(COLOURS[name], name), words))),
     el("label", { class: "choice" }, el("span", {}, "Moment of the repeat"), slider),
     told,
     box,

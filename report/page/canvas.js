@@ -1,38 +1,24 @@
-// Drawing on a canvas that is sharp on every screen, follows the page's width and turns dark with the page.
-import { el } from "./dom.js";
+// Colours and marks for drawing on a canvas.
+
+// On paper a drawing is dark on white, whatever the page is.
+const ON_PAPER = { ink: "#1f2328", muted: "#59636e", line: "#d0d7de", paper: "#ffffff" };
+let isForPaper = false;
 
 export function inkOf() {
+  if (isForPaper) return ON_PAPER;
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   return { ink: colour("--ink"), muted: colour("--muted"), line: colour("--line"), paper: colour("--paper") };
 }
 
-// A canvas in `box` that calls draw(context, width, height) now and whenever its size or the page's colours change.
-export function sheet(box, height, properties, draw) {
-  const canvas = el("canvas", properties);
-  box.append(canvas);
-  const redraw = () => {
-    const width = box.clientWidth;
-    if (!width) return;
-    const tall = height();
-    const ratio = devicePixelRatio || 1;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(tall * ratio);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${tall}px`;
-    const context = canvas.getContext("2d");
-    context.scale(ratio, ratio);
-    context.font = "12px system-ui, sans-serif";
-    draw(context, width, tall);
-  };
-  let lastWidth = 0;
-  new ResizeObserver(() => {
-    if (box.clientWidth === lastWidth) return;
-    lastWidth = box.clientWidth;
-    redraw();
-  }).observe(box);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  return { canvas, redraw };
+// Draw with the ink of paper.
+export function onPaper(draw) {
+  isForPaper = true;
+  try {
+    return draw();
+  } finally {
+    isForPaper = false;
+  }
 }
 
 // Eight shapes, so that series can be told apart without colours. Those after the first eight repeat.

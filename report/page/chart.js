@@ -1,7 +1,8 @@
 // A chart of points with whiskers and lines, for the mouse and for the keyboard.
 import { el } from "./dom.js";
-import { inkOf, mark, sheet } from "./canvas.js";
+import { inkOf, mark } from "./canvas.js";
 import { scaleOf, ticksOf } from "./scale.js";
+import { sheet } from "./sheet.js";
 import { number } from "./words.js";
 
 const MARGIN = { top: 12, right: 16, bottom: 44, left: 64 };
@@ -52,12 +53,13 @@ export class Chart {
     this.describe = describe;
     this.pick = pick;
     this.points = [];
+    this.title = "Chart";
     this.at = -1;
     this.tip = el("div", { class: "tip", hidden: true });
     this.said = el("p", { class: "said", "aria-live": "polite" });
     const properties = { tabindex: "0", role: "application", "aria-roledescription": "chart" };
     const height = () => (box.clientWidth < 600 ? 320 : 420);
-    const { canvas, redraw } = sheet(box, height, properties, (...drawing) => this.draw(...drawing));
+    const { canvas, redraw } = sheet(box, height, properties, (...drawing) => this.draw(...drawing), () => this.picture());
     this.canvas = canvas;
     this.redraw = redraw;
     box.append(this.tip, this.said);
@@ -73,12 +75,18 @@ export class Chart {
 
   // Points are {x, y, xLow, xHigh, yLow, yHigh, series, hollow}; series are {colour, shape}; lines are lists of points.
   show({ points, lines, series, x, y, label }) {
-    Object.assign(this, { lines, series, x, y });
+    Object.assign(this, { lines, series, x, y, title: `${y.label} against ${x.label}` });
     this.points = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
     this.at = -1;
     this.canvas.setAttribute("aria-label", `${label} Arrow keys move from point to point, Enter opens one.`);
     this.select(-1);
     this.redraw();
+  }
+
+  // What a saved picture says beside the drawing.
+  picture() {
+    const shown = new Set(this.points.map((point) => point.series));
+    return { title: this.title, legend: (this.series ?? []).filter((_, i) => shown.has(i)) };
   }
 
   draw(context, width, height) {

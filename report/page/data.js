@@ -8,17 +8,16 @@ export async function unpack(base64) {
   return JSON.parse(await new Response(stream).text());
 }
 
+// Every column as a list of its values.
+export function plainColumns(columns) {
+  const plain = (column) => (Array.isArray(column) ? column : column.at.map((at) => (at === null ? null : column.of[at])));
+  return Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, plain(column)]));
+}
+
 // Columns as rows: one object per row.
 export function rowsOf(columns) {
-  const names = Object.keys(columns);
-  const read = names.map((name) => {
-    const column = columns[name];
-    return Array.isArray(column) ? (i) => column[i] : (i) => (column.at[i] === null ? null : column.of[column.at[i]]);
-  });
-  const first = names.length ? columns[names[0]] : [];
-  return Array.from({ length: (Array.isArray(first) ? first : first.at).length }, (_, i) =>
-    Object.fromEntries(names.map((name, j) => [name, read[j](i)])),
-  );
+  const lists = Object.entries(plainColumns(columns));
+  return Array.from({ length: lists[0]?.[1].length ?? 0 }, (_, i) => Object.fromEntries(lists.map(([name, list]) => [name, list[i]])));
 }
 
 export function median(values) {
@@ -56,9 +55,25 @@ export function statistic(cell, measure) {
   };
 }
 
+function packed() {
+  return unpack(document.getElementById("page-data").content.textContent);
+}
+
 let loaded = null;
 
 export function store() {
-  loaded ??= unpack(document.getElementById("page-data").content.textContent).then(storeOf);
+  loaded ??= packed().then(storeOf);
   return loaded;
+}
+
+// Everything that the page holds, for other programs: each table as lists by column, and timelines by cell.
+export async function allData() {
+  const { colours, ...data } = await packed();
+  for (const name of ["cells", "repeats", "limits", "predictions", "intervals"]) data[name] = plainColumns(data[name]);
+  data.timelines = {};
+  for (const node of document.querySelectorAll("template.timeline")) {
+    const tables = Object.entries(await unpack(node.content.textContent));
+    data.timelines[node.dataset.cell] = Object.fromEntries(tables.map(([name, table]) => [name, plainColumns(table.columns)]));
+  }
+  return data;
 }

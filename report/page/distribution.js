@@ -1,7 +1,8 @@
 // How a latency is distributed over the requests of a repeat: the share of requests that took at most so long.
 import { el } from "./dom.js";
-import { inkOf, sheet } from "./canvas.js";
+import { inkOf } from "./canvas.js";
 import { scaleOf, ticksOf } from "./scale.js";
+import { sheet } from "./sheet.js";
 import { number } from "./words.js";
 
 export const LATENCIES = [
@@ -46,7 +47,7 @@ function shares(title, curves, colours) {
       });
       context.stroke();
     });
-  });
+  }, () => ({ title }));
   return box;
 }
 

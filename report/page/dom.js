@@ -1,4 +1,5 @@
 // Elements. Text always enters as text nodes, so nothing that a log or a name holds can become markup.
+import { csvOf, download, markdownOf, numericOf, slug, textsOf } from "./save.js";
 
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -26,23 +27,41 @@ export function definitionList(entries) {
   return el("dl", { class: "facts" }, entries.map(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)]));
 }
 
-// A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading.
-export function tableOf(caption, headings, rows, numeric = []) {
+// Buttons that save something, one per kind of file; `savers` are functions by kind.
+export function saveRow(what, savers) {
+  const button = ([kind, save]) => el("button", { type: "button", class: "link", "aria-label": `Save as ${kind}: ${what}`, onclick: save }, kind);
+  return el("p", { class: "save" }, "Save as ", Object.entries(savers).flatMap((saver, i) => [i ? ", " : "", button(saver)]));
+}
+
+// The buttons of a table; `whole()` gives the table with all its rows.
+export function saveTable(caption, whole) {
+  const save = (ending, type, textOf) => () => {
+    const table = whole();
+    download(`${slug(document.title, caption)}.${ending}`, textOf(textsOf(table), numericOf(table)), type);
+  };
+  return saveRow(caption, { CSV: save("csv", "text/csv", csvOf), Markdown: save("md", "text/markdown", markdownOf) });
+}
+
+// A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If these are not
+// all rows, `whole()` gives the table of all, which is what is saved.
+export function tableOf(caption, headings, rows, numeric = [], whole = null) {
   const classOf = (i, item = "") => (numeric[i] ? "number" : typeof item === "string" && item.length > 48 ? "long" : "");
-  return el(
-    "div",
-    { class: "scroll", tabindex: "0", role: "group", "aria-label": caption },
+  const table = el(
+    "table",
+    { "aria-label": caption },
+    el("thead", {}, el("tr", {}, headings.map((h, i) => el("th", { scope: "col", class: classOf(i) }, h)))),
     el(
-      "table",
-      { "aria-label": caption },
-      el("thead", {}, el("tr", {}, headings.map((h, i) => el("th", { scope: "col", class: classOf(i) }, h)))),
-      el(
-        "tbody",
-        {},
-        rows.map((row) =>
-          el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i, item) }, item))),
-        ),
+      "tbody",
+      {},
+      rows.map((row) =>
+        el("tr", {}, row.map((item, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: classOf(i, item) }, item))),
       ),
     ),
+  );
+  return el(
+    "div",
+    { class: "table" },
+    el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": caption }, table),
+    saveTable(caption, () => whole?.().querySelector("table") ?? table),
   );
 }

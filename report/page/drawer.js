@@ -4,14 +4,26 @@ import { blockMap } from "./blocks.js";
 import { statistic, store, unpack } from "./data.js";
 import { distributions } from "./distribution.js";
 import { choice, definitionList, el, tableOf } from "./dom.js";
+import { download } from "./save.js";
 import { stripsView } from "./strips.js";
-import { chosenNote, download, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
+import { chosenNote, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
 import { METRICS, OUTCOMES, number, setting, withUnit } from "./words.js";
 
+// Whose words a cell's reason is in.
+const REASONS = { ok: "Starts that failed", missing: "Last line of its log", invalid: "Check that failed", timeout: "Reason" };
 const drawer = el("dialog", { class: "drawer", "aria-labelledby": "drawer-title", onclose: () => changeAddress({ cell: null }) });
 
+// What the engine told of its settings; nothing if that cannot be read.
+function parsed(text) {
+  try {
+    return Object(JSON.parse(text ?? "{}"));
+  } catch {
+    return {};
+  }
+}
+
 function settingsTable(cell, data) {
-  const effective = cell.effective ? JSON.parse(cell.effective) : {};
+  const effective = parsed(cell.effective);
   const asked = Object.fromEntries(data.knobs.map(({ name }) => [name, cell[`knob_${name}`] ?? null]));
   const words = Object.fromEntries(data.knobs.map(({ name, words: text }) => [name, text]));
   const names = [...new Set([...Object.keys(asked).filter((name) => asked[name] !== null), ...Object.keys(effective)])];
@@ -100,7 +112,7 @@ async function timelineParts(cell, data) {
     const name = `${cell.cell_id.replaceAll("/", "--")}.repeat${repeat}.trace.json`;
     const save = () => download(name, JSON.stringify(traceEvents(cell, of)), "application/json");
     box.replaceChildren(
-      stripsView(stripsOf(cell, of, data.colours), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor."),
+      stripsView(stripsOf(cell, of, data.colours), of.end, "Requests, scheduler and device over the time of a repeat. Arrow keys move the cursor.", `Timeline of ${cell.cell_id}, repeat ${repeat}`),
       el("button", { type: "button", class: "plain", onclick: save }, "Save for Perfetto (JSON)"),
       ...(map ? part("Block map", map) : []),
     );
@@ -123,7 +135,7 @@ async function contentOf(cell, data) {
     ["Settings", cell.settings],
     ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false ? "; measured with another definition than the study's, so it is not compared" : ""}`],
   ];
-  if (cell.reason) facts.push([cell.outcome === "ok" ? "Starts that failed" : "In the engine's words", cell.reason]);
+  if (cell.reason) facts.push([REASONS[cell.outcome] ?? "In the engine's words", cell.reason]);
   if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);
   if (cell.not_as_asked) facts.push(["Replaced by the engine", cell.not_as_asked]);
   if (cell.host) facts.push(["Host", cell.host]);

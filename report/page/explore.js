@@ -116,7 +116,8 @@ function resultsTable(cells, metric, store, count) {
   });
   const headings = ["Settings", ...differing.map((id) => titles[id]), `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval holds for"] : []), "Outcome"];
   const first = 1 + differing.length;
-  return tableOf(`Cells by ${name}`, headings, rows, headings.map((_, i) => i >= first && i < first + 3));
+  const whole = count < cells.length ? () => resultsTable(cells, metric, store, cells.length) : null;
+  return tableOf(`Cells by ${name}`, headings, rows, headings.map((_, i) => i >= first && i < first + 3), whole);
 }
 
 function ordered(cells, metric) {

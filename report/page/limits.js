@@ -8,6 +8,8 @@ import { cellWords, toldOf } from "./explore.js";
 import { choiceInput, numberInput } from "./inputs.js";
 import { METRICS, number, plural, withUnit } from "./words.js";
 
+// Rows of the table in the page; the saved one has all.
+const PAGE_OF_BEST = 50;
 const RATE = "output_tokens_per_s";
 const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
 
@@ -151,7 +153,7 @@ export function showLimits(panel, store) {
     const cost = ranked.some((one) => one.perPrice !== null);
     const energy = ranked.some((one) => one.perJoule !== null);
     const headings = ["Settings", "Device", "Engine", "Output tokens/s", "Range or interval", ...columns.map(({ column, name }) => `${name}, p${percentile} (${METRICS[column].unit})`), ...(cost ? ["Tokens per unit of money"] : []), ...(energy ? ["Tokens per joule"] : []), "Pareto front"];
-    const rows = ranked.slice(0, 50).map(({ cell, rate, low, high, perPrice, perJoule }) => [
+    const rowsOfBest = (count) => ranked.slice(0, count).map(({ cell, rate, low, high, perPrice, perJoule }) => [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
       cell.gpu,
       cell.engine,
@@ -162,7 +164,9 @@ export function showLimits(panel, store) {
       ...(energy ? [number(perJoule)] : []),
       front.has(cell) ? "yes" : "no",
     ]);
-    table.replaceChildren(tableOf("Settings within the limits, best first", headings, rows, headings.map((_, i) => i > 2 && i < headings.length - 1)));
+    const numeric = headings.map((_, i) => i > 2 && i < headings.length - 1);
+    const tableOfBest = (count) => tableOf(`Settings within the limits, best first${count < ranked.length ? ` (${count} of ${ranked.length})` : ""}`, headings, rowsOfBest(count), numeric, count < ranked.length ? () => tableOfBest(ranked.length) : null);
+    table.replaceChildren(tableOfBest(PAGE_OF_BEST));
   };
   panel.replaceChildren(
     el("h2", {}, "Your limits"),
@@ -171,7 +175,7 @@ export function showLimits(panel, store) {
     out,
     legend,
     box,
-    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same latency or less. Bars show the 95 % interval if a table holds one, otherwise the range of the repeats. Hollow points do not keep the limits. \"Not shown to be slower\": the bar overlaps that of the best. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same latency or less. Bars are 95 % intervals of the means if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. \"Not shown to be slower\": the bar overlaps that of the best. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
   update();

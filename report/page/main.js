@@ -9,6 +9,7 @@ import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
 import { showLimits } from "./limits.js";
 import { makeSortable, nameCells, openFoldsForPrint } from "./static.js";
+import { makeSavable } from "./take_away.js";
 
 const VIEWS = [
   { id: "report", name: "Report" },
@@ -58,7 +59,7 @@ function follow() {
   const { view, section, parameters } = parseAddress(location.hash);
   drawn.delete(view);
   open(section ? "report" : view);
-  if (section) document.getElementById(decodeURIComponent(section))?.scrollIntoView();
+  if (section) document.getElementById(section)?.scrollIntoView();
   if (parameters.get("cell")) openCell(parameters.get("cell"));
 }
 
@@ -88,6 +89,7 @@ function build() {
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
 nameCells(openCell);
+makeSavable();
 build();
 openFoldsForPrint();
 acceptDrops(() => choose("compare"));

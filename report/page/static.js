@@ -38,8 +38,14 @@ export function nameCells(open) {
   }
 }
 
+// On paper all folds are open; afterwards they are as they were.
 export function openFoldsForPrint() {
+  let opened = [];
   addEventListener("beforeprint", () => {
-    for (const fold of document.querySelectorAll("#view-report details")) fold.open = true;
+    opened = [...document.querySelectorAll("#view-report details:not([open])")];
+    for (const fold of opened) fold.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const fold of opened) fold.open = false;
   });
 }

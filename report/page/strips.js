@@ -1,7 +1,8 @@
 // Strips above each other with one time axis: what happened, and a cursor that tells the values at its time.
 import { el } from "./dom.js";
-import { inkOf, sheet } from "./canvas.js";
+import { inkOf } from "./canvas.js";
 import { scaleOf, ticksOf } from "./scale.js";
+import { sheet } from "./sheet.js";
 import { number } from "./words.js";
 
 const LEFT = 64;
@@ -59,8 +60,8 @@ export function curveStrip(title, curves, { unit = "", height = 76 } = {}) {
   };
 }
 
-// The strips as an element; end is the last time in seconds, moved(time) is called when the cursor moves.
-export function stripsView(strips, end, label, moved = () => {}) {
+// The strips as an element; end is the last time in seconds, and a picture of them is saved with the title.
+export function stripsView(strips, end, label, title) {
   const shown = strips.filter((strip) => !strip.isEmpty);
   const box = el("div", { class: "chart" });
   const told = el("p", { class: "note cursor", "aria-live": "polite" }, "Move over the chart, or use the arrow keys, to read the values at a time.");
@@ -109,12 +110,11 @@ export function stripsView(strips, end, label, moved = () => {}) {
       context.lineTo(place(cursor), tall - 54);
       context.stroke();
     }
-  });
+  }, () => ({ title }));
   const move = (time) => {
     cursor = Math.min(end, Math.max(0, time));
     told.textContent = `At ${number(cursor)} s: ${shown.flatMap((strip) => strip.at(cursor)).join("; ")}.`;
     redraw();
-    moved(cursor);
   };
   canvas.addEventListener("pointermove", (event) => {
     move(((event.offsetX - LEFT) / (canvas.clientWidth - LEFT - RIGHT)) * end);

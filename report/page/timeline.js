@@ -1,10 +1,9 @@
 // A cell's timeline: its requests as bars above what the scheduler and the device did, and the export for Perfetto.
 import { rowsOf } from "./data.js";
-import { el } from "./dom.js";
 import { curveStrip } from "./strips.js";
 import { plural } from "./words.js";
 
-export const PHASES = { waiting: "#9a7800", prefill: "#0173b2", decode: "#029e73", preempted: "#d55e00" };
+export const PHASES = { waiting: "#9944ee", prefill: "#0173b2", decode: "#029e73", preempted: "#d55e00" };
 
 export function timelineOf(unpacked) {
   const rows = (name) => (unpacked[name] ? rowsOf(unpacked[name].columns) : []);
@@ -116,10 +115,3 @@ export function traceEvents(cell, part) {
   }
   return { displayTimeUnit: "ms", otherData: { cell: cell.cell_id }, traceEvents: events };
 }
-
-export function download(name, text, type) {
-  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}
-

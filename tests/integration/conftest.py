@@ -13,6 +13,8 @@ import yaml
 
 from tests.browser import Tab, browser
 from tests.pretended_gpu import build
+from tests.unit.present.synthetic import write_results
+from workflow_scripts.present import figures, page
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -166,3 +168,15 @@ def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """A tab of one browser that all tests of the page share."""
     with browser(tmp_path_factory.mktemp("browser") / "profile") as tab:
         yield tab
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of made-up results, with its figures beside it."""
+    root = tmp_path_factory.mktemp("report")
+    study = str(write_results(root))
+    tables, drawn, out = str(root / "tables"), str(root / "figures"), root / "report.html"
+    assert figures.main(["--study", study, "--tables", tables, "--parsed", str(root / "parsed"), "--out", drawn]) == 0
+    folders = ["--tables", tables, "--figures", drawn, "--cells", str(root / "cells")]
+    assert page.main(["--study", study, *folders, "--out", str(out)]) == 0
+    return out

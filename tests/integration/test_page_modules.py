@@ -43,6 +43,22 @@ def test_numbers_have_three_digits_and_thousands_separated(run: Run) -> None:
     ]
 
 
+def test_tables_are_written_as_csv_and_markdown(run: Run) -> None:
+    texts = [["Name", "Rate", "8,16"], ['=1+"2"', "12,300", "–"], ["a\nb | c", "+3.1 %", "8,16"]]
+    assert run("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (
+        'Name,Rate,"8,16"\r\n"\'=1+""2""",12300,\r\n"a\nb | c",+3.1 %,"8,16"\r\n'
+    )
+    assert run("save.js", f"m.markdownOf({json.dumps(texts)}, [false, true])").splitlines() == [
+        "| Name | Rate | 8,16 |",
+        "| --- | ---: | --- |",
+        '| =1+"2" | 12,300 | – |',
+        "| a b \\| c | +3.1 % | 8,16 |",
+    ]
+    assert run("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
+        *("study-demo-kv-blocks", "kvsweep", "x")
+    ]
+
+
 def test_a_column_of_repeated_texts_is_read_back(run: Run) -> None:
     columns = {"a": [1, None], "b": {"of": ["x"], "at": [None, 0]}}
     assert run("data.js", f"m.rowsOf({json.dumps(columns)})") == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
@@ -51,8 +67,9 @@ def test_a_column_of_repeated_texts_is_read_back(run: Run) -> None:
 
 def test_an_address_holds_a_view_or_a_section(run: Run) -> None:
     assert run(
-        "address.js", "['', '#energy', '#figure-x'].map((a) => [m.parseAddress(a).view, m.parseAddress(a).section])"
-    ) == [*(["report", ""], ["report", "energy"], ["report", "figure-x"])]
+        "address.js",
+        "['', '#energy', '#figure-x', '#%', '#a%20b'].map((a) => [m.parseAddress(a).view, m.parseAddress(a).section])",
+    ) == [*(["report", ""], ["report", "energy"], ["report", "figure-x"], ["report", "%"], ["report", "a b"])]
     assert run("address.js", "m.parseAddress('#view=explore&gpu=a%26b&gpu=c').parameters.getAll('gpu')") == ["a&b", "c"]
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.browser import Tab
-from tests.unit.present.synthetic import write_results
-from workflow_scripts.present import figures, page
+from workflow_scripts.present import figures
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -28,17 +27,6 @@ PROBE = """(() => {
     background: getComputedStyle(document.body).backgroundColor,
   };
 })()"""
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("report")
-    study = str(write_results(root))
-    tables, drawn, out = str(root / "tables"), str(root / "figures"), root / "report.html"
-    assert figures.main(["--study", study, "--tables", tables, "--parsed", str(root / "parsed"), "--out", drawn]) == 0
-    folders = ["--tables", tables, "--figures", drawn, "--cells", str(root / "cells")]
-    assert page.main(["--study", study, *folders, "--out", str(out)]) == 0
-    return out
 
 
 def seen_at(tab: Tab, report: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
@@ -91,9 +79,37 @@ def test_a_planted_script_is_refused_and_the_console_says_so(one_tab: Tab, repor
     assert any("Content Security Policy" in complaint for complaint in one_tab.complaints)
 
 
-def test_the_page_prints_with_all_folds_open(one_tab: Tab, report: Path) -> None:
-    one_tab.open(report)
-    printed = base64.b64decode(one_tab.call("Page.printToPDF")["data"])
-    assert printed.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type /Page\b", printed)) > 3
-    assert one_tab.evaluate("document.querySelectorAll('#view-report details:not([open])').length") == 0
+# What is seen in print: nothing of the views, and no table wider than an A4 page between its margins (673 pixels).
+PRINTED = """(() => {
+  for (const fold of document.querySelectorAll("#view-report details")) fold.open = true;
+  const shown = (chosen) => [...document.querySelectorAll(chosen)].filter((e) => e.getClientRects().length).length;
+  return {
+    report: shown("#view-report #summary, #view-report img"),
+    screen: shown(".tabs, .save, .plain, dialog, nav, .filter, .controls, #view-explore *"),
+    wide: [...document.querySelectorAll("#view-report table")]
+      .filter((e) => e.getBoundingClientRect().width > 674).map((e) => e.ariaLabel),
+    ink: getComputedStyle(document.body).color,
+  };
+})()"""
+
+
+def test_the_page_prints_as_an_a4_document_whatever_is_on_the_screen(one_tab: Tab, report: Path) -> None:
+    cell = "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096"
+    one_tab.open(report, f"#view=explore&cell={cell}", dark=True)
+    one_tab.wait("document.querySelector('dialog')?.open")
+    closed = "document.querySelectorAll('#view-report details:not([open])').length"
+    one_tab.evaluate(f"addEventListener('beforeprint', () => {{ window.closed = {closed}; }})")
+    before = one_tab.evaluate(closed)
+    printed = base64.b64decode(one_tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    boxes = [[float(side) for side in box.split()] for box in re.findall(rb"/MediaBox \[([\d. ]+)\]", printed)]
+    assert len(boxes) > 3
+    # Points of A4: 210 x 297 mm.
+    assert all(box == pytest.approx([0, 0, 595.3, 841.9], abs=1) for box in boxes)
+    assert one_tab.evaluate("window.closed") == 0
+    assert one_tab.evaluate(closed) == before > 0
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    one_tab.call("Emulation.setEmulatedMedia", media="print", features=[dark])
+    one_tab.call("Emulation.setDeviceMetricsOverride", width=673, height=985, deviceScaleFactor=1, mobile=False)
+    seen = one_tab.evaluate(PRINTED)
+    one_tab.call("Emulation.setEmulatedMedia", media="", features=[])
+    assert seen == {"report": len(figures.FIGURES) + 1, "screen": 0, "wide": [], "ink": "rgb(31, 35, 40)"}

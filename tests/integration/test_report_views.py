@@ -7,23 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Tab
-from tests.unit.present.synthetic import SCRIPT, write_results
-from workflow_scripts.present import page
+from tests.unit.present.synthetic import SCRIPT
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
 EXPLORE = "#view=explore"
 READY = "document.querySelector('#view-explore table')"
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("views")
-    study = str(write_results(root))
-    out = root / "report.html"
-    folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
-    assert page.main(["--study", study, *folders, "--out", str(out)]) == 0
-    return out
 
 
 @pytest.fixture
@@ -135,13 +124,10 @@ def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab: Tab, rep
     assert "1 running request with 20 tokens in 2 blocks of 16" in tab.evaluate(
         "document.querySelector('dialog [role=status]').textContent"
     )
-    tab.save_downloads(tmp_path)
-    tab.evaluate(
-        "[...document.querySelectorAll('dialog button')].find((b) => b.textContent.includes('Perfetto')).click()"
-    )
-    tab.wait("true")
-    name = "l40s--vllm--llama-3.1-8b-instruct--chat--bs16-seqs16-len4096.repeat0.trace.json"
-    events = json.loads(tab.downloaded(tmp_path / name))["traceEvents"]
+    perfetto = "[...document.querySelectorAll('dialog button')].find((b) => b.textContent.includes('Perfetto'))"
+    trace = tab.download(perfetto, tmp_path)
+    assert trace.name == "l40s--vllm--llama-3.1-8b-instruct--chat--bs16-seqs16-len4096.repeat0.trace.json"
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert {event["name"] for event in slices} == {"prefill", "decode"}
     assert len(slices) == 2 * 64

@@ -29,7 +29,10 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, load_study
 
-CODE = ("Snakefile", "LICENSE", "rules", "workflow_scripts", "config", "profiles", "slurm", "envs", "report")
+CODE = (
+    *("Snakefile", "LICENSE", "CITATION.cff", "rules", "workflow_scripts", "config"),
+    *("profiles", "slurm", "envs", "report"),
+)
 MANIFEST, METADATA, STUDY_FILE = "manifest-sha256.txt", "ro-crate-metadata.json", "study.yaml"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store; a fixed time makes equal contents equal archives
 

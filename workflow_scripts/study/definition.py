@@ -13,7 +13,7 @@ from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import Record
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.study.grid import Cell, endpoints_of
+from workflow_scripts.study.grid import Cell, endpoints_of, expand
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, as_list
 from workflow_scripts.workloads.workload_kinds import Workload
@@ -146,6 +146,12 @@ def definition_sha256(definition: Definition) -> str:
 def recorded_sha256(definition: Mapping[str, JsonValue]) -> str:
     """The same of a definition as a record holds it; former versions recorded a hash of the repeats too."""
     return json_sha256({name: value for name, value in definition.items() if name != "repeats"})
+
+
+def study_sha256(study: Study) -> str:
+    """SHA-256 over the definitions of all cells of a study: what it measures, in one hash."""
+    models = resolved_models(study)
+    return json_sha256([*sorted(definition_sha256(cell_definition(study, cell, models)) for cell in expand(study))])
 
 
 def model_key(model: ResolvedModel) -> str:

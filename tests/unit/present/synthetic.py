@@ -15,8 +15,8 @@ import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
-from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse import study_digest
+from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
 from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table

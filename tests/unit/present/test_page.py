@@ -15,6 +15,8 @@ from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.page import main
 from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.study.definition import study_sha256
+from workflow_scripts.study.study_file import load_study
 
 VOID = {"meta", "img", "source", "link", "br", "hr"}
 
@@ -127,6 +129,16 @@ def test_settings_that_the_engine_replaced_are_told_with_the_cells_they_are_of(p
     assert "max_model_len 2048, not 4096" in told
     assert "h200/" in told
     assert "l40s/" not in told
+
+
+def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results: Results, page: Page) -> None:
+    digest = study_sha256(load_study(results.study))
+    assert any(f"Study synthetic, definition {digest[:12]}, measured until 20" in text for text in page.text["p"])
+    entry = next(text for text in page.text["pre"] if text.startswith("@software{kvsweep-synthetic,"))
+    assert "author = {{The kvsweep developers}}" in entry
+    assert f"definition sha256:{digest}" in entry
+    hrefs = {attributes["href"] for attributes in page.all("a")}
+    assert {f"tables/{name}.parquet" for name in ("cells", "intervals", "claims")} <= hrefs
 
 
 def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:

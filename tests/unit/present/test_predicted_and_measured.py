@@ -51,7 +51,7 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
 def test_accuracy_says_how_many_cells_were_predicted_without_a_band():
     errors = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
     (finding,) = _accuracy(pd.DataFrame([errors | {"low": 8.0}, errors | {"low": None}]))
-    assert "of 2 vllm cells (1 of them uncalibrated) have an error of 10 %" in finding.sentence
+    assert "of 2 vllm cells (1 uncalibrated) have an error of 10 %" in finding.sentence
 
 
 def test_without_predictions_the_figures_are_missing(tmp_path):

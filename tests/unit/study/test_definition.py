@@ -13,6 +13,7 @@ from workflow_scripts.study.definition import (
     model_key,
     recorded_sha256,
     resolved_models,
+    study_sha256,
     workload_key,
 )
 from workflow_scripts.study.grid import expand
@@ -45,3 +46,9 @@ def test_a_written_definition_is_read_back(definitions: dict[str, Definition], c
     read = Definition.model_validate(json.loads(definitions[cell].model_dump_json()))
     assert read == definitions[cell]
     assert read.knobs.max_concurrency == definitions[cell].knobs.max_concurrency
+
+
+def test_the_hash_of_a_study_is_that_of_what_it_measures() -> None:
+    study = Study.model_validate(STORED["study"])
+    assert study_sha256(study) == study_sha256(study.model_copy(update={"question": "Another one?"}))
+    assert study_sha256(study) != study_sha256(study.model_copy(update={"repeats": study.repeats + 1}))

@@ -22,6 +22,7 @@ from workflow_scripts.present.subjects import (
     servers_under_load,
     settings_to_serve,
     speculation,
+    take_away,
     vllm_against_hf,
     wasted_memory,
     what_ran,
@@ -51,6 +52,7 @@ _MODULES = (
     settings_to_serve,
     every_cell,
     where_measured,
+    take_away,
     glossary,
 )
 _SUBJECTS = [module.SUBJECT for module in _MODULES]

@@ -108,7 +108,7 @@ SUBJECT = Subject(
                 "measured_flop_ratio": "Ratio of matrix rates, measured",
                 "kv_tokens_ratio": "Ratio of KV-cache tokens",
                 "explanation": "Explained by",
-                "nearest_difference_pct": "Speed-up above the nearest ratio by (%)",
+                "nearest_difference_pct": "Difference from the nearest ratio (%)",
             },
             "Ratios of output tokens per second",
             lambda ratios: ratios[ratios["metric"] == "output_tokens_per_s"],

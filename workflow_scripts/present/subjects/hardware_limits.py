@@ -67,7 +67,7 @@ def above_ceilings(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="limits",
     title="How close to the hardware's limits",
-    lead="The share of the device's bandwidth and arithmetic that the work needed at least, and cells above a ceiling.",
+    lead="How much of the device's bandwidth and arithmetic the work needed, and which cells are above a ceiling.",
     parts=[
         above_ceilings,
         FigurePart(
@@ -109,7 +109,7 @@ SUBJECT = Subject(
                 **REPEAT_COLUMNS,
                 "rates": "Source of the device's rates",
                 "output_tokens_per_s_ceiling": "Ceiling (output tokens per s)",
-                "factor": "Measured over ceiling",
+                "factor": "Measured rate over ceiling",
                 "mbu": "MBU",
                 "mfu": "MFU",
                 "decode_bound_by": "Decoding limited by",

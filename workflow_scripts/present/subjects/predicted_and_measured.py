@@ -172,7 +172,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
         without = int(part["low"].isna().sum())
-        cells = f"{engine} cells" + (f" ({without} of them uncalibrated)" if without else "")
+        cells = f"{engine} cells" + (f" ({without} uncalibrated)" if without else "")
         sentence = (
             f"On {gpu}, the predicted output tokens per s of {len(part)} {cells} have an error of "
             f"{size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."

@@ -39,10 +39,9 @@ def gains_and_hits(report: Report) -> Iterator[Block]:
 
 
 def _found_in_cache(cell: Mapping[str, Any]) -> str:
-    return (
-        f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache, which saved "
-        f"{cell['prefix_cache_saved_pct']:.3g} % of all tokens from being computed."
-    )
+    saved = cell["prefix_cache_saved_pct"]
+    saves = "." if pd.isna(saved) else f", which saved {saved:.3g} % of all tokens from being computed."
+    return f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache{saves}"
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +66,7 @@ SUBJECT = Subject(
                 "differ in nothing else. The line through a dot is the 95 % interval of the ratio.",
                 reading="To the right of 1, prefix caching made the engine faster. An interval that contains 1 leaves "
                 "open whether it changed anything. Workloads whose prompts share no beginning are the control: their "
-                "ratio should be 1, and what it falls below 1 is the cost of searching the cache.",
+                "ratio should be 1. A ratio below 1 is the cost of searching the cache.",
                 not_shown="The gain holds for these prompt and output lengths and this share of common beginnings. It "
                 "is not a constant of the engine: longer shared prefixes and shorter outputs gain more.",
             ),

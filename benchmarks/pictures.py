@@ -1,0 +1,62 @@
+"""Take the pictures of the report that README.md and docs/report.md show, in a real Chromium.
+
+    make pictures                (or: python -m benchmarks.pictures [--page results/demo/report.html])
+
+Writes docs/images/report.png, explore.png, cell.png, blocks.png and limits.png.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.browser import Tab, browser
+from workflow_scripts.common.command import run_command
+
+IMAGES = Path("docs/images")
+WIDTH, HEIGHT = 1280, 800
+DIALOG = "document.querySelector('dialog input[type=range]')"
+CELL = "document.querySelector('template.timeline').dataset.cell"
+TITLE = "[...document.querySelectorAll('dialog h3')].find((title) => title.textContent === {!r}).scrollIntoView()"
+
+# Each picture: the address (CELL is a cell with a timeline), when it is drawn, and what to do first.
+VIEWS: Mapping[str, tuple[str, str, str]] = {
+    "report": ("", "document.querySelector('#tab-report')", "scrollTo(0, 0)"),
+    "explore": ("#view=explore", "document.querySelector('#view-explore table')", "scrollTo(0, 0)"),
+    "cell": ("#view=explore&cell=CELL", DIALOG, TITLE.format("Timeline")),
+    "blocks": ("#view=explore&cell=CELL", DIALOG, TITLE.format("Block map")),
+    "limits": ("#view=limits", "document.querySelector('#view-limits table')", "scrollTo(0, 0)"),
+}
+
+
+def take(tab: Tab, page: Path, images: Path) -> None:
+    """Take all pictures of a page."""
+    tab.open(page)
+    cell = tab.evaluate(CELL)
+    for name, (address, drawn, first) in VIEWS.items():
+        tab.open(page, address.replace("CELL", cell), width=WIDTH)
+        tab.call("Emulation.setDeviceMetricsOverride", width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
+        tab.wait(drawn)
+        tab.evaluate(first)
+        tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        tab.picture(images / f"{name}.png")
+        print(images / f"{name}.png")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description="Pictures of the report for README.md and docs/report.md.")
+    parser.add_argument("--page", type=Path, default=Path("results/demo/report.html"), help="default: %(default)s")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="folder to write to (default: %(default)s)")
+    args = parser.parse_args(argv)
+    if not args.page.is_file():
+        print(f"{args.page}: there is no such page; `make demo` makes the demo's", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="pictures-") as scratch, browser(Path(scratch) / "profile") as tab:
+        take(tab, args.page.resolve(), args.images)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

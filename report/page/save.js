@@ -1,0 +1,42 @@
+// What a reader takes away as a file: tables as CSV and Markdown, and the names of files.
+
+// A name for a file: `slug("Study demo: KV blocks")` is "study-demo-kv-blocks".
+export function slug(...words) {
+  return words.join(" ").toLowerCase().replace(/[^a-z0-9._]+/g, "-").replace(/^[-.]+|-+$/g, "").slice(0, 120) || "kvsweep";
+}
+
+export function download(name, content, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+// The texts of a table: a list of rows, the headings first.
+export function textsOf(table) {
+  return [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+}
+
+export function numericOf(table) {
+  return [...(table.tHead?.rows[0].cells ?? [])].map((heading) => heading.classList.contains("number"));
+}
+
+// CSV as RFC 4180 has it: numbers without separators of thousands, and nothing for a value that is not known. A text
+// that a spreadsheet would take for a formula begins with an apostrophe.
+export function csvOf(texts, numeric = []) {
+  const plain = (text, i) => {
+    if (text === "–") return "";
+    if (numeric[i] && /^[+-]?[\d,]+(\.\d+)?(e[+-]?\d+)?$/i.test(text)) return text.replaceAll(",", "");
+    return /^[=+\-@\t]/.test(text) && !/^[+-][\d.,]+( %)?$/.test(text) ? `'${text}` : text;
+  };
+  const field = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  return texts.map((row) => `${row.map((text, i) => field(plain(text, i))).join(",")}\r\n`).join("");
+}
+
+export function markdownOf(texts, numeric = []) {
+  const escaped = (text) => text.replace(/[\\|`*_[\]]/g, "\\$&").replaceAll("&", "&amp;").replaceAll("<", "&lt;").replace(/\s*\n\s*/g, " ");
+  const line = (parts) => `| ${parts.join(" | ")} |\n`;
+  const [headings, ...rows] = texts.map((row) => row.map(escaped));
+  return [line(headings), line(headings.map((_, i) => (numeric[i] ? "---:" : "---"))), ...rows.map(line)].join("");
+}

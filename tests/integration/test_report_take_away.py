@@ -1,0 +1,142 @@
+"""What a reader saves from the page: charts as SVG and PNG, tables as CSV and Markdown, and all data."""
+
+import csv
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from tests.browser import Tab
+from tests.unit.present.synthetic import SCRIPT
+from workflow_scripts.present.figures import FIGURES
+
+pytestmark = pytest.mark.needs_tool("chromium")
+
+CELL = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
+    yield one_tab
+    one_tab.evaluate("1")
+    assert one_tab.complaints == []
+
+
+def button(place: str, kind: str) -> str:
+    """The button below `place` that saves as this kind."""
+    return f"[...document.querySelectorAll('{place} .save button')].find((b) => b.textContent === '{kind}')"
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height of a PNG in pixels."""
+    head = path.read_bytes()[:24]
+    assert head.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", head[16:])
+    return width, height
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def texts_of(drawing: Path) -> list[str]:
+    """Every text of an SVG file, the title first."""
+    root = ElementTree.parse(drawing).getroot()
+    return [node.text or "" for node in root.iter() if node.tag in (f"{SVG}title", f"{SVG}text")]
+
+
+def test_every_figure_is_saved_as_it_was_drawn_and_as_a_picture_for_print(
+    tab: Tab, report: Path, tmp_path: Path
+) -> None:
+    tab.open(report, dark=True)
+    assert tab.evaluate("document.querySelectorAll('#view-report figure[id^=figure-] .save').length") == len(FIGURES)
+    saved = tab.download(button("#figure-grid_outcomes", "SVG"), tmp_path)
+    assert saved.name == "kvsweep-study-synthetic-grid-outcomes.svg"
+    drawn = report.parent / "figures" / "grid_outcomes.svg"
+    assert saved.read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8")
+    width = tab.evaluate("document.querySelector('#figure-grid_outcomes img').getAttribute('width')")
+    assert png_size(tab.download(button("#figure-grid_outcomes", "PNG"), tmp_path))[0] == 3 * int(width)
+
+
+def test_every_table_is_saved_as_csv_and_markdown(tab: Tab, report: Path, tmp_path: Path) -> None:
+    tab.open(report)
+    assert tab.evaluate("document.querySelectorAll('#view-report figure.table:not(:has(.save))').length") == 0
+    rows = rows_of(tab.download(button("#limits", "CSV"), tmp_path))
+    assert len({len(row) for row in rows}) == 1
+    caption = "Cells that failed or did not run, by reason"
+    table = f"[...document.querySelectorAll('#cells figure')].find((f) => f.innerText.includes('{caption}'))"
+    headings, *cells = rows_of(tab.download(f"{table}.querySelectorAll('.save button')[0]", tmp_path))
+    assert headings[:3] == ["Outcome", "Reason", "Cells"]
+    assert any(SCRIPT in row[1] for row in cells)
+    lines = tab.download(f"{table}.querySelectorAll('.save button')[1]", tmp_path).read_text(encoding="utf-8")
+    assert lines.splitlines()[1] == "| --- | --- | ---: | --- |"
+    assert "&lt;script>" in lines
+    assert len(lines.splitlines()) == len(cells) + 2
+
+
+def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_rows(
+    tab: Tab, report: Path, tmp_path: Path
+) -> None:
+    tab.open(report, "#view=explore&hide=l40s", dark=True)
+    tab.wait("document.querySelector('#view-explore table')")
+    saved = tab.download(button("#view-explore", "SVG"), tmp_path)
+    title, *texts = texts_of(saved)
+    assert title == "Output tokens per second (tokens/s) against Sequences allowed at once"
+    assert saved.name.startswith("kvsweep-study-synthetic-output-tokens-per-second")
+    assert {"h200", "a100-sxm-80gb"} <= set(texts)
+    assert "l40s" not in texts
+    points = tab.evaluate("Number(document.querySelector('.chart canvas').ariaLabel.match(/([0-9]+) points/)[1])")
+    drawing = saved.read_text(encoding="utf-8")
+    assert drawing.count('<path d="M') > points
+    # White paper and dark ink, whatever the page.
+    assert 'fill="#ffffff"' in drawing
+    assert "#e6edf3" not in drawing
+    width = tab.evaluate("document.querySelector('#view-explore .chart').clientWidth")
+    assert png_size(tab.download(button("#view-explore", "PNG"), tmp_path))[0] == 3 * width
+    assert tab.evaluate("document.querySelectorAll('#view-explore tbody tr').length") == 50
+    rows = rows_of(tab.download(button("#view-explore", "CSV"), tmp_path))
+    assert len(rows) == 1 + 77
+    # Numbers are plain.
+    assert all(float(row[4]) > 0 for row in rows[1:] if row[4])
+
+
+def test_the_charts_of_a_cell_are_saved(tab: Tab, report: Path, tmp_path: Path) -> None:
+    tab.open(report, f"#view=explore&cell={CELL}")
+    tab.wait("document.querySelector('dialog')?.open")
+    charts = "document.querySelectorAll('dialog .chart')"
+    titles = []
+    for i in range(tab.evaluate(f"{charts}.length")):
+        saved = tab.download(f"{charts}[{i}].querySelector('.save button')", tmp_path)
+        titles.append(texts_of(saved)[0])
+    assert titles[:3] == ["Time to first token (ms)", "Time per output token (ms)", "End-to-end latency (ms)"]
+    assert titles[3:] == [f"Timeline of {CELL}, repeat 0", f"Block map of {CELL} at 3 s"]
+
+
+def test_all_data_are_saved_as_the_tables_have_them(tab: Tab, report: Path, tmp_path: Path) -> None:
+    tab.open(report)
+    saved = tab.download("document.querySelector('#take-away button.plain')", tmp_path)
+    assert saved.name == "kvsweep-study-synthetic.json"
+    data = json.loads(saved.read_text(encoding="utf-8"))
+    cells = pd.read_parquet(report.parent / "tables" / "cells.parquet")
+    assert data["cells"]["cell_id"] == list(cells["cell_id"].drop_duplicates())
+    repeats = pd.DataFrame(data["repeats"])
+    known = cells[cells["repeat"].notna()]
+    assert repeats["output_tokens_per_s"].to_numpy() == pytest.approx(known["output_tokens_per_s"], rel=1e-4)
+    assert list(repeats["cell"].map(dict(enumerate(data["cells"]["cell_id"])))) == list(known["cell_id"])
+    assert CELL in data["timelines"]
+    assert len(data["timelines"][CELL]["requests"]["queued_s"]) == 64 * 3
+
+
+def test_the_page_says_how_to_cite_the_study(tab: Tab, report: Path) -> None:
+    tab.open(report)
+    told = tab.evaluate("document.querySelector('#take-away').innerText")
+    assert "The kvsweep developers" in told
+    assert "Study synthetic, definition " in told
+    assert "@software{kvsweep-synthetic," in told

@@ -1,0 +1,72 @@
+"""How to cite a study, and the files beside the page that hold its numbers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.present.blocks import Block, Command, Fold, Link, Table, Text
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.subject import Subject
+from workflow_scripts.study.definition import study_sha256
+
+CITATION = CHECKOUT / "CITATION.cff"
+# Digits of a hash in a sentence; the entry for BibTeX has all.
+SHORT_HASH = 12
+
+
+def authors(citation: dict[str, Any]) -> list[str]:
+    """The authors of a `CITATION.cff`, as BibTeX writes them.
+
+    >>> authors({"authors": [{"name": "The team"}, {"family-names": "Doe", "given-names": "J."}]})
+    ['{The team}', 'Doe, J.']
+    """
+    return [
+        f"{{{author['name']}}}" if "name" in author else f"{author['family-names']}, {author['given-names']}"
+        for author in citation["authors"]
+    ]
+
+
+def citation(report: Report) -> Iterator[Block]:
+    """The citation as a sentence and for BibTeX: the software, the study, its definition and when it was measured."""
+    software, study = read_yaml(CITATION, InputError), report.study
+    named, year = authors(software), str(software["date-released"])[:4]
+    digest = study_sha256(study)
+    cells = report.tables.cells
+    started = [str(at) for at in cells["started_at"].dropna()] if "started_at" in cells else []
+    measured = f"measured until {max(started)[:10]}" if started else "not measured yet"
+    people = "; ".join(name.strip("{}") for name in named)
+    yield Text(
+        f"{people} ({year}): {software['title']}, version {software['version']} (software). Study {study.name}, "
+        f"definition {digest[:SHORT_HASH]}, {measured}. Reports with the same definition ask for the same measurements."
+    )
+    name = study.name.replace("_", "\\_")
+    entry = {
+        "author": " and ".join(named),
+        "title": f"{{{software['title']}}}",
+        "version": software["version"],
+        "year": year,
+        "note": f"Study {name}, definition sha256:{digest}, {measured}",
+    }
+    fields = "".join(f"  {name} = {{{value}}},\n" for name, value in entry.items())
+    yield Command("BibTeX", f"@software{{{software['title']}-{study.name},\n{fields}}}", "The same for a bibliography.")
+
+
+def files(report: Report) -> Iterator[Block]:
+    """Links to the tables beside the page."""
+    folder = report.tables.folder
+    rows: list[list[str | Link]] = [
+        [path.stem, *(report.link(path.with_suffix(f".{kind}"), kind) or "–" for kind in ("csv", "parquet"))]
+        for path in sorted(folder.glob("*.parquet"))
+    ]
+    table = Table("Tables", ["Table", "CSV", "Parquet"], rows, [False] * 3, "These links need the folder of the page.")
+    yield Fold(f"All tables with all digits, beside this page: {len(rows)}", [table])
+
+
+SUBJECT = Subject(
+    id="take-away",
+    title="Take away and cite",
+    lead="How to cite this study, and where its numbers are. Every chart and table of this page can be saved.",
+    parts=[citation, files],
+)
