@@ -62,7 +62,7 @@ def test_hostile_texts_stay_texts_in_every_view(tab: Tab, hostile: Path) -> None
     tab.open(hostile)
     for name in tab.evaluate("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
         tab.evaluate(f"document.getElementById({name!r}).click()")
-        tab.wait("document.querySelector('[role=tabpanel]:not([hidden]) :is(table, dl)')")
+        tab.wait("document.querySelector('[role=tabpanel]:not([hidden]) :is(table, dl, input)')")
     assert "<script>hacked()" in tab.evaluate("document.getElementById('view-report').textContent")
 
 
@@ -81,6 +81,6 @@ def test_every_outcome_opens_with_its_hostile_reason_and_log(tab: Tab, hostile: 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_any_address_leads_to_a_view(tab: Tab, hostile: Path, address: str) -> None:
     tab.open(hostile, address)
-    tab.wait("document.querySelector('[role=tabpanel]:not([hidden]) :is(table, dl, .absent)')")
+    tab.wait("document.querySelector('[role=tabpanel]:not([hidden]) :is(table, dl, input, .absent)')")
     assert tab.evaluate("document.querySelectorAll('[role=tab][aria-selected=true]').length") == 1
     assert not tab.evaluate("document.querySelector('dialog')?.open ?? false")
