@@ -1,4 +1,4 @@
-"""The mean of each measure of each cell with its 95 % interval, for who looks at cells one by one.
+"""The mean of each measure of each cell with its 95 % interval, cell by cell.
 
     kvsweep table-intervals --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --out results/demo/tables/intervals.parquet
