@@ -116,25 +116,6 @@ rule effects:
         " > {log} 2>&1"
 
 
-rule intervals:
-    """The mean of each measure of each cell, with its interval."""
-    input:
-        cells=table("cells"),
-        code=sources("analyse.cell_intervals"),
-    output:
-        **written("intervals"),
-    log:
-        PATHS.root / "logs/intervals.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-intervals"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
 rule engines:
     """vLLM against HuggingFace at equal work, and how much of the gain is batching."""
     input:
@@ -153,6 +134,25 @@ rule engines:
         " --cells {input.cells}"
         " --out {output.table}"
         " --decomposition-out {output.decomposition_table}"
+        " > {log} 2>&1"
+
+
+rule intervals:
+    """The mean of each measure of each cell, with its interval."""
+    input:
+        cells=table("cells"),
+        code=sources("analyse.cell_intervals"),
+    output:
+        **written("intervals"),
+    log:
+        PATHS.root / "logs/intervals.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts table-intervals"
+        " --study $STUDY"
+        " --cells {input.cells}"
+        " --out {output.table}"
         " > {log} 2>&1"
 
 
