@@ -12,14 +12,12 @@ def of_rate(cells: pd.DataFrame) -> pd.DataFrame:
     return found[found["measure"] == "output_tokens_per_s"].reset_index(drop=True)
 
 
-def test_a_cell_of_three_starts_has_the_t_interval_of_their_logarithms():
+def test_a_cell_of_three_starts_has_their_geometric_mean_and_an_interval_around_it():
     rates = (98.0, 100.0, 102.0)
     row = of_rate(starts_table(cell({"block_size": 16}, rates))).iloc[0]
-    logs = pd.Series([math.log(rate) for rate in rates])
-    half = 4.302653 * logs.std() / math.sqrt(3)
-    assert [row["value"], row["low"], row["high"]] == pytest.approx(
-        [math.exp(logs.mean() + side * half) for side in (0, -1, 1)]
-    )
+    assert row["value"] == pytest.approx(math.prod(rates) ** (1 / 3))
+    assert row["low"] < 98 < 102 < row["high"]
+    assert row["low"] * row["high"] == pytest.approx(row["value"] ** 2)
     assert (row["repeats"], row["scope"]) == (3, "between starts on this card")
 
 
