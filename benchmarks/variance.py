@@ -1,0 +1,175 @@
+"""How much a rate varies within a start of the engine, between starts, and between occasions.
+
+    make bench-variance ARGS="--starts 12"
+    make bench-variance ARGS="--starts 12 --variant huge-pages THP_MEM_ALLOC_ENABLE=1"
+
+Each call is one occasion: it measures the cells of `variance.yaml` in rounds, every cell once per round in a fresh
+start and in random order, and adds the starts to those of former calls in `results/variance/starts.jsonl`. Starts of
+a variant have further environment variables, and run in the same rounds as those without. A copy of memory is timed
+before and after each start, because neighbours on the host can take memory bandwidth without any load being visible.
+The table that is printed covers all occasions so far.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import track
+
+from workflow_scripts.common.checkout import CHECKOUT
+from workflow_scripts.common.command import run_command
+from workflow_scripts.common.files import read_json, read_jsonl
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import read_outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
+
+STUDY = CHECKOUT / "benchmarks" / "variance.yaml"
+PROBE_BYTES = 2**28
+PLAIN = "default"
+console = Console(width=130)
+
+
+def copy_gb_per_s() -> float:
+    """The best of ten copies of a large array by one thread: gigabytes read and written per second."""
+    source, target = np.ones(PROBE_BYTES // 8), np.empty(PROBE_BYTES // 8)
+    seconds = []
+    for _ in range(10):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - began)
+    return 2 * PROBE_BYTES / min(seconds) / 1e9
+
+
+class Occasion:
+    """One call: rounds of starts, added to a file."""
+
+    def __init__(self, results: Path, variants: Mapping[str, Mapping[str, str]]) -> None:
+        self.variants = variants
+        self.paths = {name: StudyPaths(results / name, load_study(STUDY).name) for name in variants}
+        self.cells = expand(load_study(STUDY))
+        self.file = results / "starts.jsonl"
+        self.began = time.time()
+
+    def prepare(self) -> None:
+        """Prepare models and workloads by measuring every cell once; this start does not count."""
+        for name, paths in self.paths.items():
+            targets = [str(paths.outcome(cell)) for cell in self.cells if not paths.outcome(cell).exists()]
+            config = ("--config", f"study={STUDY}", f"results={paths.results}")
+            if targets:
+                self._call(name, "snakemake", "--cores", "all", *config, "--", *targets)
+
+    def round(self, number: int) -> None:
+        """Measure every cell of every variant once, in random order."""
+        order = [(name, cell) for name in self.variants for cell in self.cells]
+        random.Random(number + int(self.began)).shuffle(order)
+        for position, (name, cell) in enumerate(order):
+            paths = self.paths[name]
+            start = 2 + len(list(paths.cell(cell).glob("start-*")))
+            idle_from, before = time.time(), copy_gb_per_s()
+            arguments = ("--cell", cell.id, "--results", str(paths.results), "--start", str(start))
+            self._call(name, "workflow_scripts", "measure-cell", "--study", str(STUDY), *arguments)
+            outcome = read_outcome(paths.cell(cell) / f"start-{start}" / "outcome.json")
+            row = {
+                "occasion": self.began,
+                "variant": name,
+                "cell": cell.id,
+                "round": number,
+                "position": position,
+                "unix_s": idle_from,
+                "copy_before_gb_per_s": before,
+                "copy_after_gb_per_s": copy_gb_per_s(),
+                "other_load": read_json(paths.cell(cell) / f"start-{start}" / "outcome.json")["host_load"],
+                "warmup_s": outcome.warmup.passes_s if outcome.warmup else [],
+                "repeats_s": [one.end_monotonic_s - one.start_monotonic_s for one in outcome.repeats],
+            }
+            with self.file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+
+    def _call(self, variant: str, module: str, *arguments: str) -> None:
+        # Every variant has its own fork server, whose variables were set before its libraries were imported.
+        scratch = Path(tempfile.gettempdir()) / f"variance-{variant}"
+        scratch.mkdir(exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(scratch), **self.variants[variant]}
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def components(starts: pd.DataFrame) -> dict[str, float]:
+    """Standard deviations (%) of one cell's times at three levels, each without what the levels below add.
+
+    `starts` has one row per start: `occasion` and `repeats_s`. The moments are those of Kalibera and Jones (2013).
+    """
+    logs = starts["repeats_s"].map(np.log)
+    repeats = logs.map(len).mean()
+    within = logs.map(lambda one: one.var(ddof=1)).mean()
+    by_occasion = logs.map(np.mean).groupby(starts["occasion"])
+    between_starts = by_occasion.var(ddof=1).mean()
+    between_occasions = by_occasion.mean().var(ddof=1)
+    per_occasion = by_occasion.size().mean()
+    pure = {
+        "within a start": within,
+        "between starts": between_starts - within / repeats,
+        "between occasions": between_occasions - between_starts / per_occasion,
+    }
+    return {level: 100 * float(np.sqrt(max(0.0, variance))) for level, variance in pure.items()}
+
+
+def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
+    rows = {}
+    mean_log = starts["repeats_s"].map(lambda one: np.log(one).mean())
+    cell = [starts["variant"], starts["cell"]]
+    deviation = mean_log - mean_log.groupby(cell).transform("mean")
+    in_round = deviation - deviation.groupby([starts["occasion"], starts["round"]]).transform("mean")
+    copied = np.log((starts["copy_before_gb_per_s"] + starts["copy_after_gb_per_s"]) / 2)
+    for key, own in starts.groupby(cell):
+        first, later = (own["repeats_s"].map(part).mean() for part in (lambda one: one[0], lambda one: np.mean(one[1:])))
+        rows[key] = {
+            "starts": len(own),
+            **{f"{level} (%)": value for level, value in components(own).items()},
+            "start minus its round (%)": 100 * in_round[own.index].std(ddof=1),
+            "first repeat over later": first / later,
+            "correlation with copy rate": deviation[own.index].corr(-copied[own.index]),
+            "correlation with position": deviation[own.index].corr(own["position"]),
+        }
+    return pd.DataFrame(rows).T
+
+
+def main() -> int:
+    """Measure one occasion and print the table of all."""
+    parser = argparse.ArgumentParser(description="Spread of rates within starts, between starts, between occasions.")
+    parser.add_argument("--starts", type=int, default=12, help="rounds of this occasion; 0 prints only (%(default)s)")
+    parser.add_argument("--results", type=Path, default=CHECKOUT / "results" / "variance", help="folder of all starts")
+    parser.add_argument(
+        "--variant", nargs="+", action="append", default=[], metavar=("NAME", "VARIABLE=VALUE"), help="add a variant"
+    )
+    args = parser.parse_args()
+    variants = {PLAIN: {}} | {name: dict(one.split("=", 1) for one in given) for name, *given in args.variant}
+    args.results.mkdir(parents=True, exist_ok=True)
+    occasion = Occasion(args.results, variants)
+    if args.starts:
+        occasion.prepare()
+        for number in track(range(1, args.starts + 1), "rounds", console=console):
+            occasion.round(number)
+    starts = pd.DataFrame(list(read_jsonl(occasion.file)))
+    starts["repeats_s"] = starts["repeats_s"].map(np.array)
+    console.print(_per_cell(starts).round(3).to_string())
+    copied = starts.groupby("occasion")[["copy_before_gb_per_s", "copy_after_gb_per_s"]].agg(["mean", "std"]).round(2)
+    console.print(copied.to_string())
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
