@@ -78,6 +78,9 @@ pictures: $(VENV)/cpu.installed ## take the pictures of README.md and docs/repor
 bench-predict: $(VENV)/cpu.installed ## measure how well one minute per device predicts the demo's cells here
 	$(BIN)/python -m benchmarks.predict $(ARGS)
 
+bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within starts, between starts and between occasions
+	$(BIN)/python -m benchmarks.variance $(ARGS)
+
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 

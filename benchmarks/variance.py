@@ -25,10 +25,11 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
-from workflow_scripts.common.files import read_json, read_jsonl
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
@@ -89,7 +90,7 @@ class Occasion:
                 "unix_s": idle_from,
                 "copy_before_gb_per_s": before,
                 "copy_after_gb_per_s": copy_gb_per_s(),
-                "other_load": read_json(paths.cell(cell) / f"start-{start}" / "outcome.json")["host_load"],
+                "host_load": outcome.host_load,
                 "warmup_s": outcome.warmup.passes_s if outcome.warmup else [],
                 "repeats_s": [one.end_monotonic_s - one.start_monotonic_s for one in outcome.repeats],
             }
@@ -124,10 +125,11 @@ def components(starts: pd.DataFrame) -> dict[str, float]:
         "between starts": between_starts - within / repeats,
         "between occasions": between_occasions - between_starts / per_occasion,
     }
-    return {level: 100 * float(np.sqrt(max(0.0, variance))) for level, variance in pure.items()}
+    return {level: 100 * float(np.sqrt(np.clip(variance, 0.0, None))) for level, variance in pure.items()}
 
 
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
+    """One row per cell and variant: its spread by level, and what its starts vary with."""
     rows = {}
     mean_log = starts["repeats_s"].map(lambda one: np.log(one).mean())
     cell = [starts["variant"], starts["cell"]]
@@ -135,7 +137,9 @@ def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
     in_round = deviation - deviation.groupby([starts["occasion"], starts["round"]]).transform("mean")
     copied = np.log((starts["copy_before_gb_per_s"] + starts["copy_after_gb_per_s"]) / 2)
     for key, own in starts.groupby(cell):
-        first, later = (own["repeats_s"].map(part).mean() for part in (lambda one: one[0], lambda one: np.mean(one[1:])))
+        first, later = (
+            own["repeats_s"].map(part).mean() for part in (lambda one: one[0], lambda one: np.mean(one[1:]))
+        )
         rows[key] = {
             "starts": len(own),
             **{f"{level} (%)": value for level, value in components(own).items()},
@@ -145,6 +149,14 @@ def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
             "correlation with position": deviation[own.index].corr(own["position"]),
         }
     return pd.DataFrame(rows).T
+
+
+def _show(values: pd.DataFrame, title: str) -> None:
+    table = Table("", *values.columns, title=title, title_justify="left")
+    for key, row in values.iterrows():
+        name = " ".join(key) if isinstance(key, tuple) else pd.Timestamp(key, unit="s").strftime("%Y-%m-%d %H:%M")
+        table.add_row(name, *("" if np.isnan(value) else f"{value:.2f}" for value in row))
+    console.print(table)
 
 
 def main() -> int:
@@ -165,9 +177,9 @@ def main() -> int:
             occasion.round(number)
     starts = pd.DataFrame(list(read_jsonl(occasion.file)))
     starts["repeats_s"] = starts["repeats_s"].map(np.array)
-    console.print(_per_cell(starts).round(3).to_string())
-    copied = starts.groupby("occasion")[["copy_before_gb_per_s", "copy_after_gb_per_s"]].agg(["mean", "std"]).round(2)
-    console.print(copied.to_string())
+    _show(_per_cell(starts), "Spread of a cell's times, and what its starts vary with")
+    columns = ["copy_before_gb_per_s", "copy_after_gb_per_s"]
+    _show(starts.groupby("occasion")[columns].mean(), "Memory copied by one thread (GB/s), mean of each occasion")
     return 0
 
 

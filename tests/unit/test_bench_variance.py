@@ -1,0 +1,42 @@
+import numpy as np
+import pandas as pd
+import pytest
+from benchmarks.variance import STUDY, components
+
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import load_study
+
+
+def starts(within: float, between_starts: float, between_occasions: float) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = []
+    for occasion, of_occasion in enumerate(rng.normal(0, between_occasions, 400)):
+        for of_start in rng.normal(0, between_starts, 4):
+            repeats_s = np.exp(of_occasion + of_start + rng.normal(0, within, 3))
+            rows.append({"occasion": occasion, "repeats_s": repeats_s})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("levels", [(0.03, 0.02, 0.1), (0.1, 0.05, 0.05), (0.01, 0.08, 0.02)])
+def test_each_level_gets_its_own_spread(levels: tuple[float, float, float]) -> None:
+    found = components(starts(*levels))
+
+    assert list(found) == ["within a start", "between starts", "between occasions"]
+    assert np.allclose(list(found.values()), 100 * np.array(levels), rtol=0.15, atol=0.3)
+
+
+def test_what_a_single_occasion_cannot_show_is_empty() -> None:
+    found = components(starts(0.03, 0.02, 0.1)[lambda table: table["occasion"] == 0])
+
+    assert np.isnan(found["between occasions"])
+    assert found["within a start"] > 0
+
+
+def test_the_study_covers_two_engines_and_two_devices() -> None:
+    cells = expand(load_study(STUDY))
+
+    assert {(cell.gpu, cell.engine) for cell in cells} == {
+        ("cpu-1core", "vllm"),
+        ("cpu-all", "vllm"),
+        ("cpu-all", "hf-static"),
+    }
