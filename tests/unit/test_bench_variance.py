@@ -1,8 +1,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks.variance import STUDY, components
 
+from benchmarks.variance import STUDY, components
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
