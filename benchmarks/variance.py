@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
@@ -38,7 +38,7 @@ from workflow_scripts.study.study_file import load_study
 STUDY = CHECKOUT / "benchmarks" / "variance.yaml"
 PROBE_BYTES = 2**28
 PLAIN = "default"
-console = Console(width=130)
+console = Console(width=150)
 
 
 def copy_gb_per_s() -> float:
@@ -152,7 +152,7 @@ def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _show(values: pd.DataFrame, title: str) -> None:
-    table = Table("", *values.columns, title=title, title_justify="left")
+    table = Table(Column("", overflow="fold", min_width=48), *values.columns, title=title, title_justify="left")
     for key, row in values.iterrows():
         name = " ".join(key) if isinstance(key, tuple) else pd.Timestamp(key, unit="s").strftime("%Y-%m-%d %H:%M")
         table.add_row(name, *("" if np.isnan(value) else f"{value:.2f}" for value in row))
