@@ -243,5 +243,5 @@ VLLM_SERVE = replace(
     name="vllm-serve",
     knobs=VllmServeKnobs,
     adapter="workflow_scripts.measure.vllm_serve:VllmServe",
-    steps_by=None,  # what a server does depends on its load, which is not modelled
+    steps_by="workflow_scripts.predict.vllm_cells:serve_steps",
 )

@@ -22,6 +22,7 @@ from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock
+from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
@@ -29,7 +30,17 @@ from workflow_scripts.measure.job import Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.ladders import CLIMB_S, Climb, Ladder, LadderRecord, Lengths, Pass, ladders_of, rungs_for
+from workflow_scripts.study.ladders import (
+    CLIMB_S,
+    Climb,
+    Ladder,
+    LadderRecord,
+    Lengths,
+    Pass,
+    ladders_of,
+    rungs_for,
+    without_load,
+)
 from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
@@ -58,6 +69,8 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
     """
     cell, out = ladder.cell, paths.ladder(ladder.name)
     definition = cell_definition(study, cell, resolved_models(study))
+    knobs = without_load(cell.knobs)
+    definition = definition.model_copy(update={"knobs": knobs})
     model_dir = paths.model(cell.model, model_key(definition.model))
     if not (model_dir / "config.json").exists():
         raise StudyError(f"{model_dir / 'config.json'} is not there; `snakemake calibrate` prepares and measures")
@@ -84,7 +97,7 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
             for number, (folder, layers, told, passes_s) in enumerate(jobs):
                 evidence = scratch / str(number)
                 measured = _forked(cell.engine, told, folder, evidence, steps, config["vocab_size"], passes_s)
-                climbs.append(_climb(layers, measured, evidence, steps))
+                climbs.append(_climb(layers, measured, evidence, steps, get_engine(cell.engine).serves))
                 first = first or measured
         except ClimbError as e:
             failure = str(e)
@@ -97,7 +110,7 @@ def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None
         config_sha256=definition.model.config_sha256,
         dtype=first.effective["dtype"] if first else None,
         variant=ladder.variant,
-        knobs=ladder.cell.knobs.set_values(),
+        knobs=knobs.set_values(),
         protocol=PROTOCOL_VERSION,
         host=os.uname().nodename,
         host_load=first.host_load if first else {},
@@ -184,24 +197,22 @@ def order(count: int, seed: int = 0) -> list[int]:
     return [rung for _ in range(ROUNDS) for rung in draw.sample(range(count), count)]
 
 
-def _climb(layers: int, measured: Measured, evidence: Path, steps: Sequence[list[Lengths]]) -> Climb:
+def _climb(layers: int, measured: Measured, evidence: Path, steps: Sequence[list[Lengths]], serves: bool) -> Climb:
     ends: dict[int, list[float]] = {}
-    firsts: dict[int, list[float]] = {}
-    for step in read_jsonl(evidence / "steps.jsonl"):
+    of_pass: dict[int, list[dict[str, Any]]] = {}
+    for step in read_jsonl(evidence / "steps.jsonl") if not serves else ():
         ends.setdefault(step["repeat"], []).append(step["time_s"])
     for request in read_jsonl(evidence / "requests.jsonl"):
-        firsts.setdefault(request["repeat"], []).append(request["first_token_s"])
-    passes = [
-        Pass(
-            rung=rung,
-            requests=steps[rung],
-            start_s=one.start_monotonic_s,
-            end_s=one.end_monotonic_s,
-            step_ends_s=ends.get(one.repeat, []),
-            ttft_s=[first - one.start_monotonic_s for first in firsts[one.repeat]],
-        )
-        for rung, one in zip(order(len(steps)), measured.repeats, strict=False)
-    ]
+        of_pass.setdefault(request["repeat"], []).append(request)
+    passes = []
+    for rung, one in zip(order(len(steps)), measured.repeats, strict=False):
+        requests = of_pass[one.repeat]
+        # The client of a server takes some time before the first and after the last request, which is not the server's.
+        start_s = min(request["sent_s"] for request in requests) if serves else one.start_monotonic_s
+        end_s = max(request["last_token_s"] for request in requests) if serves else one.end_monotonic_s
+        ttft_s = [request["first_token_s"] - start_s for request in requests]
+        times = {"start_s": start_s, "end_s": end_s, "step_ends_s": ends.get(one.repeat, []), "ttft_s": ttft_s}
+        passes.append(Pass(rung=rung, requests=steps[rung], **times))
     return Climb(layers=layers, effective=measured.effective, passes=passes)
 
 

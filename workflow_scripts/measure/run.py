@@ -32,9 +32,8 @@ from workflow_scripts.measure.job import Job, read_job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, Measured, Repeat, Verdict, WarmUp
+from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
-
-SEED = 0
 
 
 class _Measured:

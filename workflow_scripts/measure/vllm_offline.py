@@ -133,8 +133,16 @@ class VllmOffline:
         return taken
 
     def stop(self) -> None:
-        """End the engine core's processes."""
-        self._llm.llm_engine.engine_core.shutdown()
+        """End the engine's other processes.
+
+        A core in this process is not torn down: the process ends right after, and collecting garbage takes a second.
+        """
+        core = self._llm.llm_engine.engine_core
+        in_this_process = getattr(core, "engine_core", None)
+        if in_this_process is None:
+            core.shutdown()
+        else:
+            in_this_process.model_executor.shutdown()
 
 
 def vllm_environment(setup: EngineSetup, knobs: VllmKnobs) -> dict[str, str]:

@@ -5,9 +5,12 @@ is made and what a record holds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load_models
 from workflow_scripts.device.device_check import cpu_here
@@ -20,13 +23,15 @@ from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
-from workflow_scripts.predict.engine_steps import CapacityBy, EngineSteps, StepsBy, UnpredictableError
+from workflow_scripts.predict.engine_steps import CapacityBy, Decides, EngineSteps, StepsBy, UnpredictableError
 from workflow_scripts.predict.request_lengths import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import FIELDS, CellTask, Record, Task, predict_task
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.ladders import variant
+from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import WorkloadError
 
 
@@ -61,18 +66,19 @@ def tasks_of(
 ) -> tuple[list[Task], list[Record]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
     known = _Known(study, prepared, project_files)
-    groups: dict[Any, list[CellTask]] = {}
+    groups: dict[Any, tuple[RequestLengths, list[CellTask]]] = {}
     unpredictable = []
     for cell in cells:
         found = known.task(cell)
         if isinstance(found, dict):
             unpredictable.append(found)
         else:
-            groups.setdefault(found[0], []).append(found[1])
-    tasks = [
-        Task(known.lengths(workload, count)[0], decides, tuple(of_group))
-        for (workload, count, decides, _), of_group in groups.items()
-    ]
+            decides, requests, task = found
+            # If requests arrive over time, decisions depend on the engine's speed: the cell has a schedule of its own.
+            own = cell.id if requests.arrival_s is not None else None
+            key = (cell.workload, len(requests), decides, own)
+            groups.setdefault(key, (requests, []))[1].append(task)
+    tasks = [Task(requests, key[2], tuple(of_group)) for key, (requests, of_group) in groups.items()]
     return tasks, unpredictable
 
 
@@ -122,8 +128,8 @@ class _Known:
 
         self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
 
-    def task(self, cell: Cell) -> tuple[Any, CellTask] | Record:
-        """The cell's task, with the key of those that share its schedule; its record if its speed is not predicted."""
+    def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Record:
+        """What decides the cell's schedule, its requests, and its task; its record if its speed is not predicted."""
         gpu, knobs = self.gpus[cell.gpu], cell.knobs
         count = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
         record = _empty(cell) | {"num_requests": count}
@@ -155,9 +161,7 @@ class _Known:
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
-        # If requests arrive over time, decisions depend on the engine's speed: the cell has a schedule of its own.
-        own = cell.id if requests.arrival_s is not None else None
-        return (cell.workload, count, steps.decides, own), task
+        return steps.decides, requests, task
 
     def _facts_of(self, cell: Cell) -> ModelFacts:
         try:
@@ -178,15 +182,21 @@ class _Known:
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         if longest > limit:
             raise UnpredictableError(f"a request of {longest} tokens does not fit a context of {limit}")
-        return requests, kind
+        return (_as_sent(requests, cell.knobs) if isinstance(cell.knobs, Load) else requests), kind
+
+
+def _as_sent(requests: RequestLengths, load: Load) -> RequestLengths:
+    """The requests at the moments at which the client sends them."""
+    of_workload = np.zeros(len(requests)) if requests.arrival_s is None else requests.arrival_s
+    arrival_s = np.array(load.arrivals_s(of_workload.tolist(), SEED))
+    return replace(requests, arrival_s=arrival_s if arrival_s.any() else None)
 
 
 def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Record:
     """What is known of the KV cache of a cell whose engine says how it forms steps."""
     engine = get_engine(cell.engine)
     if engine.steps_by is None:
-        what = "the load on a server is not modelled" if engine.serves else "there is no schedule of this engine"
-        raise UnpredictableError(f"{cell.engine}: {what}")
+        raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
     if engine.capacity_by is None:
         return {}
     capacity_by: CapacityBy = named(engine.capacity_by)

@@ -159,13 +159,14 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
     """What the steps of the task's schedule read and compute for a cell."""
     if isinstance(task.decides, StaticBatches):
         return static_work(task.requests, task.decides, cell.facts, copies_matrices=cell.kind == "cpu")
-    taken_in = len(task.requests) if task.requests.arrival_s is None else 0
+    # A request that comes later is taken in when its prompt is computed.
+    taken_in = len(task.requests) if task.requests.arrival_s is None else found.segments.prefill_seqs
     return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in)
 
 
 def _step_time(cell: CellTask, speed: Speed) -> StepTime:
     def seconds(segments: Segments) -> FloatArray:
-        work = step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks)
+        work = step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, segments.prefill_seqs)
         return segment_times_s(work, speed.costs)
 
     return seconds
@@ -206,7 +207,8 @@ def _times(speed: Speed, timed: Timed, fastest: Timed | None, requests: RequestL
     """
     allowed = _seconds(fastest) if fastest else {}
     record: Record = {}
-    for name, value in _seconds(timed).items():
+    for name, estimated in _seconds(timed).items():
+        value = max(estimated, allowed.get(name, 0.0))
         error_pct = speed.ttft_error_pct if name.startswith("ttft_s") else speed.error_pct
         slower, faster = _ends(error_pct, allowed.get(name, 0.0) / value)
         for suffix, factor in (("", 1.0), ("_low", faster), ("_high", slower)):

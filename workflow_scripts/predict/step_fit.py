@@ -46,12 +46,17 @@ class FitError(ValueError):
 
 @dataclass(frozen=True)
 class Rung:
-    """One rung: its schedule and work, and what was measured (medians over its passes, without the first)."""
+    """One rung: its schedule and work, and what was measured (medians over its passes, without the first).
+
+    `rows` and `times_s` are what costs are fitted to: the work and the time of each step or, if the engine does not
+    tell its steps, of the whole pass and of a single request's first token.
+    """
 
     requests: RequestLengths
     schedule: Schedule
     work: StepWork
-    step_s: FloatArray
+    rows: FloatArray
+    times_s: FloatArray
     wall_s: float
     ttft_s: float
 
@@ -93,7 +98,7 @@ def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: Ste
         costs=costs,
         band=band(found[0], flat, guide, overlap=not on_cpu),
         most=dict(zip(KINDS, np.max([rung.work.first.max(axis=0) for rung in found[0]], axis=0).tolist(), strict=True)),
-        steps=sum(len(rung.step_s) for rung in flat),
+        steps=sum(len(rung.times_s) for rung in flat),
         repeat_sd=_repeat_sd(record.climbs[0]),
     )
 
@@ -109,19 +114,19 @@ def rungs_of(climb: Climb, record: LadderRecord, facts: ModelFacts, on_cpu: bool
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
         schedule, work = scheduled(requests, record, climb.effective, facts, on_cpu)
         steps = int(schedule.segments.steps.sum())
-        whole = [one for one in again[WARM_ROUNDS:] if len(one.step_ends_s) == steps]
+        told = not get_engine(record.engine).serves
+        whole = [one for one in again[WARM_ROUNDS:] if len(one.step_ends_s) == steps or not told]
         if whole:
-            times = [np.diff([one.start_s, *one.step_ends_s]) for one in whole]
-            made.append(
-                Rung(
-                    requests=requests,
-                    schedule=schedule,
-                    work=work,
-                    step_s=np.median(times, axis=0),
-                    wall_s=float(np.median([one.end_s - one.start_s for one in whole])),
-                    ttft_s=float(np.median([np.median(one.ttft_s) for one in whole])),
-                )
-            )
+            wall_s = float(np.median([one.end_s - one.start_s for one in whole]))
+            ttft_s = float(np.median([np.median(one.ttft_s) for one in whole]))
+            rows = single_steps(work)
+            if told:
+                times_s = np.median([np.diff([one.start_s, *one.step_ends_s]) for one in whole], axis=0)
+            else:
+                first = int(schedule.first_token_step[0]) + 1
+                parts = [(rows, wall_s), (rows[:first], ttft_s)][: 2 if len(requests) == 1 else 1]
+                rows, times_s = np.array([part.sum(axis=0) for part, _ in parts]), np.array([s for _, s in parts])
+            made.append(Rung(requests, schedule, work, rows, times_s, wall_s, ttft_s))
     return made
 
 
@@ -157,8 +162,7 @@ def _repeat_sd(climb: Climb) -> float | None:
 
 def _steps_of(rungs: Sequence[Rung]) -> tuple[FloatArray, FloatArray]:
     """Work and time of every step."""
-    rows = np.concatenate([single_steps(rung.work) for rung in rungs])
-    return rows, np.concatenate([rung.step_s for rung in rungs])
+    return np.concatenate([rung.rows for rung in rungs]), np.concatenate([rung.times_s for rung in rungs])
 
 
 def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, overlap: bool) -> StepCosts:

@@ -11,7 +11,7 @@ from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengt
 
 
 def step_work(
-    segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1, taken_in: int = 0
+    segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1, taken_in: int | IntArray = 0
 ) -> StepWork:
     """Work of each segment's steps on one of `ranks` devices that share every matrix evenly.
 
@@ -24,7 +24,7 @@ def step_work(
         facts: of the model.
         kv_cache_dtype: type of the KV cache.
         ranks: devices that share the model.
-        taken_in: requests that the engine takes in before the first step.
+        taken_in: requests that the engine takes in before the first step, or in each segment.
     """
     per_token, (reach,) = facts.bytes_per_token(kv_cache_dtype), facts.uniform().reaches
     looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
@@ -44,7 +44,7 @@ def step_work(
             "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
             "sequences": sequences.astype(float),
             "prompts": segments.prefill_seqs.astype(float),
-            "requests": np.where(np.arange(len(segments)) == 0, float(taken_in), 0.0),
+            "requests": np.where((np.arange(len(segments)) == 0) | (np.ndim(taken_in) == 1), taken_in, 0.0),
         },
         {
             "kv_bytes": decoding * (per_token / ranks),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
-from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.engines.vllm_engines import VllmKnobs, VllmServeKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.capacity_record import Record, capacity_record
 from workflow_scripts.predict.compute_capability import why_gpu_is_refused
@@ -17,7 +17,7 @@ DEFAULT_UTILIZATION = 0.92  # vLLM 0.32's own; 0.9 before
 
 
 def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
-    """How the offline engine is started: the knobs, and those defaults of vLLM that a study can change."""
+    """How the engine is started: the knobs, and those defaults of vLLM that a study can change."""
     given_gib = knobs.cpu_kv_cache_gib if gpu.kind == "cpu" else None
     return EngineSettings(
         block_size=knobs.block_size or default_block_size(gpu.kind),
@@ -31,7 +31,7 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
         enable_prefix_caching=knobs.enable_prefix_caching is not False,
         enforce_eager=bool(knobs.enforce_eager),
         kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
-        usage="offline",
+        usage="server" if isinstance(knobs, VllmServeKnobs) else "offline",
     )
 
 
@@ -114,3 +114,14 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
         async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
     )
     return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager)
+
+
+def serve_steps(knobs: VllmServeKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
+    """The scheduler of vLLM's server with these settings.
+
+    Raises:
+        UnpredictableError: what the settings do is not modelled.
+    """
+    if knobs.users is not None:
+        raise UnpredictableError("users: when a user sends the next request depends on answers, which is not modelled")
+    return vllm_steps(knobs, gpu, facts)

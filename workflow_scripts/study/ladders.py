@@ -20,6 +20,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
 # Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
@@ -41,7 +42,8 @@ class LadderError(InputError):
 class Pass(Record):
     """One pass over a rung; times in seconds of the host's monotonic clock.
 
-    `ttft_s` has one element per request, and `step_ends_s` one per step of the engine.
+    `ttft_s` has one element per request, and `step_ends_s` one per step of the engine; a server does not
+    tell its steps.
     """
 
     rung: int
@@ -113,6 +115,16 @@ def variant(knobs: Knobs) -> str:
     return knobs.slug_of({name: values[name] for name in described if name in values})
 
 
+def without_load(knobs: Knobs) -> Knobs:
+    """The knobs of a server without the load on it: a rung's requests are sent at once.
+
+    >>> from workflow_scripts.engines.vllm_engines import VllmServeKnobs
+    >>> without_load(VllmServeKnobs(block_size=32, request_rate_per_s=2.0)).set_values()
+    {'block_size': 32}
+    """
+    return knobs.model_copy(update=dict.fromkeys(Load.model_fields)) if isinstance(knobs, Load) else knobs
+
+
 @dataclass(frozen=True)
 class Ladder:
     """A ladder to climb: its place in the grid, and the cell whose settings the engine starts with.
@@ -140,11 +152,12 @@ def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
     """The ladders that cells of a study need, by name.
 
     None for what is not predicted, or by the device's rates alone: an engine whose description does not say how it
-    forms steps, several ranks, and speculative decoding.
+    forms steps, several ranks, speculative decoding, and a server with a number of users.
     """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts:
+        answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
+        if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
             groups.setdefault(ladder_name(cell), []).append(cell)
     return {name: _ladder(study, group) for name, group in groups.items()}
 

@@ -28,6 +28,23 @@ def known(monkeypatch, **changes):
     monkeypatch.setattr(forecast, "speed_for", lambda *_: Speed(**values))
 
 
+def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatch):
+    # Steps take 1 s, and so does taking a request in. Three requests of one token: alone, each waits 2 s for it.
+    known(monkeypatch, costs=StepCosts(steps=1, requests=1))
+    workload = {"even": {"kind": "fixed", "num_prompts": 3, "prompt_tokens": 3, "output_tokens": 1}}
+    knobs = {"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096, "burstiness": 1000.0}
+
+    rarely, often = (
+        one(tmp_path, workload, engine="vllm-serve", knobs=knobs | {"request_rate_per_s": rate}) for rate in (0.1, 1000)
+    )
+
+    assert rarely["ttft_s_p50"] == pytest.approx(2)
+    assert rarely["wall_s"] == pytest.approx(2 / 0.1 + 2, abs=0.1)
+    # The first is served alone, the other two together after it.
+    assert often["ttft_s_p50"] == pytest.approx(2 + 3, abs=0.01)
+    assert often["wall_s"] == pytest.approx(2 + 3, abs=0.01)
+
+
 def test_a_cell_by_hand(tmp_path, monkeypatch):
     # Two requests of 3 prompt tokens and 2 answers, one at a time, on a device where only the steps count.
     known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, repeat_sd=0.01, covered={"sequences": 0.5})
@@ -129,8 +146,8 @@ def test_cells_that_decide_alike_share_a_schedule(tmp_path, monkeypatch):
             "ranks that share a CPU",
         ),
         ({"knobs": {"speculative_method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
-        ({"engine": "vllm-serve", "knobs": {"request_rate_per_s": 2.0}}, "the load on a server is not modelled"),
-        ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "the load on a server is not modelled"),
+        ({"engine": "vllm-serve", "knobs": {"users": 2}}, "when a user sends the next request depends on answers"),
+        ({"engine": "openai", "knobs": {"endpoint": "tgi"}}, "there is no schedule of this engine"),
     ],
 )
 def test_what_is_not_predicted_says_why(tmp_path, changes, unknown):
