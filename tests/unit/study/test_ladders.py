@@ -21,7 +21,8 @@ def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
             sweep(name="ranks", knobs={"tensor_parallel_size": 2}),
             sweep(name="drafts", knobs={"speculative_method": "ngram", "num_speculative_tokens": 2}),
             sweep(name="hf", engine="hf-static", knobs={"batch_size": [2, 4], "cache_implementation": "static"}),
-            sweep(name="served", engine="vllm-serve", knobs={"request_rate_per_s": 2.0}),
+            sweep(name="served", engine="vllm-serve", knobs={"request_rate_per_s": [2.0, 4.0]}),
+            sweep(name="used", engine="vllm-serve", knobs={"users": 4, "enforce_eager": True}),
         ],
     )
     found = ladders_of(planned, expand(planned))
@@ -30,6 +31,7 @@ def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
         f"h200/vllm/{model}/default",
         f"h200/vllm/{model}/eager1",
         f"h200/hf-static/{model}/cachestatic",
+        f"h200/vllm-serve/{model}/default",
     ]
     many = found[f"h200/vllm/{model}/default"]
     # The engine starts with the settings that allow most, but 24 requests are all that ever run.
