@@ -15,6 +15,7 @@ from tests.unit.analyse.synthetic_starts import another_run
 from tests.unit.analyse.test_serve_command import DUMMY, HUB
 from workflow_scripts.analyse.recommend import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.analyse.tables import read_table, write_table
+from workflow_scripts.study.study_file import load_study
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
 MODELS = {
@@ -366,7 +367,10 @@ def test_the_command_writes_the_table(tmp_path):
     command = ["--study", str(DEMO), "--cells", str(cells), "--out", str(out)]
     assert main([*command, "--results", str(tmp_path / "results")]) == 0
     written = read_table(out).set_index("role")
-    assert written.loc["smallest_within_margin", ["knobs", "margin_pct"]].tolist() == ["seqs1", 2.0]
+    assert written.loc["smallest_within_margin", ["knobs", "margin_pct"]].tolist() == [
+        "seqs1",
+        load_study(DEMO).equivalence_margin_pct,
+    ]
     assert written.loc["best_within_latency", "latency_bound"] == "tpot_s_p99 <= 0.02 s (2 times the lowest tpot_s_p50)"
     model = written.loc["best_throughput", "command"].split()[2]
     assert Path(model).parent == tmp_path / "results" / "demo" / "prepared" / "models"

@@ -51,4 +51,4 @@ def test_a_written_definition_is_read_back(definitions: dict[str, Definition], c
 def test_the_hash_of_a_study_is_that_of_what_it_measures() -> None:
     study = Study.model_validate(STORED["study"])
     assert study_sha256(study) == study_sha256(study.model_copy(update={"question": "Another one?"}))
-    assert study_sha256(study) != study_sha256(study.model_copy(update={"repeats": study.repeats + 1}))
+    assert study_sha256(study) != study_sha256(study.model_copy(update={"sweeps": study.sweeps[1:]}))
