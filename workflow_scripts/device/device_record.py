@@ -30,6 +30,7 @@ class Device(TypedDict, total=False):
     native_dtypes: list[Dtype]
     caches: list[Cache]
     shared_cores: list[list[int]]
+    huge_pages: str | None
     uuid: str
     memory_used_before_bytes: int
     driver_version: str

@@ -3,6 +3,7 @@
 `native` is a dtype that a model may have in config/models/: the smallest that its device computes without emulation.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from workflow_scripts.device.device_record import Cache, Device
 
 CPUINFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 # Those that determine how fast a model runs, in Linux's spelling.
 INSTRUCTION_SETS = (
@@ -24,18 +26,22 @@ _NEEDED: Mapping[Dtype, tuple[str, ...]] = {
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS) -> Device:
+def processor_facts(
+    cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS, huge_pages: Path = HUGE_PAGES
+) -> Device:
     """Facts of the processor; what the system does not report is left out of the lists.
 
     Args:
         cores: the cores of the device; caches and shared cores are theirs.
         cpuinfo: Linux's description of each core.
         cpus: Linux's folder of cores, with their caches and siblings.
+        huge_pages: Linux's choice of who gets transparent huge pages.
 
     Returns:
         `name`; `processor`: name, vendor, family, model and instruction sets in one line, the same for processors with
         the same abilities; `instruction_sets`; `native_dtypes`; `caches`: `level`, `size_bytes`, `cpus` that share one
-        and `instances` that the cores use together; `shared_cores`: those of `cores` that are threads of one core.
+        and `instances` that the cores use together; `shared_cores`: those of `cores` that are threads of one core;
+        `huge_pages`: who gets transparent huge pages (`always`, `madvise`, `never`), null if there are none.
     """
     told = _first_core(cpuinfo)
     flags = told.get("flags", "").split()
@@ -49,6 +55,7 @@ def processor_facts(cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = 
         "native_dtypes": ["float32", *(dtype for dtype, sets in _NEEDED.items() if set(sets) & set(found))],
         "caches": _caches(cores, cpus),
         "shared_cores": _shared_cores(cores, cpus),
+        "huge_pages": _chosen(huge_pages),
     }
 
 
@@ -84,6 +91,12 @@ def _shared_cores(cores: Sequence[int], cpus: Path) -> list[list[int]]:
     siblings = [cpus / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores]
     groups = {tuple(sorted(set(cpu_list(_text(path))) & set(cores))) for path in siblings if path.exists()}
     return sorted(list(group) for group in groups if len(group) > 1)
+
+
+def _chosen(path: Path) -> str | None:
+    """The choice that stands in brackets among all choices."""
+    found = re.search(r"\[(\w+)\]", _text(path)) if path.exists() else None
+    return found[1] if found else None
 
 
 def _text(path: Path) -> str:

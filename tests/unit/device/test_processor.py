@@ -38,7 +38,8 @@ class Host:
     """Linux's files of a processor with two hyperthreads or cores; `caches` are level, type, size and who shares it."""
 
     def __init__(self, folder, cpuinfo, caches, siblings):
-        self.cpuinfo, self.cpus = folder / "cpuinfo", folder / "cpu"
+        self.cpuinfo, self.cpus, self.huge_pages = folder / "cpuinfo", folder / "cpu", folder / "enabled"
+        self.huge_pages.write_text("always [madvise] never\n")
         self.cpuinfo.write_text(cpuinfo + "\n" + cpuinfo.replace("processor\t: 0", "processor\t: 1") + "\n")
         for core, text in siblings.items():
             (self.cpus / f"cpu{core}" / "topology").mkdir(parents=True)
@@ -51,7 +52,7 @@ class Host:
                     (cache / name).write_text(f"{value}\n")
 
     def facts(self, *cores):
-        return processor_facts(cores, self.cpuinfo, self.cpus)
+        return processor_facts(cores, self.cpuinfo, self.cpus, self.huge_pages)
 
 
 def test_a_zen_5_with_a_core_each(tmp_path):
@@ -74,6 +75,7 @@ def test_a_zen_5_with_a_core_each(tmp_path):
             {"level": 3, "size_bytes": 2**25, "cpus": 2, "instances": 1},
         ],
         "shared_cores": [],
+        "huge_pages": "madvise",
     }
     assert host.facts(1)["caches"][1]["instances"] == 1
     assert host.facts(1)["processor"] == host.facts(0, 1)["processor"]  # devices of one host are compared
@@ -102,7 +104,8 @@ def test_an_avx2_epyc_has_float32_alone_and_a_cache_in_each_complex(tmp_path):
 
 def test_a_system_that_tells_nothing(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
-    found = processor_facts([0], tmp_path / "cpuinfo", tmp_path)
+    found = processor_facts([0], tmp_path / "cpuinfo", tmp_path, tmp_path / "enabled")
+    assert found["huge_pages"] is None
     assert (found["native_dtypes"], found["caches"], found["shared_cores"]) == (["float32"], [], [])
     assert found["name"]
     assert last_level_cache_bytes(found) is None
