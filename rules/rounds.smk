@@ -55,6 +55,8 @@ def plan_rounds(cells, batches_of):
     decided on while measuring, and OF_ROUND makes the batches of a round.
     """
     global DECIDED, MEASURED_HERE, OF_ROUND
+    if MEASURES_NOTHING & set(sys.argv):
+        return
     MEASURED_HERE = dict.fromkeys(CELLS[id].gpu for id in cells)
     definitions = {id: definition_sha256(definition(id)) for id in cells}
     repeated = [cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]]
@@ -73,7 +75,7 @@ def plan_rounds(cells, batches_of):
     if STUDY.starts.is_adaptive and cells and not has_ended:
         DECIDED = 1 + max([last_round(ended()), *(one.number for one in rounds)])
         is_dry_run = bool({"-n", "--dry-run", "--dryrun"} & set(sys.argv))
-        for old in PATHS.round_plan("*").parent.glob("round-*.json") if not MEASURES_NOTHING & set(sys.argv) else ():
+        for old in PATHS.round_plan("*").parent.glob("round-*.json"):
             # A round that has not begun may be that of another call, which runs now; only a dry run looks then.
             if (found := read_plan(old)).round >= DECIDED and (found.ended or not is_dry_run):
                 old.unlink()
