@@ -23,10 +23,10 @@ TITLE = "[...document.querySelectorAll('dialog h3')].find((title) => title.textC
 # Each picture: the address (CELL is a cell with a timeline), when it is drawn, and what to do first.
 VIEWS: Mapping[str, tuple[str, str, str]] = {
     "report": ("", "document.querySelector('#tab-report')", "scrollTo(0, 0)"),
-    "explore": ("#view=explore", "document.querySelector('#view-explore table')", "scrollTo(0, 0)"),
+    "explore": ("#view=explore", "document.querySelector('#view-explore table')", "scrollTo(0, 230)"),
     "cell": ("#view=explore&cell=CELL", DIALOG, TITLE.format("Timeline")),
     "blocks": ("#view=explore&cell=CELL", DIALOG, TITLE.format("Block map")),
-    "limits": ("#view=limits", "document.querySelector('#view-limits table')", "scrollTo(0, 0)"),
+    "limits": ("#view=limits", "document.querySelector('#view-limits table')", "scrollTo(0, 420)"),
 }
 
 
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.page.is_file():
         print(f"{args.page}: there is no such page; `make demo` makes the demo's", file=sys.stderr)
         return 2
+    args.images.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pictures-") as scratch, browser(Path(scratch) / "profile") as tab:
         take(tab, args.page.resolve(), args.images)
     return 0
