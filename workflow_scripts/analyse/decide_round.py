@@ -10,7 +10,7 @@ measuring ended if it did.
 
 from argparse import Namespace
 from collections.abc import Collection, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -41,6 +41,8 @@ from workflow_scripts.study.study_file import Study, load_study
 
 # Why measuring ends although comparisons are open.
 NONE_TO_MEASURE = "the cells of open comparisons failed, or have as many starts as the study allows"
+# Why a comparison is given up.
+NO_START = "one of its cells failed, or has as many starts as the study allows"
 
 
 def decide_round(
@@ -65,12 +67,15 @@ def decide_round(
         budget_s=inf if hours is None else 3600 * hours - spent_s,
     )
     failed = _failed(ended, study.starts.at_least, before)
-    chosen = [cell for cell in found.cells if cell not in failed and len(ended[cell]) < study.starts.at_most]
+    hopeless = failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most}
+    going = [one for one in found.undecided if hopeless.isdisjoint(one.cells)]
+    given_up = [replace(one, given_up=NO_START) for one in found.undecided if not hopeless.isdisjoint(one.cells)]
+    chosen = {cell for one in going for cell in one.cells}
     return RoundPlan(
         round=number,
         starts=tuple(CellStart(cell, _free_number(ended[cell])) for cell in in_random_order(chosen, number)),
-        undecided=tuple(OpenComparison(**asdict(one)) for one in found.undecided),
-        not_decidable=tuple(OpenComparison(**asdict(one)) for one in found.not_decidable),
+        undecided=tuple(OpenComparison(**asdict(one)) for one in going),
+        not_decidable=tuple(OpenComparison(**asdict(one)) for one in [*given_up, *found.not_decidable]),
         decided=found.decided,
         spent_s=spent_s,
         left_s=found.left_s,

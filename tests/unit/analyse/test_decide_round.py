@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
-from workflow_scripts.analyse.decide_round import NONE_TO_MEASURE, decide_round, main
+from workflow_scripts.analyse.decide_round import NO_START, NONE_TO_MEASURE, decide_round, main
 from workflow_scripts.analyse.effects import main as table_effects
 from workflow_scripts.analyse.next_round import ALL_DECIDED, NONE_DECIDABLE, TOO_LITTLE_TIME, TOO_MANY_STARTS
 from workflow_scripts.analyse.tables import write_table
@@ -112,7 +112,9 @@ def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path: Pat
     table = measured.end(4, cells=[1])  # the first cell has no outcome of its fourth start
     plan = measured.plan(table, 5, before)
     assert plan.failed == (failed,)
-    assert set(plan.starts) <= {CellStart(other, 5)}
+    # What is compared with it alone is not measured again either: that would decide nothing.
+    assert (plan.starts, plan.undecided, plan.ended) == ((), (), NONE_TO_MEASURE)
+    assert [(set(one.cells), one.given_up) for one in plan.not_decidable] == [({failed, other}, NO_START)]
     nobody = measured.plan(table, 5, before.model_copy(update={"failed": (other,)}))
     assert (nobody.starts, nobody.ended) == ((), NONE_TO_MEASURE)
 
