@@ -67,7 +67,7 @@ def plan_rounds(cells, batches_of):
         )
     OF_ROUND = lambda one: begun(batches_of(one, definitions=definitions))
     plan, now_s = last_plan(PATHS), time.time()
-    rest = interrupted(ended(), plan, now_s)
+    rest = interrupted(ended(), plan, now_s, cells)
     rounds = ([rest] if rest else []) + missing_rounds(ended(), cells, STUDY.starts.at_least, now_s)
     for one in rounds:
         BATCHES.extend(OF_ROUND(one))

@@ -7,7 +7,7 @@ added, is measured in a new round, because what varies with time differs from th
 
 import datetime
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -135,12 +135,15 @@ def last_round(ended: EndedStarts) -> int:
     return max((one.round for starts in ended.values() for one in starts.values()), default=0)
 
 
-def interrupted(ended: EndedStarts, plan: RoundPlan | None, now_s: float) -> Round | None:
-    """The rest of a round that was decided on and then interrupted, if it may go on."""
+def interrupted(
+    ended: EndedStarts, plan: RoundPlan | None, now_s: float, cells: Collection[str] | None = None
+) -> Round | None:
+    """The rest of a round that was decided on and then interrupted, if it may go on; only `cells` are measured."""
     if plan is None or plan.round != last_round(ended) or _present_round(ended, now_s) != plan.round:
         return None
-    rest = tuple(one for one in plan.starts if one.start not in ended.get(one.cell, {}))
-    return Round(plan.round, rest, len(plan.starts) - len(rest)) if rest else None
+    left = [one for one in plan.starts if one.start not in ended.get(one.cell, {})]
+    rest = tuple(one for one in left if cells is None or one.cell in cells)
+    return Round(plan.round, rest, len(plan.starts) - len(left)) if rest else None
 
 
 def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, now_s: float) -> list[Round]:

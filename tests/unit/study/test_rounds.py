@@ -88,6 +88,14 @@ def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_an
     assert interrupted(ended, None, HOUR + 60) is None
 
 
+def test_the_rest_of_a_round_has_only_cells_that_the_call_measures() -> None:
+    """A cell may have left the study, or be on a device of another machine."""
+    ended = {cell: {1: Ended(3, HOUR)} for cell in CELLS[:1]}
+    plan = plan_of(3, [(cell, 1) for cell in CELLS[:3]])
+    assert interrupted(ended, plan, HOUR, CELLS[:2]) == Round(3, (CellStart(CELLS[1], 1),), 1)
+    assert interrupted(ended, plan, HOUR, CELLS[:1]) is None
+
+
 def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
     paths = StudyPaths(tmp_path, "seen")
     assert last_plan(paths) is None
