@@ -28,7 +28,8 @@ from workflow_scripts.study.study_file import load_study
 def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
     """Measure starts one after another; return those that have no outcome afterwards.
 
-    If the node has the wrong device, the remaining cells are not tried.
+    If the node of a cluster has the wrong device, the remaining cells are not tried. One machine may lack one device of
+    several, or only for a while, and measures the others.
     """
     failed: list[CellStart] = []
     for number, one in enumerate(batch.starts):
@@ -38,7 +39,7 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
         if status != 0:
             failed.append(one)
             print(f"    no outcome (exit {status}); its log is {paths.log(one.cell, one.start)}", flush=True)
-        if status == WRONG_DEVICE:
+        if status == WRONG_DEVICE and batch.gpu != HERE:
             print("    this node has the wrong device; the other cells wait for another one", flush=True)
             return [*failed, *batch.starts[number + 1 :]]
     return failed

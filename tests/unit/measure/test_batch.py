@@ -26,9 +26,14 @@ class Round:
         self.called: list[dict[str, str | bool]] = []
         study = yaml.safe_load(DEMO.read_text()) | {"starts": starts}
         (folder / "study.yaml").write_text(yaml.safe_dump(study))
-        of = Batch(HERE, "0a", 4, tuple(CellStart(cell, 2) for cell in CELLS), 6)
-        write_batch(folder / "batch.json", of)
+        self.on(HERE)
         monkeypatch.setattr(subprocess, "run", self.measure_cell)
+
+    def on(self, gpu: str) -> None:
+        """Write the round's batch: that of this machine, or of a GPU type of a cluster."""
+        (self.folder / "batch.json").unlink(missing_ok=True)
+        of = Batch(gpu, "0a", 4, tuple(CellStart(cell, 2) for cell in CELLS), 6)
+        write_batch(self.folder / "batch.json", of)
 
     def measure_cell(self, words: list[str], **_: Any) -> SimpleNamespace:
         told = dict(pairwise(words))
@@ -74,7 +79,14 @@ def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(
     assert "1 of 3 cells have no outcome" in capsys.readouterr().err
 
 
-def test_on_a_wrong_device_no_further_cell_is_tried(of_several: Round) -> None:
+def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several: Round) -> None:
+    of_several.on("h200")
     of_several.codes[CELLS[1]] = WRONG_DEVICE
     assert of_several.measure("--attempts", "2") == 1
     assert [one["cell"] for one in of_several.called] == [*CELLS[:2]]
+
+
+def test_a_device_that_this_machine_lacks_stops_no_cell_of_another(of_several: Round) -> None:
+    of_several.codes[CELLS[0]] = WRONG_DEVICE
+    assert of_several.measure() == 0
+    assert [one["cell"] for one in of_several.called] == [*CELLS]
