@@ -20,8 +20,9 @@ from pydantic import JsonValue
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
 from workflow_scripts.common.files import read_json, sha256_of, write_json
-from workflow_scripts.study.definition import json_sha256
+from workflow_scripts.study.definition import cell_definition, definition_sha256, json_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart, Round
 from workflow_scripts.study.study_file import Study, load_study
@@ -100,10 +101,12 @@ def write_ended(path: Path, ended: dict[str, str]) -> None:
         write_json(path, ended)
 
 
-def without_outcome(batches: Iterable[Path], paths: StudyPaths) -> list[CellStart]:
-    """The starts of batches, given by their files, that have no outcome."""
+def without_outcome(batches: Iterable[Path], study: Study, paths: StudyPaths) -> list[CellStart]:
+    """The starts of batches, given by their files, that have no outcome by their present definition."""
+    models = resolved_models(study)
+    known = {cell.id: definition_sha256(cell_definition(study, cell, models)) for cell in expand(study)}
     starts = (one for path in batches for one in read_batch(path).starts)
-    return [one for one in starts if not paths.outcome(one.cell, one.start).exists()]
+    return [one for one in starts if not is_outcome_of(paths.outcome(one.cell, one.start), known.get(one.cell, ""))]
 
 
 @command(
@@ -118,7 +121,7 @@ def main(args: Namespace) -> int:
     """List the cells of a GPU that have ended."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    if missing := without_outcome(args.batches, paths):
+    if missing := without_outcome(args.batches, study, paths):
         print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
         print("\n".join(f"    {one.cell}  {paths.log(one.cell, one.start)}" for one in missing), file=sys.stderr)
         return 1
