@@ -148,6 +148,8 @@ if STUDY.starts.is_adaptive and not PARTIAL:
         params:
             gpus=lambda wildcards: list(MEASURED_HERE),
             cells=PATHS.root / "cells",
+            batches=lambda wildcards, input: [Path(marker).with_suffix(".json") for marker in input],
+            first=lambda wildcards: "--first" if int(wildcards.round) == DECIDED else "",
             # Not that of the report's tables, which other jobs write.
             folder=PATHS.round_plan("").parent,
         shell:
@@ -158,5 +160,6 @@ if STUDY.starts.is_adaptive and not PARTIAL:
             " python -m workflow_scripts table-cells --study $STUDY --parsed {params.folder}/parsed"
             " --out {params.folder}/cells.parquet;"
             " python -m workflow_scripts next-round --study $STUDY --results $RESULTS --number {wildcards.round}"
-            " --gpus {params.gpus} --cells {params.folder}/cells.parquet --out {output})"
+            " --gpus {params.gpus} --cells {params.folder}/cells.parquet --batches {params.batches} {params.first}"
+            " --out {output})"
             " > {log} 2>&1"

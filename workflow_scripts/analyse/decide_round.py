@@ -21,7 +21,7 @@ import pandas as pd
 from workflow_scripts.analyse.cells import SCHEMA, SIMULATED
 from workflow_scripts.analyse.next_round import next_round
 from workflow_scripts.analyse.tables import read_table
-from workflow_scripts.cluster.batches import known_sha256
+from workflow_scripts.cluster.batches import known_sha256, without_outcome
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
@@ -46,11 +46,18 @@ NO_START = "one of its cells failed, or has as many starts as the study allows"
 
 
 def decide_round(
-    study: Study, paths: StudyPaths, table: pd.DataFrame, number: int, gpus: Collection[str], before: RoundPlan | None
+    study: Study,
+    paths: StudyPaths,
+    table: pd.DataFrame,
+    number: int,
+    gpus: Collection[str],
+    before: RoundPlan | None,
+    tried: Collection[str] = (),
 ) -> RoundPlan:
-    """The plan of round `number` for the cells on `gpus`, after all earlier rounds; `before` is the plan of the last.
+    """The plan of round `number` for the cells on `gpus`, after all earlier rounds.
 
-    `table` is the cells table.
+    `table` is the cells table; `before` is the plan of the last round, if this call made it. This call `tried` cells
+    that have no outcome.
     """
     cells = [cell for cell in expand(study) if cell.gpu in gpus]
     models = resolved_models(study)
@@ -66,7 +73,7 @@ def decide_round(
         seconds_per_start={cell: fmean(of_starts) for cell, of_starts in seconds.items() if of_starts},
         budget_s=inf if hours is None else 3600 * hours - spent_s,
     )
-    failed = _failed(ended, study.starts.at_least, before)
+    failed = _failed(ended, study.starts.at_least, before) | {*tried}
     hopeless = failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most}
     going = [one for one in found.undecided if hopeless.isdisjoint(one.cells)]
     given_up = [replace(one, given_up=NO_START) for one in found.undecided if not hopeless.isdisjoint(one.cells)]
@@ -111,6 +118,8 @@ def _free_number(ended: Collection[int]) -> int:
     option("--number", type=positive, required=True, help="the number of the round"),
     option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
     option("--cells", type=Path, required=True, help="cells.parquet with what was measured so far"),
+    option("--batches", type=Path, nargs="*", default=[], help="files of batches that this call of snakemake measured"),
+    option("--first", action="store_true", help="cells that failed in former calls of snakemake may be tried again"),
     out("the plan of the round, as JSON"),
 )
 def main(args: Namespace) -> None:
@@ -120,7 +129,8 @@ def main(args: Namespace) -> None:
         raise InputError(f"{args.study}: starts: every cell gets {study.starts.at_least}; there is nothing to decide")
     paths = StudyPaths(args.results, study.name)
     last = paths.round_plan(args.number - 1)
-    before = read_plan(last) if last.exists() else None
-    plan = decide_round(study, paths, read_table(args.cells, SCHEMA.name), args.number, args.gpus, before)
+    before = read_plan(last) if last.exists() and not args.first else None
+    tried = {one.cell for one in without_outcome(args.batches, study, paths)}
+    plan = decide_round(study, paths, read_table(args.cells, SCHEMA.name), args.number, args.gpus, before, tried)
     plan.write(args.out)
     print(f"round {plan.round}: " + (plan.ended or f"{len(plan.starts)} cells, for {len(plan.undecided)} comparisons"))

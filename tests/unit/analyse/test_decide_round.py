@@ -13,7 +13,7 @@ from workflow_scripts.analyse.decide_round import NO_START, NONE_TO_MEASURE, dec
 from workflow_scripts.analyse.effects import main as table_effects
 from workflow_scripts.analyse.next_round import ALL_DECIDED, NONE_DECIDABLE, TOO_LITTLE_TIME, TOO_MANY_STARTS
 from workflow_scripts.analyse.tables import write_table
-from workflow_scripts.cluster.batches import known_sha256
+from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
@@ -117,6 +117,23 @@ def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path: Pat
     assert [(set(one.cells), one.given_up) for one in plan.not_decidable] == [({failed, other}, NO_START)]
     nobody = measured.plan(table, 5, before.model_copy(update={"failed": (other,)}))
     assert (nobody.starts, nobody.ended) == ((), NONE_TO_MEASURE)
+
+
+def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path: Path) -> None:
+    """A former call decided on round 4 and was stopped before the first cell's start; this call begins with round 5."""
+    measured = Measured(tmp_path)
+    measured.plan(measured.end(3), 4).write(measured.paths.round_plan(4))
+    write_table(measured.end(4, cells=[1]), tmp_path / "cells.parquet", "cells")
+    first, second = measured.ids[:2]
+    batch = tmp_path / "batch.json"
+    write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
+    called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
+    called += ["--cells", str(tmp_path / "cells.parquet"), "--number", "5", "--out", str(tmp_path / "plan.json")]
+    assert main([*called, "--first"]) == 0
+    assert set(read_plan(tmp_path / "plan.json").starts) == {CellStart(first, 4), CellStart(second, 5)}
+    for goes_on in ([], ["--first", "--batches", str(batch)]):
+        assert main([*called, *goes_on]) == 0
+        assert read_plan(tmp_path / "plan.json").failed == (first,)
 
 
 def test_the_command_writes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
