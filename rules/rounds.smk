@@ -25,6 +25,7 @@ from workflow_scripts.study.rounds import (
     last_plan,
     last_round,
     missing_rounds,
+    only_looks,
     read_plan,
 )
 
@@ -74,10 +75,10 @@ def plan_rounds(cells, batches_of):
     has_ended = not rounds and plan is not None and plan.ended and plan.known == known_sha256(STUDY, PATHS)
     if STUDY.starts.is_adaptive and cells and not has_ended:
         DECIDED = 1 + max([last_round(ended()), *(one.number for one in rounds)])
-        is_dry_run = bool({"-n", "--dry-run", "--dryrun"} & set(sys.argv))
+        looks = only_looks(sys.argv[1:])
         for old in PATHS.round_plan("*").parent.glob("round-*.json"):
-            # A round that has not begun may be that of another call, which runs now; only a dry run looks then.
-            if (found := read_plan(old)).round >= DECIDED and (found.ended or not is_dry_run):
+            # A round that has not begun may be that of another call, which runs now; only a call that runs nothing looks then.
+            if (found := read_plan(old)).round >= DECIDED and (found.ended or not looks):
                 old.unlink()
 
 

@@ -7,6 +7,7 @@ added, is measured in a new round, because what varies with time differs from th
 
 import datetime
 import random
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from workflow_scripts.study.paths import StudyPaths
 
 # A round that was interrupted goes on as the same round if its last start ended no longer ago than this.
 LONGEST_BREAK_S = 1800.0
+_LOOKING = ("--dry", "--unlock", "--lint", "--list", "--summary", "--dag", "--rulegraph", "--filegraph", "--d3dag")
 
 
 class CellStart(NamedTuple):
@@ -117,6 +119,15 @@ def _hours(seconds: float) -> str:
     ('1.2 h', '0.015 h')
     """
     return f"{seconds / 3600:.2g} h"
+
+
+def only_looks(arguments: Iterable[str]) -> bool:
+    """Whether a call of snakemake with these arguments runs nothing; it may look at a study that another call measures.
+
+    >>> [only_looks([one]) for one in ("-n", "-np", "-pn", "--dry-run", "--unlock", "--nolock", "-p", "plan")]
+    [True, True, True, True, True, False, False, False]
+    """
+    return any(one.startswith(_LOOKING) or re.match("-[pkFft]*n", one) for one in arguments)
 
 
 def read_plan(path: Path) -> RoundPlan:
