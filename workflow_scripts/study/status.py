@@ -155,7 +155,8 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     hours = study.starts.device_hours
     left = "" if hours is None or plan.ended else f"; {hours - plan.spent_s / 3600:.2g} of {hours:g} hours are left"
     yield plan.in_words() + left
-    for given_up, alike in groupby([*plan.undecided, *plan.not_decidable], key=lambda one: one.given_up):
+    opened = sorted([*plan.undecided, *plan.not_decidable], key=lambda one: one.given_up or "")
+    for given_up, alike in groupby(opened, key=lambda one: one.given_up):
         yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
         for one in alike:
             needed = f"{one.further_starts} further starts of each" if one.further_starts else "starts not known"

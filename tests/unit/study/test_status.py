@@ -176,6 +176,13 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(
     ended.write(seen.paths.round_plan(4))
     said = "After round 3: 4 of 5 comparisons decided; all is said. All starts took 0.25 h of device time"
     assert said in seen.printed(capsys).splitlines()
+    other = lost.model_copy(update={"given_up": "it failed"})
+    ended.model_copy(update={"round": 5, "not_decidable": (lost, other, lost)}).write(seen.paths.round_plan(5))
+    lines = seen.printed(capsys).splitlines()
+    assert [line for line in lines if line.startswith("Not")] == [
+        "Not decided, it failed:",
+        "Not decided, it takes too long:",
+    ]
 
 
 def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
