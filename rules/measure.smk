@@ -9,9 +9,11 @@ from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_
 
 # With `--jobs`, which is for other machines, jobs find their devices where they run.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
+elsewhere = {}
 if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
     found = gpus_here()
-    left = [cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found) if not is_measured(cell.id)]
+    elsewhere = {cell.id: cell for cell in cells_without_gpu(STUDY, list(CELLS.values()), found)}
+    left = [cell for cell in elsewhere.values() if not is_measured(cell.id)]
     LEFT |= {cell.id: cell for cell in left}
     ABSENT |= {cell.gpu for cell in cells_without_gpu(STUDY, [one.cell for one in LADDERS.values()], found)}
     if left:
@@ -20,7 +22,7 @@ if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
             logger.warning(WHY_LEFT)
 
 if workflow.is_main_process:
-    plan_rounds([id for id in CELLS if id not in LEFT], batches_of_machine)
+    plan_rounds([id for id in CELLS if id not in elsewhere], batches_of_machine)
 
 
 rule measure_round:

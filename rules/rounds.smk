@@ -39,9 +39,15 @@ def marker(gpu, key):
 
 
 @cache
+def definitions():
+    """The hash of each cell's definition."""
+    return {id: definition_sha256(definition(id)) for id in CELLS}
+
+
+@cache
 def ended():
     """The starts of each cell that have ended, when this call began."""
-    return ended_starts({id: definition_sha256(definition(id)) for id in CELLS}, PATHS)
+    return ended_starts(definitions(), PATHS)
 
 
 def is_measured(cell):
@@ -59,25 +65,24 @@ def plan_rounds(cells, batches_of):
     if MEASURES_NOTHING & set(sys.argv):
         return
     MEASURED_HERE = dict.fromkeys(CELLS[id].gpu for id in cells)
-    definitions = {id: definition_sha256(definition(id)) for id in cells}
     repeated = [cell for cell in cells if PATHS.outcome(cell).exists() and 1 not in ended()[cell]]
     if repeated:
         logger.warning(
             f"{len(repeated)} cells were measured by another definition or protocol, or did not run, and are measured"
             f" again. The first is {PATHS.outcome(repeated[0])}."
         )
-    OF_ROUND = lambda one: begun(batches_of(one, definitions=definitions))
+    OF_ROUND = lambda one: begun(batches_of(one, definitions=definitions()))
     plan, now_s = last_plan(PATHS), time.time()
     rest = interrupted(ended(), plan, now_s, cells)
     rounds = ([rest] if rest else []) + missing_rounds(ended(), cells, STUDY.starts.at_least, now_s)
     for one in rounds:
         BATCHES.extend(OF_ROUND(one))
-    has_ended = not rounds and plan is not None and plan.ended and plan.known == known_sha256(STUDY, PATHS)
+    has_ended = not rounds and plan and plan.ended and not plan.failed and plan.known == known_sha256(STUDY, PATHS)
     if STUDY.starts.is_adaptive and cells and not has_ended:
         DECIDED = 1 + max([last_round(ended()), *(one.number for one in rounds)])
         looks = only_looks(sys.argv[1:])
         for old in PATHS.round_plan("*").parent.glob("round-*.json"):
-            # A round that has not begun may be that of another call, which runs now; only a call that runs nothing looks then.
+            # A round that has not begun may be that of another call, which runs now. A call that only looks leaves it.
             if (found := read_plan(old)).round >= DECIDED and (found.ended or not looks):
                 old.unlink()
 
