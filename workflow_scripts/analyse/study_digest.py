@@ -22,7 +22,7 @@ from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
 from workflow_scripts.analyse.engine_gain import SCHEMA as ENGINES
 from workflow_scripts.analyse.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.ratios import SCHEMA as RATIOS
-from workflow_scripts.analyse.repeats import RATE_OF_ARRIVALS, Record, cell_summary, records
+from workflow_scripts.analyse.repeats import RATE_OF_ARRIVALS, Record, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import mean_errors
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import STUDY, TABLES, command, out
@@ -76,8 +76,10 @@ def digest_of(study: Study, table: Table) -> Digest:
         content = cell_definition(study, cell, models).as_json()
         for name in ("gpu", "engine", "knobs", "repeats", "protocol"):
             content.pop(name, None)
+        # Starts by an earlier definition do not count, so what they were measured with does not either.
         ok = rows[rows["outcome"].eq("ok").fillna(False)]
-        first = (ok if len(ok) else rows).iloc[0]
+        rows = next(part for part in (counted(rows), ok, rows) if len(part))
+        first = rows.iloc[0]
         told = first["effective"]
         began = rows["started_at"].dropna()
         found.append(
@@ -89,7 +91,7 @@ def digest_of(study: Study, table: Table) -> Digest:
                 source=str(first["source"]),
                 began=None if began.empty else str(began.min()),
                 content=contents.of(content),
-                environment=environments.of(_environment(ok if len(ok) else rows)),
+                environment=environments.of(_environment(rows)),
                 effective=effective.of(None if pd.isna(told) else json.loads(told)),
                 means=means.get(cell.id, []),
                 ceilings=ceilings.get(cell.id, {}),

@@ -8,8 +8,11 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import Results
-from tests.unit.present.synthetic import SCRIPT, STUDY
+from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
 from workflow_scripts.analyse.digest import Digest, DigestError, read_digest
+from workflow_scripts.analyse.study_digest import digest_of
+from workflow_scripts.analyse.tables import TABLE_SCHEMAS
+from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,23 @@ def test_the_studys_own_comparisons_are_there(results: Results, digest: Digest) 
     verdicts = {kind: {pair.verdict for pair in digest.pairs if pair.kind == kind} for kind in ("device", "engine")}
     assert verdicts["device"] == {None}
     assert verdicts["engine"] <= {"faster", "slower", "not decided"}
+
+
+def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measured(tmp_path: Path) -> None:
+    study = load_study(write_study(tmp_path))
+    cells = cells_table(study)
+    ok = cells[cells["outcome"] == "ok"]
+    place = ok.index[ok["cell_id"] == ok["cell_id"].iloc[0]][0]
+    before = ok.loc[[place]].assign(comparable=False, protocol="0", started_at="2020-01-01T00:00:00+00:00")
+
+    def cell_of(rows: pd.DataFrame) -> tuple[object, ...]:
+        def table(name: str) -> pd.DataFrame:
+            return TABLE_SCHEMAS[name].validate(
+                rows if name == "cells" else pd.DataFrame(columns=TABLE_SCHEMAS[name].columns)
+            )
+
+        digest = digest_of(study, table)
+        cell = next(cell for cell in digest.cells if cell.id == ok.loc[place, "cell_id"])
+        return cell.comparable, cell.began, digest.environments[cell.environment]
+
+    assert cell_of(pd.concat([before, cells], ignore_index=True)) == cell_of(cells)
