@@ -11,6 +11,7 @@ each other; 2: bad input, or no cell can be compared.
 """
 
 import math
+import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -178,10 +179,11 @@ def _row(values: Iterable[str]) -> str:
 def _cell(text: str) -> str:
     """Text that is nothing but text in a Markdown table.
 
-    >>> _cell("a|b <img src=x>\\nc")
-    'a\\\\|b &lt;img src=x> c'
+    >>> print(_cell("a|b <img src=x>\\nc [d](https://e) `f` g\\\\"))
+    a\\|b &lt;img src=x> c \\[d\\](https://e) \\`f\\` g\\\\
     """
-    return " ".join(text.split("\n")).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    escaped = re.sub(r"[\\|`*\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def per_cent(text: str) -> float:
