@@ -90,12 +90,13 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
     """What the verdicts compare, and which variation their intervals cover."""
     effects = report.tables.need("effects", "scope")
     scopes = list(effects["scope"].dropna().unique())
-    covered = ", or ".join(scopes)
-    yield Text(
-        "Verdicts compare output tokens per second, within the margin that a sentence names. In 95 of 100 "
-        "cases another run has its ratio within the interval, as far as runs differ by what varies "
-        f"{covered}."
+    covers = (
+        "In 95 of 100 cases another run has its ratio within the interval, as far as runs differ by what varies "
+        f"{', or '.join(scopes)}."
+        if scopes
+        else "No ratio has an interval, because nothing shows what varies."
     )
+    yield Text(f"Verdicts compare output tokens per second, within the margin that a sentence names. {covers}")
 
 
 def pairs_that_differ_in(

@@ -223,6 +223,10 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> 
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)
     assert "as far as runs differ by what varies between starts on this card." in block.text
+    effects.assign(scope=None).to_parquet(report.tables.folder / "effects.parquet")
+    (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
+    assert isinstance(block, Text)
+    assert block.text.endswith(" No ratio has an interval, because nothing shows what varies.")
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) -> None:
