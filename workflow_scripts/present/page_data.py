@@ -206,14 +206,15 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
     columns = ["cell", "measure", "value", "low", "high", "n", "scope"]
     parts = [pd.DataFrame(columns=columns)]
     served = _of_cells(report.tables.get("serving_summary"), place)
-    for measure in MEASURES:
-        if f"{measure}_low" in served:
-            part = served[["cell", measure, f"{measure}_low", f"{measure}_high", "repeats", "scope"]]
-            parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
+    of_servers = [measure for measure in MEASURES if f"{measure}_low" in served]
+    for measure in of_servers:
+        part = served.reindex(columns=["cell", measure, f"{measure}_low", f"{measure}_high", "repeats", "scope"])
+        parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
     others = _of_cells(report.tables.get("intervals"), place)
     if len(others):
         # A server's latencies count from the scheduled arrival; those of the cells table do not.
-        others = others[~others["cell"].isin(served["cell"])] if len(served) else others
+        if len(served):
+            others = others[~(others["cell"].isin(served["cell"]) & others["measure"].isin(of_servers))]
         parts.append(others.rename(columns={"repeats": "n"})[columns])
     known = [part.dropna(subset=["low", "high"]) for part in parts]
     return pd.concat([part for part in known if len(part)] or parts)

@@ -4,14 +4,17 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import Results
 from tests.unit.present.synthetic import SCRIPT
-from workflow_scripts.present.page_data import VERSION, columns_of, packed
+from workflow_scripts.present.page_data import VERSION, _intervals, columns_of, packed
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import Tables
 
 
 def unpacked(text: str) -> Any:
@@ -109,3 +112,18 @@ def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits() -> None
     assert columns == {"number": [1.2346, 20, None], "flag": [True, None, False]}
     assert packed(columns) == packed(columns)
     assert unpacked(packed(columns)) == columns
+
+
+def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path: Path) -> None:
+    ends = {"ttft_s_p50": [1.0], "ttft_s_p50_low": [0.9], "ttft_s_p50_high": [1.1]}
+    # A table from before scopes has no such column.
+    pd.DataFrame({"cell_id": ["a"], "repeats": [3], **ends}).to_parquet(tmp_path / "serving_summary.parquet")
+    rows = {"cell_id": "a", "measure": ["ttft_s_p50", "energy_j_per_output_token"], "value": 2.0, "low": 1.9}
+    others = pd.DataFrame(rows | {"high": 2.1, "repeats": 3, "scope": "within one start"})
+    others.to_parquet(tmp_path / "intervals.parquet")
+    report = cast(Report, SimpleNamespace(tables=Tables(tmp_path)))
+    found = _intervals(report, pd.Series([0], index=["a"]))
+    assert dict(zip(found["measure"], found["value"], strict=True)) == {
+        "ttft_s_p50": 1.0,
+        "energy_j_per_output_token": 2.0,
+    }
