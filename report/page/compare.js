@@ -48,7 +48,7 @@ export function sentencesOf(found) {
     ...(found.outcomes.length ? [`${plural(found.outcomes.length, "cell")} ended otherwise.`] : []),
     ...(found.only_a.length || found.only_b.length ? [`Only in A: ${plural(found.only_a.length, "cell")}; only in B: ${found.only_b.length}.`] : []),
     ...(found.pairs.length
-      ? [`Both studies compared the same ${plural(found.pairs.length, "pair")} of their own cells: of ${known.filter(({ inside }) => inside).length} of ${known.length} the ratio in B is inside the interval of A, and ${contradictions ? `${contradictions} contradict` : "none contradicts"} the other study.`]
+      ? [`Both studies made ${plural(found.pairs.length, "comparison")} of the same two cells. In ${known.filter(({ inside }) => inside).length} of the ${known.length} that have an interval in A, the ratio in B is inside it. In ${contradictions || "none"}, A and B contradict each other.`]
       : []),
   ];
 }

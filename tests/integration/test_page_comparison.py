@@ -152,7 +152,7 @@ def test_a_dropped_report_is_compared_as_by_the_command(tab: Tab, report: Path) 
     assert "A: synthetic (other.html). B: synthetic (this report)." in told
     cells = len({row.cell for row in expected.cells})
     assert f"{len(expected.cells)} measures of {cells} cells compared: 0 changed, 0 flat within 2 %" in told
-    assert f"{len(expected.pairs)} pairs of their own cells" in told
+    assert f"{len(expected.pairs)} comparisons of the same two cells" in told
     rows = "[...document.querySelectorAll('#view-compare table')].map((t) => [t.ariaLabel, t.rows.length - 1])"
     shown = dict(tab.evaluate(rows))
     assert shown["Cells, the largest change first"] == min(50, len(expected.cells))

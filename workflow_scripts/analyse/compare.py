@@ -64,9 +64,9 @@ def summary(found: Comparison) -> list[str]:
     contradictions = sum(pair.contradiction is not None for pair in found.pairs)
     if found.pairs:
         sentences.append(
-            f"Both studies compared the same {_many(len(found.pairs), 'pair')} of their own cells: of "
-            f"{sum(known)} of {len(known)} the ratio in B is inside the interval of A, and "
-            f"{'none contradicts' if not contradictions else f'{contradictions} contradict'} the other study."
+            f"Both studies made {_many(len(found.pairs), 'comparison')} of the same two cells. In {sum(known)} of the "
+            f"{len(known)} that have an interval in A, the ratio in B is inside it. "
+            f"In {contradictions or 'none'}, A and B contradict each other."
         )
     return sentences
 
