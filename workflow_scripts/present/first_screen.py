@@ -179,10 +179,9 @@ def _intervals(report: Report) -> Iterator[tuple[str, str]]:
         repeats += f", {span(starts[starts > 0])} starts per cell"
     effects = report.tables.get("effects")
     scopes = [] if effects is None or "scope" not in effects else list(effects["scope"].dropna().unique())
-    yield (
-        "Intervals",
-        "; ".join(["95 % of further runs, in brackets", repeats, *([listed(scopes, "or")] if scopes else [])]),
-    )
+    # What an interval does not cover, such as another start, it promises nothing about.
+    covered = [f"as far as they differ by what varies {listed(scopes, 'or')}"] if scopes else []
+    yield "Intervals", "; ".join([", ".join(["in brackets: 95 % of further runs", *covered]), repeats])
 
 
 def _load(report: Report) -> Iterator[tuple[str, str]]:
