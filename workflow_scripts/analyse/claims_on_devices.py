@@ -180,8 +180,8 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
 
 
 def _says(row: Record, published: float) -> str | None:
-    """What a measured ratio says: nothing if it cannot tell bandwidths from something else."""
-    if pd.isna(row["explanation"]) or pd.notna(row["cannot_show"]):
+    """What a measured ratio says: nothing without an interval, or if it cannot tell bandwidths from something else."""
+    if pd.isna(row["explanation"]) or pd.notna(row["cannot_show"]) or pd.isna(row["ratio_low"]):
         return None
     follows = ["bandwidth" in name for name in row["explanation"].split(", ")]
     low, high = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])

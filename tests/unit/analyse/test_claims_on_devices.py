@@ -1,5 +1,7 @@
 """Claims on flatness and on speed-ups of devices: with evidence for them, against them, and without evidence."""
 
+import math
+
 import pandas as pd
 import pytest
 
@@ -248,6 +250,7 @@ def ratio(value, explanation, **columns):
         (4.0, "bandwidth", {"ratio_high": 5.6}, NOT_TESTABLE),
         (5.5, "flop", {"cannot_show": "the weights stay in the cache"}, NOT_TESTABLE),
         (5.5, None, {}, NOT_TESTABLE),
+        (5.5, "none", {"ratio_low": math.nan, "ratio_high": math.nan, "scope": None}, NOT_TESTABLE),
     ],
 )
 def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, explanation, columns, verdict):
