@@ -72,18 +72,17 @@ def test_the_first_request_of_each_user_finds_nothing(prefix_caching: Results) -
     assert found == {"prefix-256": {11}, "users-4": {8}}
 
 
-def test_a_long_prefix_gains_and_has_its_interval_and_the_cache_has_no_effect_without_one(
+def test_a_prefix_takes_effect_and_has_its_interval_and_the_cache_has_no_effect_without_one(
     prefix_caching: Results,
 ) -> None:
     effects = prefix_caching("effects")
     gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
-    # How wide an interval is says something of the machine that the tests run on.
+    # How fast a cell is, and how wide an interval, depends on the load by others.
     shared = by_workload.loc[["prefix-256", "identical"]]
-    assert by_workload.loc["identical", "ratio"] > 1  # eightfold: no load by others hides it
     assert (shared["ratio_low"] < shared["ratio"]).all()
     assert (shared["ratio"] < shared["ratio_high"]).all()
-    assert by_workload.loc["prefix-256", "took_effect"]
+    assert by_workload.loc[["prefix-256", "identical"], "took_effect"].all()
     assert not by_workload.loc["nothing-shared", "took_effect"]
 
 
