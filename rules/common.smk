@@ -21,6 +21,7 @@ from workflow_scripts.study.grid import expand as expand_study
 from workflow_scripts.study.ladders import ladders_of
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
+from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.sources import sources
 from workflow_scripts.study.study_file import StudyError, load_study, study_file
 
@@ -59,6 +60,8 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 if "partial_report" in sys.argv:
     os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
+if PARTIAL:
+    os.nice(19)  # what runs beside it may be measured
 # Targets for which it does not matter which devices this machine has.
 MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare"}
 
@@ -138,6 +141,12 @@ def is_current(cell, start=1):
 
 def all_measured(gpu):
     return all(PATHS.outcome(id).exists() for id, cell in CELLS.items() if cell.gpu == gpu and id not in LEFT)
+
+
+def is_complete():
+    """Whether everything has ended that the study asks for."""
+    at_least = STUDY.starts.at_least
+    return all(len(PATHS.outcomes(id)) >= at_least for id in CELLS) and not may_grow(STUDY, PATHS)
 
 
 def device_records():

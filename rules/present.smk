@@ -50,6 +50,8 @@ rule report:
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",
+        # A partial report says what is being measured, so each call writes it again.
+        at=lambda wildcards: int(time.time()) if PARTIAL and not is_complete() else 0,
     shell:
         "python -m workflow_scripts report"
         " --study $STUDY"

@@ -16,11 +16,11 @@ import yaml
 
 from benchmarks.h200 import compare, probe, run
 from benchmarks.h200.evidence import pack
-from workflow_scripts.measure.cell import PARTIAL, WRONG_DEVICE
+from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.study_file import load_study
 
 CELLS = [cell.id for cell in expand(load_study(run.STUDY))]

@@ -43,12 +43,11 @@ from workflow_scripts.study.definition import (
 )
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 LOG_TAIL_LINES = 60
 WRONG_DEVICE = 3
-PARTIAL = "raw.partial"
 ONLY_ATTEMPT = Attempt()
 FIRST_START = Start()
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

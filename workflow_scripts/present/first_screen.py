@@ -12,9 +12,11 @@ from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.scorecards import Card, scorecards
-from workflow_scripts.present.series import setting
+from workflow_scripts.present.series import knobs_that_differ, setting
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
-from workflow_scripts.present.words import listed, number, said, sentence, span
+from workflow_scripts.present.words import listed, number, said, sentence, settings_in_words, span
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.progress import clock
 
 OPEN_CARDS, MOST_CHANGES, MOST_DEVICES = 3, 4, 2
 # What a change of a knob is called; others are called by its values.
@@ -29,9 +31,19 @@ _FAILED = ("infeasible", "timeout", "engine_error")
 
 
 @dataclass(frozen=True)
+class Unfinished:
+    """How far an unfinished study is: starts of cells that have `ended` of those `wanted`, and the same in words."""
+
+    ended: int
+    wanted: int
+    words: Sequence[str]
+
+
+@dataclass(frozen=True)
 class FirstScreen:
     """What the reader sees first; `more_cards` are folded, so that the rest fits on a screen."""
 
+    unfinished: Unfinished | None
     answers: Sequence[str]
     cards: Sequence[Card]
     more_cards: Sequence[Card]
@@ -46,7 +58,21 @@ def first_screen(report: Report) -> FirstScreen:
         measured = report.grid["outcome"].eq("ok").any()
         answers = ["No two measured cells can be compared." if measured else "Nothing has been measured yet."]
     trust = [*_simulated(report), *_cells(report), *_intervals(report), *_load(report), *_hosts(report)]
-    return FirstScreen(answers, cards[:OPEN_CARDS], cards[OPEN_CARDS:], trust)
+    return FirstScreen(_unfinished(report), answers, cards[:OPEN_CARDS], cards[OPEN_CARDS:], trust)
+
+
+def _unfinished(report: Report) -> Unfinished | None:
+    seen = report.progress
+    if seen is None:
+        return None
+    grid = report.grid
+    labels = settings_in_words(grid, knobs_that_differ(grid, report.tables.knobs))
+    settings = dict(zip(grid["cell_id"], labels, strict=True))
+
+    def name(cell: Cell) -> str:
+        return f"{cell.gpu}, {cell.engine}, {cell.model}, {cell.workload}: {settings.get(cell.id, cell.knobs.slug())}"
+
+    return Unfinished(seen.ended, seen.wanted, [*seen.in_words(name), f"As of {clock(seen.at_s)}."])
 
 
 def _knobs(report: Report) -> Iterator[str]:

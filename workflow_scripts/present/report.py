@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,9 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.present.blocks import Absent, Block, Link
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.study.paths import start_folder
+from workflow_scripts.study.cell_status import progress, status_of_starts
+from workflow_scripts.study.paths import StudyPaths, start_folder
+from workflow_scripts.study.progress import Progress, may_grow
 from workflow_scripts.study.study_file import Study
 
 REPORT = CHECKOUT / "report"
@@ -53,6 +56,20 @@ class Report:
         """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first."""
         folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
         return folder / "raw" / "engine.log", folder / "measure.log"
+
+    @cached_property
+    def progress(self) -> Progress | None:
+        """How far the study is now, as its cells' files say; None if it is complete, or the tables are not of them."""
+        paths = StudyPaths(self.cells.parents[1], self.cells.parent.name)
+        starts = self.tables.cells.groupby("cell_id")["start"].nunique()
+        lacks = self.grid["outcome"].eq("missing").any() or (starts < self.study.starts.at_least).any()
+        if not self.cells.is_dir() or not (lacks or may_grow(self.study, paths)):
+            return None
+        seen = progress(self.study, paths, status_of_starts(self.study, paths), time.time())
+        cells = self.tables.cells
+        held = cells[cells["comparable"].eq(True) & cells["outcome"].ne("missing")]
+        known = len(held.drop_duplicates(["cell_id", "start"]))
+        return None if seen.is_complete or seen.ended < known else seen
 
     def link(self, path: Path, text: str) -> Link | None:
         """A link from the page to a file, or None if the file is not there."""

@@ -8,6 +8,8 @@ from workflow_scripts.study.grid import Cell
 
 CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
 START_FOLDER = "start-"
+# In the folder of a start, the evidence of one that is being measured, or was killed.
+PARTIAL = "raw.partial"
 
 
 def start_folder(start: int) -> str:

@@ -2,102 +2,39 @@
 
     kvsweep status --study config/studies/demo.yaml
 
-counts cells by GPU, engine, model and workload, then lists each start of a cell that is not `ok`, with the reason in
-one line and the path of its log; those with the same reason are grouped. A cell counts as its first start that is not
-`ok`. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
-`snakemake` measures both again. If further starts depend on what is not decided, the open comparisons follow.
+says how far an unfinished study is, counts cells by GPU, engine, model and workload, then lists each start of a cell
+that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
+counts as its first start that is not `ok`. Cells that have not ended are `missing`; those of an older protocol or
+another definition are `outdated`; `snakemake` measures both again. If further starts depend on what is not decided, the
+open comparisons follow.
+
+`--watch` shows how far the study is, and its counts, again and again until all cells have ended; Ctrl-C ends it.
 """
 
+import contextlib
+import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import get_args
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from workflow_scripts.common.command import RESULTS, STUDY, command
-from workflow_scripts.common.files import last_line, read_json
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
-from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Verdict, is_of, never_ran
+from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
+from workflow_scripts.study.cell_status import CellStatus, progress, status_of_cell, status_of_starts
+from workflow_scripts.study.outcome import Verdict
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study_file import Study, load_study
 
 STATES = (*get_args(Verdict), "outdated", "missing")
+# Seconds between two looks of `--watch`, which spends at most this share of its time on looking.
+WATCH_S, WATCH_SHARE = 5, 0.1
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
-
-
-@dataclass(frozen=True)
-class CellStatus:
-    """A start of a cell and its state. `reason` is one line; `log` is None if the start was never tried."""
-
-    cell: Cell
-    state: str
-    reason: str
-    log: Path | None
-    lock: str | None
-    host: str | None
-    processor: str | None = None
-    start: int = 1
-
-
-def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
-    """The starts that the study asks for and those beyond, by their number, for every cell of the grid in its order."""
-    models = resolved_models(study)
-    found = {}
-    for cell in expand(study):
-        definition = definition_sha256(cell_definition(study, cell, models))
-        numbers = sorted({*range(1, study.starts.at_least + 1), *paths.outcomes(cell)})
-        found[cell] = [_status_of_start(cell, paths, definition, start) for start in numbers]
-    return found
-
-
-def status_of_cell(starts: Sequence[CellStatus]) -> CellStatus:
-    """The status of a cell, given those of its starts: that of the first one that is not ok."""
-    return next((one for one in starts if one.state != "ok"), starts[0])
-
-
-def _status_of_start(cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
-    log = paths.log(cell, start) if paths.log(cell, start).exists() else None
-    if not paths.outcome(cell, start).exists():
-        return CellStatus(cell, "missing", _why_missing(log), log, None, None, start=start)
-    record = read_json(paths.outcome(cell, start))
-    provenance = record["provenance"]
-    state, reason = record["outcome"], _one_line(record["reason"] or "")
-    if never_ran(record):
-        state, reason = "missing", f"did not run: {reason}"
-    elif not is_of(record, definition):
-        state, reason = "outdated", f"measured by another definition, protocol {record['definition'].get('protocol')}"
-    raw = paths.start(cell, start) / "raw" / "engine.log"
-    return CellStatus(
-        cell,
-        state,
-        reason,
-        raw if raw.exists() else log,
-        str(provenance.get("lock_sha256"))[:12],
-        provenance.get("host"),
-        record.get("device", {}).get("processor"),
-        start,
-    )
-
-
-def _why_missing(log: Path | None) -> str:
-    return (last_line(log) or "its log is empty") if log else "not tried yet"
-
-
-def _one_line(text: str) -> str:
-    """The first line that is not blank; an engine's message may have many lines.
-
-    >>> _one_line("ValueError: no block size fits\\n  at layer 3")
-    'ValueError: no block size fits'
-    """
-    return next((" ".join(line.split()) for line in text.split("\n") if line.strip()), "")
 
 
 def counts(statuses: Iterable[CellStatus]) -> Table:
@@ -163,15 +100,47 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
             yield f"    {one.knob}: {needed}  {'  '.join(one.cells)}"
 
 
-@command("status", STUDY, RESULTS)
+def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            began_s = time.monotonic()
+            starts = status_of_starts(study, paths)
+            seen = progress(study, paths, starts, time.time())
+            table = counts(map(status_of_cell, starts.values()))
+            live.update(Group(*map(Text, seen.in_words()), "", table), refresh=True)
+            if seen.is_complete:
+                return
+            time.sleep(max(every_s, (time.monotonic() - began_s) / WATCH_SHARE))
+
+
+@command(
+    "status",
+    STUDY,
+    RESULTS,
+    option(
+        "--watch",
+        type=positive,
+        nargs="?",
+        const=WATCH_S,
+        metavar="SECONDS",
+        help="look again every so many seconds, %(const)s if none are given, until all cells have ended",
+    ),
+)
 def main(args: Namespace) -> None:
     """Print what became of every cell of a study."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
-    of_cells = status_of_starts(study, paths).values()
-    statuses = [one for of_cell in of_cells for one in of_cell]
+    if args.watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(study, paths, args.watch)
+        return
+    starts = status_of_starts(study, paths)
+    statuses = [one for of_cell in starts.values() for one in of_cell]
     # Lines are not wrapped: a wrapped path cannot be copied.
     console = Console(soft_wrap=True, highlight=False)
-    console.print(counts(map(status_of_cell, of_cells)))
+    seen = progress(study, paths, starts, time.time())
+    if not seen.is_complete:
+        console.print(*seen.in_words(), "", sep="\n", markup=False)
+    console.print(counts(map(status_of_cell, starts.values())))
     for line in [*failures(statuses), *differences(statuses), *rounds(study, paths)]:
         console.print(line)

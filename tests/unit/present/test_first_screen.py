@@ -1,12 +1,15 @@
 """The first screen: scorecards say what the tables say, ties decide nothing, and no number has too many digits."""
 
 import re
+import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests.generated_study import write_outcomes
 from tests.unit.present.conftest import Results
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.report import Report
@@ -31,6 +34,29 @@ def changed(report: Report, folder: Path, **tables: pd.DataFrame) -> Report:
     for path in report.tables.folder.glob("*.parquet"):
         tables.get(path.stem, pd.read_parquet(path)).to_parquet(folder / path.name)
     return replace(report, tables=Tables(folder))
+
+
+def test_an_unfinished_study_says_how_far_it_is_and_what_runs(report: Report, results: Results, tmp_path: Path) -> None:
+    write_outcomes(results.study, tmp_path)
+    cells = tmp_path / report.study.name / "cells"
+    missing = report.grid.loc[report.grid["outcome"] == "missing", "cell_id"].iloc[0]
+    (cells / missing / "outcome.json").unlink()
+    evidence = cells / missing / "raw.partial"
+    evidence.mkdir()
+    (evidence / "device_trace.jsonl").write_text(f'{{}}\n{{"time_unix_s": {time.time() - 90}}}\n')
+    told = first_screen(replace(report, cells=cells)).unfinished
+    assert told is not None
+    count = len(report.grid)
+    assert (told.ended, told.wanted) == (count - 1, count)
+    assert told.words[0] == f"{count - 1} of {count} cells have ended."
+    assert re.fullmatch(
+        r"Being measured: a100.*: block size 64, at most 256 sequences \(for 1\.5 min\)\.", told.words[1]
+    )
+    assert told.words[-1].startswith("As of 20")
+    # Of a folder that lacks what the tables hold, and of tables without a folder, nothing is told.
+    shutil.rmtree(cells / "h200")
+    assert first_screen(replace(report, cells=cells)).unfinished is None
+    assert first_screen(replace(report, cells=tmp_path / "none" / "cells")).unfinished is None
 
 
 def fact(card: Card, name: str) -> tuple[str, str]:

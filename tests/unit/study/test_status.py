@@ -1,15 +1,19 @@
 """The status of cells, from only their files."""
 
 import json
+import os
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
+from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan
 from workflow_scripts.study.status import main
 from workflow_scripts.study.study_file import load_study
@@ -50,10 +54,13 @@ class Seen:
         lock: str = "a" * 64,
         phases_s: dict[str, float] | None = None,
         start: int = 1,
+        ended_s: float | None = None,
+        host: str = "node-1",
         **changes: object,
     ) -> None:
         asked = cell_definition(self.study, self.cells[cell], resolved_models(self.study))
         definition = {**asked.as_json(), **changes}
+        at = {} if ended_s is None else {"ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
         Outcome.model_validate(
             {
                 "cell_id": cell,
@@ -62,10 +69,21 @@ class Seen:
                 "definition": definition,
                 "definition_sha256": json_sha256(definition),
                 "phases_s": phases_s or {},
-                "provenance": {"lock_sha256": lock, "host": "node-1"},
+                "provenance": {"lock_sha256": lock, "host": host, **at},
             }
         ).write(self.paths.outcome(cell, start))
         self.paths.log(cell, start).write_text("measuring\n")
+
+    def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:
+        """The evidence of a start that began then, and of which something was seen last then (Unix times)."""
+        evidence = (self.paths.cell(cell) / folder if folder else self.paths.start(cell, start)) / PARTIAL
+        evidence.mkdir(parents=True)
+        trace = [{"schema": "device_trace/1"}, {"time_unix_s": began_s}, {"time_unix_s": seen_s}]
+        write_jsonl(evidence / "device_trace.jsonl", trace)
+        for name in ("job.json", "engine.log", "device_trace.jsonl"):
+            (evidence / name).touch()
+            os.utime(evidence / name, (seen_s, began_s if name == "job.json" else seen_s))
+        return evidence
 
     def printed(self, capsys: pytest.CaptureFixture[str]) -> str:
         assert main(["--study", str(self.file), "--results", str(self.paths.results)]) == 0
@@ -85,7 +103,7 @@ def test_counts_are_grouped_and_every_cell_counts_once(seen: Seen, capsys: pytes
     seen.end(cell("h200", 16), "ok")
     seen.end(cell("h200", 32), "ok")
     seen.end(cell("h200", 8), "infeasible", "ValueError: no backend\nfor block size 8")
-    rows = [line.split() for line in seen.printed(capsys).splitlines()]
+    rows = [line.split() for line in seen.printed(capsys).partition("\n\n")[2].splitlines()]
     assert rows[0] == ["GPU", "engine", "model", "workload", "ok", "infeasible", "missing"]
     assert rows[1] == ["h200", "vllm", "opt-125m", "short", "2", "1", "3"]
     assert rows[2] == ["l40s", "vllm", "opt-125m", "short", "·", "·", "6"]
@@ -189,7 +207,8 @@ def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: 
     seen.end(cell("h200", 16), "ok", protocol=0)
     printed = seen.printed(capsys)
     assert "outdated: measured by another definition, protocol 0" in printed
-    assert printed.splitlines()[0].split()[-2:] == ["outdated", "missing"]
+    assert printed.startswith("0 of 12 cells have ended.\nNo cell is being measured.\n\n")
+    assert printed.splitlines()[3].split()[-2:] == ["outdated", "missing"]
 
 
 def test_cells_of_two_locks_are_named(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +218,30 @@ def test_cells_of_two_locks_are_named(seen: Seen, capsys: pytest.CaptureFixture[
     printed = seen.printed(capsys)
     assert "Measured in environments of different locks, so not compared with each other:" in printed
     assert "    bbbbbbbbbbbb: 1 cells, l40s on node-1" in printed
+
+
+def test_watching_shows_what_runs_and_ends_with_the_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, slept = Seen(tmp_path), []
+    *others, last = seen.cells
+    for ended in others:
+        seen.end(ended, "ok", phases_s={"start": 5.0}, ended_s=time.time() - 20)
+    seen.begin(last, time.time() - 10, time.time())
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        said = seen.printed(capsys)
+        assert said.startswith(f"11 of 12 cells have ended.\nBeing measured: {last} (for 1")
+        seen.end(last, "ok")
+
+    monkeypatch.setattr("workflow_scripts.study.status.time.sleep", sleep)
+    assert main(["--study", str(seen.file), "--results", str(seen.paths.results), "--watch", "60"]) == 0
+    assert len(slept) == 1
+    assert slept[0] >= 60
+    printed = capsys.readouterr().out
+    assert "12 of 12 cells have ended." in printed
+    assert printed.splitlines()[-1].split() == ["all", "12"]
 
 
 def test_a_bad_study_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,100 @@
+"""The status of every start of every cell of a study, from their files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from workflow_scripts.common.files import last_line, read_json
+from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.outcome import is_of, never_ran
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.progress import Progress, Run, progress_of
+from workflow_scripts.study.study_file import Study
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """A start of a cell and its state.
+
+    `reason` is one line; `log` is None if the start was never tried; `run` is None unless the start has ended by the
+    cell's present definition.
+    """
+
+    cell: Cell
+    state: str
+    reason: str
+    log: Path | None
+    lock: str | None
+    host: str | None
+    processor: str | None = None
+    start: int = 1
+    run: Run | None = None
+
+
+def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
+    """The starts that the study asks for and those beyond, by their number, for every cell of the grid in its order."""
+    models = resolved_models(study)
+    found = {}
+    for cell in expand(study):
+        definition = definition_sha256(cell_definition(study, cell, models))
+        numbers = sorted({*range(1, study.starts.at_least + 1), *paths.outcomes(cell)})
+        found[cell] = [_status_of_start(study, cell, paths, definition, start) for start in numbers]
+    return found
+
+
+def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[CellStatus]], now_s: float) -> Progress:
+    """How far the study is, given the status of all starts at the Unix time `now_s`."""
+    runs = {cell: {one.start: one.run for one in of_cell if one.run} for cell, of_cell in starts.items()}
+    return progress_of(study, paths, runs, now_s)
+
+
+def status_of_cell(starts: Sequence[CellStatus]) -> CellStatus:
+    """The status of a cell, given those of its starts: that of the first one that is not ok."""
+    return next((one for one in starts if one.state != "ok"), starts[0])
+
+
+def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
+    log = paths.log(cell, start) if paths.log(cell, start).exists() else None
+    outcome = paths.outcome(cell, start)
+    try:
+        record = read_json(outcome)
+    except FileNotFoundError:
+        return CellStatus(cell, "missing", _why_missing(log), log, None, None, start=start)
+    provenance = record["provenance"]
+    state, reason = record["outcome"], _one_line(record["reason"] or "")
+    at = provenance.get("ended_at")
+    ended_s = datetime.fromisoformat(at).timestamp() if at else outcome.stat().st_mtime
+    took_s = sum(record["phases_s"].values()) or (study.cell_time_limit_s if state == "timeout" else 0.0)
+    run: Run | None = Run(provenance.get("host"), ended_s, took_s)
+    if never_ran(record):
+        state, reason, run = "missing", f"did not run: {reason}", None
+    elif not is_of(record, definition):
+        protocol = record["definition"].get("protocol")
+        state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
+    raw = paths.start(cell, start) / "raw" / "engine.log"
+    return CellStatus(
+        cell,
+        state,
+        reason,
+        raw if raw.exists() else log,
+        str(provenance.get("lock_sha256"))[:12],
+        provenance.get("host"),
+        record.get("device", {}).get("processor"),
+        start,
+        run,
+    )
+
+
+def _why_missing(log: Path | None) -> str:
+    return (last_line(log) or "its log is empty") if log else "not tried yet"
+
+
+def _one_line(text: str) -> str:
+    """The first line that is not blank; an engine's message may have many lines.
+
+    >>> _one_line("ValueError: no block size fits\\n  at layer 3")
+    'ValueError: no block size fits'
+    """
+    return next((" ".join(line.split()) for line in text.split("\n") if line.strip()), "")

@@ -1,0 +1,258 @@
+"""How far a study is, from its files alone: what has ended, what is being measured, and when all will have ended.
+
+Nobody can ask the processes of another host of a cluster. A cell that is being measured shows by the trace of its
+device, which grows ten times per second.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.paths import PARTIAL, StudyPaths, start_number
+from workflow_scripts.study.rounds import last_plan
+from workflow_scripts.study.study_file import Study
+
+# A trace that has not grown for so long is of a process that was killed. Shared file systems show growth late.
+SILENT_S = 180.0
+# So long after the end of a cell the next one is still being started.
+BETWEEN_S = 60.0
+# Cells that a sentence names.
+MOST_NAMED = 4
+# The places of cells on one machine, which measures all its devices in turn.
+_HERE = "here"
+
+
+class Run(NamedTuple):
+    """A start of a cell that has ended: its host, when it ended (Unix time), and the seconds from start to stop."""
+
+    host: str | None
+    ended_s: float
+    took_s: float
+
+
+# The starts of each cell that have ended by its present definition, by their numbers.
+Runs = Mapping[Cell, Mapping[int, Run]]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A start of a cell that is being measured, and for how many seconds; `again`: once more, to show drift."""
+
+    cell: Cell
+    start: int
+    for_s: float
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many starts of cells have ended, of how many that are asked for, and which are being measured.
+
+    `at_s`, `last_end_s`: Unix times of looking, and of the last end. `left_s`: seconds until all have ended, if each
+    cell takes as long as those like it; None if nothing is being measured or nothing has ended. `waiting`: devices with
+    cells left, none of which is being measured; they are not in `left_s`. `may_grow`: further rounds may follow.
+    """
+
+    ended: int
+    wanted: int
+    cells: int
+    running: Sequence[Running]
+    at_s: float
+    last_end_s: float | None
+    left_s: float | None
+    waiting: Sequence[str]
+    may_grow: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything has ended that the study asks for."""
+        return self.ended == self.wanted and not self.may_grow
+
+    def in_words(self, name: Callable[[Cell], str] = lambda cell: cell.id) -> Iterator[str]:
+        """Sentences; `name` says what a cell is called."""
+        of = f"starts of {self.cells} cells" if self.wanted > self.cells else "cells"
+        yield f"{self.ended} of {self.wanted} {of} have ended."
+        if self.running:
+            yield f"Being measured: {'; '.join(self._named(name))}."
+        elif self.last_end_s is None:
+            yield "No cell is being measured."
+        else:
+            yield f"No cell is being measured; the last one ended {_length(self.at_s - self.last_end_s)} ago."
+        if self.left_s is not None:
+            without = f", without the cells of {', '.join(self.waiting)}, which wait" if self.waiting else ""
+            grow = "; further rounds may follow" if self.may_grow else ""
+            yield f"About {_length(self.left_s)} left, until {clock(self.at_s + self.left_s)}{without}{grow}."
+
+    def _named(self, name: Callable[[Cell], str]) -> Iterator[str]:
+        for one in self.running[:MOST_NAMED]:
+            start = " once more, for drift" if one.again else f", start {one.start}" if one.start > 1 else ""
+            yield f"{name(one.cell)}{start} (for {_length(one.for_s)})"
+        if len(self.running) > MOST_NAMED:
+            yield f"and {len(self.running) - MOST_NAMED} more"
+
+
+def clock(unix_s: float) -> str:
+    """A time of day in UTC, with its date.
+
+    >>> clock(1795342732.8)
+    '2026-11-22 10:18 UTC'
+    """
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
+
+
+def _length(seconds: float) -> str:
+    """A length of time in words.
+
+    >>> _length(0.2), _length(42.1), _length(75), _length(600), _length(7500), _length(400000)
+    ('0 s', '42 s', '1.2 min', '10 min', '2.1 h', '4.6 days')
+    """
+    if seconds < 60:
+        return f"{max(0.0, seconds):.0f} s"
+    size, unit = (60, "min") if seconds < 3600 else (3600, "h") if seconds < 172800 else (86400, "days")
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+
+
+def may_grow(study: Study, paths: StudyPaths) -> bool:
+    """Whether further rounds may follow, which only what was measured decides."""
+    plan = last_plan(paths) if study.starts.is_adaptive else None
+    return study.starts.is_adaptive and (plan is None or not plan.ended)
+
+
+def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Progress:
+    """The progress of a study; `runs` has every cell of the grid, and `now_s` is the present Unix time."""
+    grows = may_grow(study, paths)
+    plan = last_plan(paths) if grows else None
+    of_plan: Counter[str] = Counter()
+    if plan:
+        by_id = {cell.id: ended for cell, ended in runs.items()}
+        of_plan.update(one.cell for one in plan.starts if one.cell in by_id and one.start not in by_id[one.cell])
+    missing = {cell: max(study.starts.at_least - len(ended), of_plan[cell.id], 0) for cell, ended in runs.items()}
+    ended = sum(map(len, runs.values()))
+    running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda one: one.for_s)
+    ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]
+    left_s, waiting = _left(runs, missing, running, _is_one_machine(paths), now_s)
+    return Progress(
+        ended=ended,
+        wanted=ended + sum(missing.values()),
+        cells=len(runs),
+        running=running,
+        at_s=now_s,
+        last_end_s=max(ends, default=None),
+        left_s=left_s,
+        waiting=waiting,
+        may_grow=grows,
+    )
+
+
+def _running(paths: StudyPaths, cells: Iterable[Cell], limit_s: float, now_s: float) -> Iterator[Running]:
+    for cell in cells:
+        folder = paths.cell(cell)
+        for evidence in (folder / PARTIAL, *folder.glob(f"*/{PARTIAL}")):
+            for_s = _measured_for(evidence, limit_s, now_s)
+            if for_s is not None:
+                of = evidence.parent
+                yield Running(cell, start_number(of), for_s, again=of != folder and start_number(of) == 1)
+
+
+def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
+    """For how many seconds a start with this evidence has been measured; None if it is not or was killed."""
+    trace = evidence / "device_trace.jsonl"
+    try:
+        if trace.exists():
+            is_silent = now_s - trace.stat().st_mtime > SILENT_S
+            began_s = _first_sample_s(trace) or trace.stat().st_mtime
+        else:
+            # A server elsewhere has no trace, and a start that has just begun has none yet. A log without a line in
+            # the time limit is of a process that was killed; without a log, the start waits for its device.
+            is_silent = now_s - (evidence / "engine.log").stat().st_mtime > limit_s
+            began_s = (evidence / "job.json").stat().st_mtime
+    except OSError:  # not there, or it ended while its files were looked at
+        return None
+    return None if is_silent else max(0.0, now_s - began_s)
+
+
+def _first_sample_s(trace: Path) -> float | None:
+    with trace.open(encoding="utf-8") as lines:
+        next(lines, None)
+        try:
+            return float(json.loads(next(lines, ""))["time_unix_s"])
+        except (ValueError, KeyError):  # not written yet
+            return None
+
+
+def _is_one_machine(paths: StudyPaths) -> bool:
+    """Whether a call measures on one machine, whose cells wait for each other, whatever their device."""
+    batches = paths.batch(_HERE, "*").parent.glob("*.json")
+    return any(not batch.with_suffix(".done").exists() for batch in batches)
+
+
+def _left(
+    runs: Runs, missing: Mapping[Cell, int], running: Sequence[Running], is_one_machine: bool, now_s: float
+) -> tuple[float | None, list[str]]:
+    """Seconds until the last missing start has ended, and the devices whose cells wait."""
+    expected = _expected_s(runs)
+
+    def place(cell: Cell) -> str:
+        return _HERE if is_one_machine else cell.gpu
+
+    work: dict[str, float] = {}
+    for cell, starts in missing.items():
+        if starts:
+            work[place(cell)] = work.get(place(cell), 0.0) + starts * (expected(cell) or 0.0)
+    at_once = Counter(place(one.cell) for one in running)
+    for cell, of_cell in runs.items():
+        if any(now_s - run.ended_s < BETWEEN_S for run in of_cell.values()):
+            at_once.setdefault(place(cell), 1)
+    for one in running:
+        took = min(one.for_s, expected(one.cell) or 0.0)
+        if place(one.cell) in work and not one.again:
+            work[place(one.cell)] -= took
+    waiting = [name for name in work if name not in at_once]
+    known = [seconds / at_once[name] for name, seconds in work.items() if name in at_once]
+    return (max(known) if known and any(runs.values()) else None), waiting
+
+
+def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:
+    """What a start of a cell takes: the mean of the cell's own starts, or of the cells that are most like it."""
+    between = _between_s(runs)
+    took: dict[tuple[object, ...], list[float]] = {}
+    for cell, of_cell in runs.items():
+        for key in _alike(cell):
+            took.setdefault(key, []).extend(run.took_s + between for run in of_cell.values())
+    means = {key: fmean(values) for key, values in took.items() if values}
+    return lambda cell: next((means[key] for key in _alike(cell) if key in means), None)
+
+
+def _alike(cell: Cell) -> list[tuple[object, ...]]:
+    """From the cell itself to all cells."""
+    return [
+        (cell.id,),
+        (cell.gpu, cell.engine, cell.model, cell.workload),
+        (cell.gpu, cell.engine),
+        (cell.engine,),
+        (),
+    ]
+
+
+def _between_s(runs: Runs) -> float:
+    """Seconds from the end of a start to the beginning of the next one on its host, in the middle case.
+
+    Pauses are rare, so the median leaves them out; on a host that measures several cells at once it is 0.
+    """
+    by_host: dict[str | None, list[Run]] = {}
+    for of_cell in runs.values():
+        for run in of_cell.values():
+            by_host.setdefault(run.host, []).append(run)
+    gaps = [
+        max(0.0, after.ended_s - after.took_s - before.ended_s)
+        for of_host in by_host.values()
+        for before, after in pairwise(sorted(of_host, key=lambda run: run.ended_s))
+    ]
+    return median(gaps) if gaps else 0.0
