@@ -56,13 +56,14 @@ export class Chart {
     this.title = "Chart";
     this.at = -1;
     this.tip = el("div", { class: "tip", hidden: true });
+    this.ring = el("div", { class: "ring", hidden: true });
     this.said = el("p", { class: "said", "aria-live": "polite" });
     const properties = { tabindex: "0", role: "application", "aria-roledescription": "chart" };
     const height = () => (box.clientWidth < 600 ? 320 : 420);
     const { canvas, redraw } = sheet(box, height, properties, (...drawing) => this.draw(...drawing), () => this.picture());
     this.canvas = canvas;
     this.redraw = redraw;
-    box.append(this.tip, this.said);
+    box.append(this.ring, this.tip, this.said);
     canvas.addEventListener("pointermove", (event) => this.select(this.nearest(event.offsetX, event.offsetY)));
     canvas.addEventListener("pointerleave", () => this.select(-1));
     canvas.addEventListener("click", (event) => {
@@ -77,9 +78,8 @@ export class Chart {
   show({ points, lines, series, x, y, label }) {
     Object.assign(this, { lines, series, x, y, title: `${y.label} against ${x.label}` });
     this.points = [...points].sort((a, b) => a.x - b.x || a.y - b.y);
-    this.at = -1;
-    this.canvas.setAttribute("aria-label", `${label} Arrow keys move from point to point, Enter opens one.`);
     this.select(-1);
+    this.canvas.setAttribute("aria-label", `${label} Arrow keys move from point to point, Enter opens one.`);
     this.redraw();
   }
 
@@ -104,6 +104,7 @@ export class Chart {
     drawAxis(context, up, false, width, height, ink, this.y);
     const shown = (p) => across.shows(p.x) && up.shows(p.y);
     for (const p of points) Object.assign(p, shown(p) ? { px: across.place(p.x), py: up.place(p.y) } : { px: NaN, py: NaN });
+    this.showRing();
     context.lineWidth = 1.2;
     context.globalAlpha = 0.55;
     for (const line of this.lines) {
@@ -118,13 +119,16 @@ export class Chart {
     const radius = points.length > 2000 ? 2.5 : 4.5;
     for (const p of points) this.drawPoint(context, p, across, up, radius, ink);
     context.globalAlpha = 1;
-    if (this.at >= 0 && Number.isFinite(points[this.at].px)) {
-      context.strokeStyle = ink.ink;
-      context.lineWidth = 2;
-      context.beginPath();
-      context.arc(points[this.at].px, points[this.at].py, radius + 5, 0, 2 * Math.PI);
-      context.stroke();
-    }
+  }
+
+  // A ring around the chosen point, as an element of its own: drawing thousands of points at each move of the mouse
+  // would take too long.
+  showRing() {
+    const point = this.points[this.at];
+    this.ring.hidden = !point || !Number.isFinite(point.px);
+    if (this.ring.hidden) return;
+    this.ring.style.left = `${point.px}px`;
+    this.ring.style.top = `${point.py}px`;
   }
 
   drawPoint(context, p, across, up, radius, ink) {
@@ -161,6 +165,7 @@ export class Chart {
   select(i) {
     if (i === this.at) return;
     this.at = i;
+    this.showRing();
     this.tip.hidden = i < 0;
     if (i >= 0) {
       const point = this.points[i];
@@ -170,7 +175,6 @@ export class Chart {
       this.tip.style.top = `${point.py + 14}px`;
       if (document.activeElement === this.canvas) this.said.textContent = this.describe(point).join(". ");
     }
-    this.redraw();
   }
 
   key(event) {

@@ -26,33 +26,58 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-// Every cell as an object, with its repeats, limits, predictions and intervals.
-export function storeOf(data) {
-  const cells = rowsOf(data.cells).map((cell) => ({ ...cell, repeats: [], limits: [], predictions: [], intervals: {} }));
-  for (const repeat of rowsOf(data.repeats)) cells[repeat.cell].repeats.push(repeat);
-  for (const limit of rowsOf(data.limits)) cells[limit.cell].limits.push(limit);
-  for (const prediction of rowsOf(data.predictions)) cells[prediction.cell].predictions.push(prediction);
-  for (const interval of rowsOf(data.intervals)) cells[interval.cell].intervals[interval.measure] = interval;
-  return { ...data, cells, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
+// Rows of a table by cell: rowsOfCell(place) gives the places of a cell's rows, in their order.
+function grouped(of, cells) {
+  const first = new Uint32Array(cells + 1);
+  for (const cell of of) first[cell + 1] += 1;
+  for (let i = 0; i < cells; i += 1) first[i + 1] += first[i];
+  const free = first.slice();
+  const rows = new Uint32Array(of.length);
+  for (let row = 0; row < of.length; row += 1) rows[free[of[row]]++] = row;
+  return (place) => rows.subarray(first[place], first[place + 1]);
 }
 
-// A cell's measure: the table's value with its 95 % interval if a table holds one, otherwise the median of its repeats
-// with their range.
-export function statistic(cell, measure) {
-  const values = [];
-  for (const repeat of cell.repeats) {
-    const value = repeat[measure];
-    if (value !== null && value !== undefined) values.push(value);
-  }
-  if (!values.length) return null;
-  const interval = cell.intervals[measure] ?? null;
-  return {
-    value: interval?.value ?? median(values),
-    low: Math.min(...values),
-    high: Math.max(...values),
-    n: values.length,
-    interval,
+// A table whose rows belong to cells. Rows become objects only where somebody asks for them: a large study has 100,000.
+function tableByCell(columns, cells) {
+  const plain = plainColumns(columns);
+  const rowsOfCell = grouped(plain.cell ?? [], cells);
+  const names = Object.keys(plain);
+  const of = (place) => Array.from(rowsOfCell(place), (row) => Object.fromEntries(names.map((name) => [name, plain[name][row]])));
+  return { plain, rowsOfCell, of };
+}
+
+// What is known of a measure by cell: the table's value with its 95 % interval if a table holds one, otherwise the
+// median of its repeats with their range; null for cells without a value.
+function statisticsOf(repeats, intervals, measure, cells) {
+  const values = repeats.plain[measure];
+  if (!values) return new Array(cells).fill(null);
+  const { measure: measures = [], value, low, high } = intervals.plain;
+  return Array.from({ length: cells }, (_, place) => {
+    const known = [];
+    for (const row of repeats.rowsOfCell(place)) if (values[row] !== null) known.push(values[row]);
+    if (!known.length) return null;
+    const row = intervals.rowsOfCell(place).find((candidate) => measures[candidate] === measure);
+    const interval = row === undefined ? null : { value: value[row], low: low[row], high: high[row] };
+    return { value: interval?.value ?? median(known), low: Math.min(...known), high: Math.max(...known), n: known.length, interval };
+  });
+}
+
+// Every cell as an object, with its repeats, limits and predictions.
+export function storeOf(data) {
+  const count = Object.values(plainColumns(data.cells))[0]?.length ?? 0;
+  const [repeats, limits, predictions, intervals] = ["repeats", "limits", "predictions", "intervals"].map((name) => tableByCell(data[name], count));
+  const byMeasure = new Map();
+  const statistics = (measure) => {
+    if (!byMeasure.has(measure)) byMeasure.set(measure, statisticsOf(repeats, intervals, measure, count));
+    return byMeasure.get(measure);
   };
+  const cells = rowsOf(data.cells).map((cell, place) => Object.defineProperties(cell, {
+    repeats: { get: () => repeats.of(place) },
+    limits: { get: () => limits.of(place) },
+    predictions: { get: () => predictions.of(place) },
+    statistic: { value: (measure) => statistics(measure)[place] },
+  }));
+  return { ...data, cells, byId: new Map(cells.map((cell) => [cell.cell_id, cell])) };
 }
 
 function packed() {

@@ -1,7 +1,7 @@
 // The drawer: everything about one cell.
 import { changeAddress } from "./address.js";
 import { blockMap } from "./blocks.js";
-import { statistic, store, unpack } from "./data.js";
+import { store, unpack } from "./data.js";
 import { distributions } from "./distribution.js";
 import { choice, definitionList, el, tableOf } from "./dom.js";
 import { download } from "./save.js";
@@ -38,21 +38,22 @@ function settingsTable(cell, data) {
   return tableOf("Settings asked for and in effect", ["Setting", "Asked for", "In effect"], rows);
 }
 
-function startsOf(cell) {
-  return new Set(cell.repeats.map((repeat) => repeat.start)).size;
+function startsOf(repeats) {
+  return new Set(repeats.map((repeat) => repeat.start)).size;
 }
 
 function repeatsTable(cell) {
-  const shown = Object.keys(METRICS).filter((name) => cell.repeats.some((repeat) => typeof repeat[name] === "number"));
-  const of = (repeat) => `${startsOf(cell) > 1 ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
+  const { repeats } = cell;
+  const shown = Object.keys(METRICS).filter((name) => repeats.some((repeat) => typeof repeat[name] === "number"));
+  const of = (repeat) => `${startsOf(repeats) > 1 ? `start ${repeat.start}, ` : ""}repeat ${repeat.repeat}`;
   const rows = shown.map((name) => {
     const { name: words, unit, factor } = METRICS[name];
-    const found = statistic(cell, name);
+    const found = cell.statistic(name);
     const { interval } = found;
     const middle = interval ? `${number(interval.low * factor)} to ${number(interval.high * factor)}` : "–";
-    return [`${words} (${unit})`, ...cell.repeats.map((repeat) => number(repeat[name] === null || repeat[name] === undefined ? null : repeat[name] * factor)), number(found.value * factor), middle];
+    return [`${words} (${unit})`, ...repeats.map((repeat) => number(repeat[name] === null || repeat[name] === undefined ? null : repeat[name] * factor)), number(found.value * factor), middle];
   });
-  const headings = ["Measure", ...cell.repeats.map(of), "Mean or median", "95 % interval"];
+  const headings = ["Measure", ...repeats.map(of), "Mean or median", "95 % interval"];
   return tableOf("Every repeat", headings, rows, headings.map((_, i) => i > 0));
 }
 
@@ -122,7 +123,7 @@ async function timelineParts(cell, data) {
   const spread = distributions(timeline, data.colours);
   return [
     ...(spread ? part("Latency of its requests", el("p", { class: "note" }, "Share of the requests that took at most so long, one line per repeat."), spread) : []),
-    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, [startsOf(cell) > 1 ? "Timeline and latencies are of the cell's first start that gave results." : "", chosenNote(timeline)].join(" ").trim()), box),
+    ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, [startsOf(cell.repeats) > 1 ? "Timeline and latencies are of the cell's first start that gave results." : "", chosenNote(timeline)].join(" ").trim()), box),
   ];
 }
 

@@ -1,7 +1,6 @@
 // The view Explore: one filter drives a chart and a table of cells.
 import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
-import { statistic } from "./data.js";
 import { choice, el, tableOf } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { facetsOf, filterForm, filtered } from "./filter.js";
@@ -27,7 +26,7 @@ export function axesOf(store, facets) {
 
 function valueOf(cell, axis) {
   if (!axis.metric) return { value: axis.of(cell) };
-  const found = statistic(cell, axis.metric);
+  const found = cell.statistic(axis.metric);
   if (!found) return { value: null };
   const { factor } = METRICS[axis.metric];
   const range = found.interval ?? found;
@@ -36,7 +35,7 @@ function valueOf(cell, axis) {
 
 // The lines that a reader sees of a cell's measure: value, interval or range, number of repeats and scope.
 export function toldOf(cell, metric) {
-  const found = statistic(cell, metric);
+  const found = cell.statistic(metric);
   const { name, unit, factor } = METRICS[metric];
   if (!found) return [`${name}: not known`];
   const lines = [`${name}: ${withUnit(found.value * factor, unit)}`];
@@ -102,7 +101,7 @@ function resultsTable(cells, metric, store, count) {
   const titles = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
   const hasScope = store.cells.some((cell) => cell.scope);
   const rows = cells.slice(0, count).map((cell) => {
-    const found = statistic(cell, metric);
+    const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
     return [
       el("button", { type: "button", class: "link", onclick: () => openCell(cell.cell_id) }, cell.label),
@@ -122,7 +121,7 @@ function resultsTable(cells, metric, store, count) {
 
 function ordered(cells, metric) {
   const sign = METRICS[metric].more ? -1 : 1;
-  const value = (cell) => statistic(cell, metric)?.value ?? null;
+  const value = (cell) => cell.statistic(metric)?.value ?? null;
   return cells
     .map((cell) => ({ cell, of: value(cell) }))
     .sort((a, b) => (a.of === null) - (b.of === null) || sign * (a.of - b.of))

@@ -1,7 +1,6 @@
 // The view Your limits: the best setting within a reader's own bounds of latency, and what tokens cost.
 import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
-import { statistic } from "./data.js";
 import { definitionList, el, tableOf } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { cellWords, toldOf } from "./explore.js";
@@ -42,7 +41,7 @@ export function devicesOf(cell) {
 export function brokenBound(cell, bounds, percentile) {
   for (const [id, bound] of Object.entries(bounds)) {
     if (bound === null) continue;
-    const found = statistic(cell, `${BOUNDS[id].column}_p${percentile}`);
+    const found = cell.statistic(`${BOUNDS[id].column}_p${percentile}`);
     if (!found) return `${BOUNDS[id].name} not known`;
     if (found.high > bound) return `${BOUNDS[id].name} too long`;
   }
@@ -50,13 +49,13 @@ export function brokenBound(cell, bounds, percentile) {
 }
 
 function candidatesOf(cells, model, workload) {
-  return cells.filter((cell) => cell.model === model && cell.workload === workload && cell.outcome === "ok" && cell.comparable !== false && statistic(cell, RATE));
+  return cells.filter((cell) => cell.model === model && cell.workload === workload && cell.outcome === "ok" && cell.comparable !== false && cell.statistic(RATE));
 }
 
 function scored(cell, prices) {
-  const rate = statistic(cell, RATE);
+  const rate = cell.statistic(RATE);
   const range = rate.interval ?? rate;
-  const energy = statistic(cell, "energy_j_per_output_token");
+  const energy = cell.statistic("energy_j_per_output_token");
   return { cell, rate: rate.value, low: range.low, high: range.high, perPrice: tokensPerPrice(rate.value, prices.get(cell.gpu) ?? null, devicesOf(cell)), perJoule: energy ? 1 / energy.value : null };
 }
 
@@ -75,7 +74,7 @@ function bestSentence(ranked, goals, goal) {
 }
 
 export function showLimits(panel, store) {
-  const cells = store.cells.filter((cell) => cell.outcome === "ok" && statistic(cell, RATE));
+  const cells = store.cells.filter((cell) => cell.outcome === "ok" && cell.statistic(RATE));
   if (!cells.length) {
     panel.replaceChildren(el("p", { class: "absent" }, "No cell has been measured yet, so no setting can be chosen."));
     return;
@@ -115,8 +114,8 @@ export function showLimits(panel, store) {
     const { name, unit, factor } = METRICS[column];
     const hidden = new Set(current().getAll("hide"));
     const points = candidates.flatMap((cell) => {
-      const latency = statistic(cell, column);
-      const rate = statistic(cell, RATE);
+      const latency = cell.statistic(column);
+      const rate = cell.statistic(RATE);
       if (!latency || hidden.has(cell.gpu)) return [];
       const [across, up] = [latency.interval ?? latency, rate.interval ?? rate];
       return [{ cell, x: latency.value * factor, xLow: across.low * factor, xHigh: across.high * factor, y: rate.value, yLow: up.low, yHigh: up.high, series: devices.indexOf(cell.gpu), hollow: !keeps.has(cell) }];
@@ -159,7 +158,7 @@ export function showLimits(panel, store) {
       cell.engine,
       number(rate),
       `${number(low)} to ${number(high)}`,
-      ...columns.map(({ column }) => number((statistic(cell, column)?.value ?? NaN) * METRICS[column].factor)),
+      ...columns.map(({ column }) => number((cell.statistic(column)?.value ?? NaN) * METRICS[column].factor)),
       ...(cost ? [number(perPrice)] : []),
       ...(energy ? [number(perJoule)] : []),
       front.has(cell) ? "yes" : "no",

@@ -65,6 +65,30 @@ def test_a_column_of_repeated_texts_is_read_back(run: Run) -> None:
     assert run("data.js", "[m.rowsOf({}), m.median([3, 1, 2]), m.median([4, 1, 2, 3])]") == [[], 2, 2.5]
 
 
+def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run: Run) -> None:
+    data = {
+        "cells": {"cell_id": ["a", "b", "c"]},
+        # The rows of a cell need not follow each other.
+        "repeats": {"cell": [1, 0, 1, 1, 0], "rate": [4, 1, 9, 5, None], "power": [None] * 5},
+        "limits": {"cell": [2], "rates": {"of": ["measured"], "at": [0]}},
+        "predictions": {},
+        "intervals": {
+            **{"cell": [1, 0], "measure": {"of": ["power", "rate"], "at": [0, 1]}},
+            **{"value": [7, 1.5], "low": [6, 1.2], "high": [8, 1.8]},
+        },
+    }
+    told = "[c.repeats, c.limits, c.statistic('rate'), c.statistic('power'), c.statistic('none')]"
+    a, b, c = run("data.js", f"m.storeOf({json.dumps(data)}).cells.map((c) => {told})")
+    interval = {"value": 1.5, "low": 1.2, "high": 1.8}
+    assert a[0] == [{"cell": 0, "rate": 1, "power": None}, {"cell": 0, "rate": None, "power": None}]
+    assert a[1:] == [[], {"value": 1.5, "low": 1, "high": 1, "n": 1, "interval": interval}, None, None]
+    assert [row["rate"] for row in b[0]] == [4, 9, 5]
+    # An interval of a measure that no repeat has is of no cell here.
+    assert b[2:] == [{"value": 5, "low": 4, "high": 9, "n": 3, "interval": None}, None, None]
+    assert c == [[], [{"cell": 2, "rates": "measured"}], None, None, None]
+    assert run("data.js", f"m.storeOf({json.dumps(data)}).byId.get('c').limits.length") == 1
+
+
 def test_an_address_holds_a_view_or_a_section(run: Run) -> None:
     assert run(
         "address.js",
@@ -149,14 +173,12 @@ def test_the_pareto_front_is_what_no_other_point_beats(run: Run) -> None:
 
 
 def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(run: Run) -> None:
-    cell = {
-        "intervals": {},
-        "repeats": [{"ttft_s_p99": 0.2, "tpot_s_p99": 0.01}, {"ttft_s_p99": 0.4, "tpot_s_p99": 0.01}],
-    }
+    highest = {"ttft_s_p99": {"high": 0.4}, "tpot_s_p99": {"high": 0.01}}
+    cell = f"{{statistic: (measure) => ({json.dumps(highest)})[measure] ?? null}}"
     bounds = [[0.5, 0.02], [0.3, None], [None, 0.005], [None, None]]
-    script = f"{json.dumps(bounds)}.map(([ttft, tpot]) => m.brokenBound({json.dumps(cell)}, {{ttft, tpot}}, 99))"
+    script = f"{json.dumps(bounds)}.map(([ttft, tpot]) => m.brokenBound({cell}, {{ttft, tpot}}, 99))"
     assert run("limits.js", script) == [None, "TTFT too long", "TPOT too long", None]
-    assert run("limits.js", f"m.brokenBound({json.dumps(cell)}, {{e2e: 1}}, 99)") == "end-to-end latency not known"
+    assert run("limits.js", f"m.brokenBound({cell}, {{e2e: 1}}, 99)") == "end-to-end latency not known"
     # 100 tokens/s for an hour at 2 per device hour, on one device and on four.
     assert run("limits.js", "[1, 4].map((n) => m.tokensPerPrice(100, 2, n))") == [180_000, 45_000]
     assert run("limits.js", "m.tokensPerPrice(100, 0, 1)") is None
