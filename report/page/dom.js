@@ -29,8 +29,15 @@ export function definitionList(entries) {
 
 // Buttons that save something, one per kind of file; `savers` are functions by kind.
 export function saveRow(what, savers) {
-  const button = ([kind, save]) => el("button", { type: "button", class: "link", "aria-label": `Save as ${kind}: ${what}`, onclick: save }, kind);
-  return el("p", { class: "save" }, "Save as ", Object.entries(savers).flatMap((saver, i) => [i ? ", " : "", button(saver)]));
+  const button = ([kind, save]) => el("button", { type: "button", class: "link", onclick: save }, kind);
+  const row = el("p", { class: "save" }, "Save as ", Object.entries(savers).flatMap((saver, i) => [i ? ", " : "", button(saver)]));
+  nameSaves(row, what);
+  return row;
+}
+
+// What the buttons of such a row save, for who cannot see what they are below.
+export function nameSaves(row, what) {
+  for (const button of row.querySelectorAll("button")) button.setAttribute("aria-label", `Save as ${button.textContent}: ${what}`);
 }
 
 // The buttons of a table; `whole()` gives the table with all its rows.

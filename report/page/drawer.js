@@ -66,7 +66,7 @@ function limitsTable(cell) {
     limit.factor === null || limit.factor === undefined ? "–" : `${number(100 * limit.factor)} %`,
     limit.exceeds ? `above the limit: ${limit.ceiling_broken ?? ""}` : "within the limit",
   ]);
-  return tableOf("Limits it was checked against", ["Device's rates from", "Most output tokens per second", "Limited by", "Reached", "Check"], rows);
+  return tableOf("Limits it was checked against", ["Device's rates from", "Highest possible rate", "Limited by", "Share reached", "Check"], rows);
 }
 
 // Without calibration there is no band, only the end that the device's data sheet allows.
@@ -83,7 +83,7 @@ function predictionsTable(cell) {
     const of = (value) => number(value === null || value === undefined ? null : value * factor);
     return [`${name} (${unit})`, of(row.predicted), band(row, of), of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
   });
-  return rows.length ? [el("h3", {}, "Prediction (not from its measurements)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
+  return rows.length ? [el("h3", {}, "Prediction (made without its measurements)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
 }
 
 function quoted(word) {
@@ -93,6 +93,12 @@ function quoted(word) {
 function command(cell, data) {
   const target = `${data.study.cells}/${cell.cell_id}/outcome.json`;
   return `snakemake --cores all --configfile ${quoted(data.study.file)} --force ${quoted(target)}`;
+}
+
+// The whole log lies in the study's folder, beside the page.
+function logLink(cell, data) {
+  const place = [data.study.beside, cell.cell_id, cell.log_file].join("/");
+  return el("p", {}, el("a", { href: place.split("/").map(encodeURIComponent).join("/") }, "The whole log"), ", if the page lies where it was made.");
 }
 
 function part(title, ...children) {
@@ -122,7 +128,7 @@ async function timelineParts(cell, data) {
   const repeats = choice("Repeat", timeline.repeats.map((repeat) => [String(repeat), `repeat ${repeat}`]), "0", (value) => show(Number(value)));
   const spread = distributions(timeline, data.colours);
   return [
-    ...(spread ? part("Latency of its requests", el("p", { class: "note" }, "Share of the requests that took at most so long, one line per repeat."), spread) : []),
+    ...(spread ? part("Latency of its requests", el("p", { class: "note" }, "The share of the requests that took at most this long, one line per repeat."), spread) : []),
     ...part("Timeline", ...(timeline.repeats.length > 1 ? [repeats] : []), el("p", { class: "note" }, [startsOf(cell.repeats) > 1 ? "Timeline and latencies are of the cell's first start that gave results." : "", chosenNote(timeline)].join(" ").trim()), box),
   ];
 }
@@ -150,7 +156,7 @@ async function contentOf(cell, data) {
     ...predictionsTable(cell),
     ...(await timelineParts(cell, data)),
     ...part("Settings", settingsTable(cell, data)),
-    ...(cell.log ? part("Last lines of its log", el("pre", { tabindex: "0" }, cell.log)) : []),
+    ...(cell.log ? part("Last lines of its log", el("pre", { tabindex: "0" }, cell.log), logLink(cell, data)) : []),
   ];
 }
 

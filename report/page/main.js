@@ -8,7 +8,7 @@ import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
 import { showLimits } from "./limits.js";
-import { makeSortable, nameCells, openFoldsForPrint } from "./static.js";
+import { makeSortable, openFoldsForPrint } from "./static.js";
 import { makeSavable } from "./take_away.js";
 
 const VIEWS = [
@@ -88,7 +88,6 @@ function build() {
 }
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
-nameCells(openCell);
 makeSavable();
 build();
 openFoldsForPrint();

@@ -1,6 +1,6 @@
 // A canvas that is sharp on every screen, follows the page's width, turns dark with the page, and is saved as a picture.
 import { inkOf, mark, onPaper } from "./canvas.js";
-import { el, saveRow } from "./dom.js";
+import { el, nameSaves, saveRow } from "./dom.js";
 import { download, slug } from "./save.js";
 import { SvgContext } from "./svg.js";
 
@@ -72,7 +72,8 @@ export function savePng(name, width, height, paint) {
 export function sheet(box, height, properties, draw, picture) {
   const canvas = el("canvas", properties);
   const save = (kind) => () => savePicture(kind, box.clientWidth, height(), draw, picture());
-  box.append(canvas, saveRow(picture().title, { SVG: save("svg"), PNG: save("png") }));
+  const saves = saveRow(picture().title, { SVG: save("svg"), PNG: save("png") });
+  box.append(canvas, saves);
   const redraw = () => {
     const width = box.clientWidth;
     if (!width) return;
@@ -86,6 +87,7 @@ export function sheet(box, height, properties, draw, picture) {
     context.scale(ratio, ratio);
     context.font = FONT;
     draw(context, width, tall);
+    nameSaves(saves, picture().title);
   };
   let lastWidth = 0;
   new ResizeObserver(() => {

@@ -24,20 +24,6 @@ export function makeSortable(table) {
   });
 }
 
-// Names of cells in the first column open the cell.
-export function nameCells(open) {
-  for (const heading of document.querySelectorAll("tbody th[scope=row]")) {
-    const id = heading.textContent.trim();
-    if (!/^[^/\s]+(\/[^/\s]+){4}$/.test(id) || heading.querySelector("a")) continue;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "link";
-    button.addEventListener("click", () => open(id));
-    button.append(...heading.childNodes);
-    heading.append(button);
-  }
-}
-
 // On paper all folds are open; afterwards they are as they were.
 export function openFoldsForPrint() {
   let opened = [];

@@ -61,12 +61,15 @@ def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab: Tab, repor
     # Of the fastest cell a table holds an interval.
     assert any("95 % interval " in said for said in told)
     assert not tab.evaluate("document.querySelector('.tip').hidden")
+    # The ring lies on the point, whose place the tip follows.
+    left = "parseFloat(document.querySelector('{}').style.left)"
+    assert 0 < tab.evaluate(left.format(".chart .ring")) < tab.evaluate(left.format(".tip"))
     tab.press("Enter")
     tab.wait("document.querySelector('dialog')?.open")
     assert "cell=h200" in tab.evaluate("location.hash")
     tab.press("Escape")
     tab.wait("!document.querySelector('dialog').open")
-    assert "cell=" not in tab.evaluate("location.hash")
+    tab.wait("!location.hash.includes('cell=')")
 
 
 def test_the_legend_hides_a_series(tab: Tab, report: Path) -> None:
@@ -78,6 +81,9 @@ def test_the_legend_hides_a_series(tab: Tab, report: Path) -> None:
     assert tab.evaluate("document.querySelector('.key[aria-pressed=false]').textContent") == "l40s"
     assert 0 < tab.evaluate(points) < before
     assert "hide=l40s" in tab.evaluate("location.hash")
+    labels = "[...document.querySelectorAll('#view-explore .chart .save button')].map((b) => b.ariaLabel)"
+    drawn = "Output tokens per second (tokens/s) against Sequences allowed at once"
+    assert tab.evaluate(labels) == [f"Save as SVG: {drawn}", f"Save as PNG: {drawn}"]
 
 
 def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path) -> None:
@@ -94,11 +100,29 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path
     tab.evaluate("document.querySelector('#tab-report').click()")
 
 
+def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab: Tab, report: Path) -> None:
+    tab.open(report)
+    link = "document.querySelector('#limits a[href*=\"cell=\"]')"
+    named = tab.evaluate(f"{link}.textContent")
+    assert "block size " in named
+    tab.evaluate(f"{link}.click()")
+    tab.wait("document.querySelector('dialog')?.open")
+    assert not tab.evaluate("document.getElementById('view-report').hidden")
+    settings = tab.evaluate("document.querySelector('dialog h2').textContent")
+    assert set(named.partition(": ")[2].split(", ")) <= set(settings.partition(": ")[2].split(", "))
+    tab.press("Escape")
+    tab.wait("!document.querySelector('dialog').open")
+    tab.open(report, "#view=report&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
+    tab.wait("document.querySelector('dialog')?.open")
+    log = tab.evaluate("document.querySelector('dialog a').href").removeprefix("file://")
+    assert Path(log).is_file()
+
+
 def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab: Tab, report: Path) -> None:
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
-    assert {"Measure it again", "Repeats", "Limits", "Prediction (not from its measurements)", "Settings"} <= set(
+    assert {"Measure it again", "Repeats", "Limits", "Prediction (made without its measurements)", "Settings"} <= set(
         titles
     )
     told = tab.evaluate("document.querySelector('dialog').innerText")
@@ -186,7 +210,7 @@ def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab
     tab.wait(READY)
     assert cells_shown(tab).startswith("27 cells: ")
     tab.evaluate("document.querySelector('#tab-report').click()")
-    tab.evaluate("document.querySelector('#view-report tbody th .link').click()")
+    tab.evaluate("document.querySelector('#view-report tbody th a[href*=cell]').click()")
     tab.wait("document.querySelector('dialog')?.open")
 
 

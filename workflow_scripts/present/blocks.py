@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Link:
-    """A table cell with a link to a file beside the page."""
+    """A table cell with a link, such as to a file beside the page."""
 
     href: str
     text: str
@@ -159,7 +159,10 @@ def table_of(
     if same:
         note = f"All rows: {', '.join(f'{used.pop(c)} {rows[c].iloc[0]}' for c in same)}. {note}".strip()
     numeric = [pd.api.types.is_numeric_dtype(rows[c]) and not pd.api.types.is_bool_dtype(rows[c]) for c in used]
-    body = [[shown(value, c) for c, value in row.items()] for row in records(rows[list(used)])]
+    body = [
+        [value if isinstance(value, Link) else shown(value, c) for c, value in row.items()]
+        for row in records(rows[list(used)])
+    ]
     return Table(caption, list(used.values()), body, numeric, note, link)
 
 

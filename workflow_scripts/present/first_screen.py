@@ -12,10 +12,9 @@ from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.scorecards import Card, scorecards
-from workflow_scripts.present.series import knobs_that_differ, setting
+from workflow_scripts.present.series import setting
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
-from workflow_scripts.present.words import listed, number, said, sentence, settings_in_words, span
-from workflow_scripts.study.grid import Cell
+from workflow_scripts.present.words import explained, listed, number, said, sentence, span
 from workflow_scripts.study.progress import clock
 
 OPEN_CARDS, MOST_CHANGES, MOST_DEVICES = 3, 4, 2
@@ -65,14 +64,8 @@ def _unfinished(report: Report) -> Unfinished | None:
     seen = report.progress
     if seen is None:
         return None
-    grid = report.grid
-    labels = settings_in_words(grid, knobs_that_differ(grid, report.tables.knobs))
-    settings = dict(zip(grid["cell_id"], labels, strict=True))
-
-    def name(cell: Cell) -> str:
-        return f"{cell.gpu}, {cell.engine}, {cell.model}, {cell.workload}: {settings.get(cell.id, cell.knobs.slug())}"
-
-    return Unfinished(seen.ended, seen.wanted, [*seen.in_words(name), f"As of {clock(seen.at_s)}."])
+    words = seen.in_words(lambda cell: report.names.get(cell.id, cell.id))
+    return Unfinished(seen.ended, seen.wanted, [*words, f"As of {clock(seen.at_s)}."])
 
 
 def _knobs(report: Report) -> Iterator[str]:
@@ -158,11 +151,11 @@ def _devices(report: Report) -> Iterator[str]:
     if ratios is None:
         return
     for (a, b), rows in ratios[ratios["metric"] == "output_tokens_per_s"].groupby(["gpu_a", "gpu_b"], sort=False):
-        explained = rows["explanation"].where(rows["explanation"] != "none").dropna()
+        known = rows["explanation"].where(rows["explanation"] != "none").dropna()
         why = "no known ratio of the devices explains it"
-        if len(explained):
-            most = explained.value_counts()
-            why = f"{most.index[0].replace('_', ' ').replace(',', ' or ')} explains it in {most.iloc[0]} of {len(rows)}"
+        if len(known):
+            most = known.value_counts()
+            why = f"{explained(most.index[0])} explains it in {most.iloc[0]} of {len(rows)}"
         if "cannot_show" in rows and rows["cannot_show"].notna().any():
             why = "this machine cannot show whether memory bandwidth explains it"
         of_settings = f"median of {len(rows)} settings" if len(rows) > 1 else "one setting"

@@ -7,7 +7,8 @@ Numbers keep five significant digits. A column without any value is left out; a 
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,7 +18,7 @@ import pandas as pd
 from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT
-from workflow_scripts.present.series import knobs_that_differ, setting
+from workflow_scripts.present.series import setting
 from workflow_scripts.present.style import COLOURS
 from workflow_scripts.present.words import settings_in_words
 
@@ -85,14 +86,17 @@ def page_data(report: Report, study_file: Path) -> PageData:
     grid = report.grid.reset_index(drop=True)
     knobs = [name for name in report.tables.knobs if grid[name].notna().any()]
     starts = grid.get("start", pd.Series(1, index=grid.index))
-    ends = [_log_end(report.logs(*of)) for of in zip(grid["cell_id"], starts, strict=True)]
-    logs = pd.Series(ends, index=grid.index, dtype=object)
-    # In a list of cells only those settings are named that differ.
-    labels = settings_in_words(grid, knobs_that_differ(grid, knobs))
+    logs = pd.DataFrame([_log(report, *of) for of in zip(grid["cell_id"], starts, strict=True)], dtype=object)
     place = pd.Series(grid.index, index=grid["cell_id"])
     intervals = _intervals(report, place)
     scopes = intervals.drop_duplicates("cell").set_index("cell")["scope"]
-    cells = grid.assign(settings=settings_in_words(grid, knobs), label=labels, log=logs, scope=scopes)
+    cells = grid.assign(
+        settings=settings_in_words(grid, knobs),
+        label=grid["cell_id"].map(report.labels),
+        log_file=logs[0],
+        log=logs[1],
+        scope=scopes,
+    )
     words: list[Knob] = [
         {"name": name.removeprefix("knob_"), "words": setting(name, None).removesuffix(" default")} for name in knobs
     ]
@@ -104,10 +108,11 @@ def page_data(report: Report, study_file: Path) -> PageData:
             "repeats": report.study.repeats,
             "file": str(study_file),
             "cells": str(report.cells),
+            "beside": os.path.relpath(report.cells, report.out.parent),
         },
         "colours": COLOURS,
         "knobs": words,
-        "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "label", "log", *knobs]),
+        "cells": columns_of(cells, [*OF_CELLS, "scope", "settings", "label", "log", "log_file", *knobs]),
         "repeats": columns_of(_repeats(report, place), ["cell", "start", "repeat", *MEASURES]),
         "limits": columns_of(_limits(report, place), ["cell", "rates", *LIMITS]),
         "predictions": columns_of(_of_cells(report.tables.get("predictions"), place), ["cell", *PREDICTIONS]),
@@ -133,35 +138,44 @@ def columns_of(rows: pd.DataFrame, names: Sequence[str], digits: int = 5) -> Col
 
 def _column(values: "pd.Series[Any]", digits: int) -> Column:
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-        return [_number(value, digits) for value in values.to_numpy(dtype=float, na_value=np.nan)]
+        return _numbers(values.to_numpy(dtype=float, na_value=np.nan), digits)
     plain = [None if pd.isna(value) else value for value in values]
     if not all(isinstance(value, str) for value in plain if value is not None):
-        return [value if isinstance(value, str | None) else _plain(value, digits) for value in plain]
+        return [value if isinstance(value, str | bool | None) else _plain(value, digits) for value in plain]
     codes, texts = pd.factorize(pd.Series(plain, dtype=object))
     return {"of": list(texts), "at": [int(code) if code >= 0 else None for code in codes]}
 
 
 def _plain(value: Any, digits: int) -> Any:
-    return bool(value) if isinstance(value, bool | np.bool_) else _number(float(value), digits)
+    return bool(value) if isinstance(value, np.bool_) else _numbers(np.array([value], dtype=float), digits)[0]
 
 
-def _number(value: float, digits: int) -> float | int | None:
-    if not np.isfinite(value):
-        return None
-    if value == int(value) and abs(value) < 1e15:
-        return int(value)
-    return float(f"{value:.{digits}g}")
+def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | None]:
+    """The values with so many significant digits; whole numbers keep all, and what is not finite is null.
+
+    >>> _numbers(np.array([131072.0, 0.0123456, -98765.4, 0.0, np.nan]), 5)
+    [131072, 0.012346, -98765, 0, None]
+    """
+    known = np.where(np.isfinite(values), values, 0.0)
+    size = np.abs(np.where(known == 0, 1.0, known))
+    power = digits - 1 - np.floor(np.log10(size))
+    scale = 10.0 ** np.abs(power)
+    rounded = np.where(power < 0, np.rint(known / scale) * scale, np.rint(known * scale) / scale)
+    found = np.where(known == np.trunc(known), known, rounded)
+    is_whole = (found == np.trunc(found)) & (np.abs(found) < 1e15)
+    each = zip(found.tolist(), is_whole.tolist(), np.isfinite(values).tolist(), strict=True)
+    return [(int(value) if whole else value) if is_known else None for value, whole, is_known in each]
 
 
-def _log_end(logs: Iterable[Path]) -> str | None:
-    """The last lines of the first log that has any."""
-    for path in logs:
+def _log(report: Report, cell_id: str, start: float) -> tuple[str, str] | tuple[None, None]:
+    """The first log of a start that has any lines: its place in the cell's folder, and its last lines."""
+    for path in report.logs(cell_id, start):
         if path.exists() and path.stat().st_size:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - LOG_BYTES))
                 lines = file.read().decode("utf-8", "replace").strip().splitlines()
-            return "\n".join(lines[-LOG_LINES:])
-    return None
+            return path.relative_to(report.cells / cell_id).as_posix(), "\n".join(lines[-LOG_LINES:])
+    return None, None
 
 
 def _of_cells(rows: pd.DataFrame | None, place: "pd.Series[int]") -> pd.DataFrame:

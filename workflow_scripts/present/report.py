@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -15,6 +16,8 @@ from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.present.blocks import Absent, Block, Link
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.series import NAMES
+from workflow_scripts.present.words import labels
 from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.paths import StudyPaths, start_folder
 from workflow_scripts.study.progress import Progress, may_grow
@@ -56,6 +59,48 @@ class Report:
         """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first."""
         folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
         return folder / "raw" / "engine.log", folder / "measure.log"
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """For each cell, by its id, the settings in words that tell it from others."""
+        return dict(zip(self.grid["cell_id"], labels(self.grid, self.tables.knobs), strict=True))
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """For each slug of settings the same in words."""
+        return dict(zip(self.grid["knobs"], self.labels.values(), strict=True))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """For each cell, by its id, what tells it from others: device, engine, model, workload and settings."""
+        differing = [name for name in NAMES if self.grid[name].nunique() > 1]
+        places = self.grid[differing].agg(", ".join, axis=1) if differing else [""] * len(self.grid)
+        ids = self.grid["cell_id"]
+        return {
+            cell: f"{of}: {self.labels[cell]}" if of else self.labels[cell]
+            for cell, of in zip(ids, places, strict=True)
+        }
+
+    def named(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows, with cells and settings in words; those that are of one cell of the study lead to it."""
+        known: dict[str, pd.Series[Any]] = {}
+        for name, words in (("cell_id", self.names), ("knobs", self.labels)):
+            if name in rows and "cell_id" in rows:
+                each = zip(rows["cell_id"], rows[name], strict=True)
+                links = [self.cell_link(cell, words[cell]) if cell in words else old for cell, old in each]
+                known[name] = pd.Series(links, index=rows.index, dtype=object)
+        for name in ("knobs", "vllm_knobs", "hf_knobs"):
+            if name in rows and name not in known:
+                known[name] = rows[name].map(lambda slug: self.settings.get(slug, slug))
+        return rows.assign(**known)
+
+    def cell_named(self, cell_id: str) -> Link:
+        """A link that names a cell of the study and opens it in the page."""
+        return self.cell_link(cell_id, self.names[cell_id])
+
+    def cell_link(self, cell_id: str, text: str) -> Link:
+        """A link that opens a cell of the study in the page."""
+        return Link(f"#view=report&cell={quote(cell_id)}", text)
 
     @cached_property
     def progress(self) -> Progress | None:

@@ -34,8 +34,8 @@ EFFECT_COLUMNS: Mapping[str, str] = {
     "scope": "Interval covers",
     "verdict": "Verdict",
     "moved_with_it": "Settings that changed with it",
-    "starts_needed": "Further starts that would decide",
-    "bound_by": "Sequences limited by",
+    "starts_needed": "Further starts needed to decide",
+    "bound_by": "Running sequences limited by",
 }
 # Knobs whose effects have a section of their own.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")

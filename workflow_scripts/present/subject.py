@@ -111,7 +111,7 @@ class TablePart:
             raise MissingError(f"the table {self.source} has no rows for: {self.caption}")
         note = f"{MOST_ROWS} of {len(rows)} rows; the file holds all." if len(rows) > MOST_ROWS else ""
         whole = report.link(report.tables.folder / f"{self.source}.csv", f"{self.source}.csv")
-        shown = table_of(rows.head(MOST_ROWS), self.columns, self.caption, note, whole)
+        shown = table_of(report.named(rows.head(MOST_ROWS)), self.columns, self.caption, note, whole)
         yield shown if len(rows) <= MOST_OPEN_ROWS else Fold(f"{self.caption}: {len(rows)} rows", [shown])
 
 
@@ -122,6 +122,19 @@ def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
     ['repeat']
     """
     return rows if rows["start"].nunique() > 1 else rows.drop(columns="start")
+
+
+def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """One row per cell, and per value of the other `keys`: medians of numbers, and of the rest what the first row says.
+
+    >>> rows = pd.DataFrame({"cell_id": "a", "start": [1, 2], "repeat": 0, "mbu": [0.2, 0.4], "bound_by": "memory"})
+    >>> medians_by_cell(rows).to_dict("records")
+    [{'cell_id': 'a', 'mbu': 0.30000000000000004, 'bound_by': 'memory'}]
+    """
+    by = ["cell_id", *keys]
+    others = [name for name in rows.columns if name not in {*by, *REPEAT_COLUMNS}]
+    how = {name: "median" if pd.api.types.is_float_dtype(rows[name]) else "first" for name in others}
+    return rows.groupby(by, sort=False, dropna=False).agg(how).reset_index()
 
 
 def prose(text: str) -> Part:

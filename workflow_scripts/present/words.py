@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.present.series import setting
+from workflow_scripts.present.series import knobs_that_differ, setting
 
 _SWITCHED = {"true": True, "false": False}
 
@@ -79,6 +79,27 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+# What may explain the ratio of two devices.
+_EXPLAINS = {
+    "bandwidth": "memory bandwidth",
+    "flop": "arithmetic",
+    "measured_bandwidth": "measured memory bandwidth",
+    "measured_flop": "measured arithmetic",
+    "measured_cache": "measured rate of reading from cache",
+    "kv_capacity": "size of the KV cache",
+    "none": "no known ratio",
+}
+
+
+def explained(names: str) -> str:
+    """What explains the ratio of two devices, given the names in the table `ratios`.
+
+    >>> explained("measured_bandwidth, measured_flop"), explained("none")
+    ('measured memory bandwidth or measured arithmetic', 'no known ratio')
+    """
+    return listed((_EXPLAINS.get(name, name) for name in names.split(", ")), "or")
+
+
 def listed(texts: Iterable[str], last: str = "and") -> str:
     """Texts in one phrase.
 
@@ -99,3 +120,16 @@ def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     cells = rows[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
     words = [[said(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells]
     return [", ".join(of_cell) or "engine's defaults" for of_cell in words]
+
+
+def labels(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """For each row the settings in words that differ among the cells of an engine; all of them if none differs.
+
+    >>> knobs = {"knob_block_size": [16, 32, None], "knob_batch_size": [None, None, 8]}
+    >>> labels(pd.DataFrame({"engine": ["a", "a", "b"], **knobs}), list(knobs))
+    ['block size 16', 'block size 32', 'batches of 8']
+    """
+    differing = knobs_that_differ(rows, knobs)
+    tells = rows[differing].notna().any(axis=1)
+    short, whole = settings_in_words(rows, differing), settings_in_words(rows, knobs)
+    return [one if is_told else other for one, other, is_told in zip(short, whole, tells, strict=True)]

@@ -30,6 +30,16 @@ def report(tmp_path: Path) -> Report:
 def write_limits(report: Report, *rows: tuple[str, float, float, bool]) -> None:
     table = pd.DataFrame(rows, columns=["cell_id", "factor", "tolerance", "exceeds"])
     table.assign(ceiling_broken="made up").to_parquet(report.tables.folder / "limits.parquet")
+    cells = pd.DataFrame({"cell_id": table["cell_id"].unique(), "outcome": "ok", "reason": None})
+    named(cells).to_parquet(report.tables.folder / "cells.parquet")
+
+
+def named(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells, a, b and so on, with what names them: blocks of 1, 2 and so on."""
+    sizes = [ord(cell) - ord("a") + 1 for cell in cells["cell_id"]]
+    return cells.assign(
+        gpu="h200", engine="vllm", model="m", workload="w", knobs=cells["cell_id"], knob_block_size=sizes
+    )
 
 
 def verdicts(report: Report) -> list[tuple[str, str]]:
@@ -42,7 +52,7 @@ def test_a_cell_above_its_ceiling_is_impossible_and_told_once(report: Report) ->
     write_limits(report, ("a", 1.5, 0.0, True), ("a", 2.0, 0.0, True), ("b", 0.5, 0.0, False))
     ((verdict, sentence),) = verdicts(report)
     assert verdict == "impossible"
-    assert sentence.startswith("a: 2 times its ceiling on made up.")
+    assert sentence.startswith("block size 1: 2 times its ceiling on made up.")
 
 
 def test_a_cell_above_a_ceiling_from_rates_of_a_loaded_host_is_not_decided(report: Report) -> None:
@@ -179,23 +189,25 @@ def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report: R
 
 def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(report: Report) -> None:
     cells = pd.DataFrame({"cell_id": list("abcd"), "outcome": ["ok", "engine_error", "engine_error", "engine_error"]})
+    cells = named(cells)
     cells.assign(reason=[None, "rare", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
-    sentence = "3 of 4 cells ended as engine error. In 2 of them: often (c)"
+    sentence = "3 of 4 cells ended as engine error. In 2 of them: often (block size 3)"
     assert told(unsuccessful, report) == [("engine error", sentence)]
     report = replace(report, tables=Tables(report.tables.folder))
     cells.assign(reason=[None, "often", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
-    assert told(unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (b)")]
+    assert told(unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (block size 2)")]
 
 
 def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_was_good(report: Report) -> None:
     cells = pd.DataFrame({"cell_id": list("aabb"), "outcome": ["ok", "timeout", "ok", "ok"], "start": [1, 2, 1, 2]})
     cells = cells.assign(reason=None, repeat=0, warmup_steady=[True, None, True, False])
-    cells.to_parquet(report.tables.folder / "cells.parquet")
+    named(cells).to_parquet(report.tables.folder / "cells.parquet")
     failed = "In 1 of 2 measured cells some starts of the engine failed; only the others count. For example, start 2 "
-    assert told(unsuccessful, report) == [("failed start", failed + "ended as timeout (a)")]
+    assert told(unsuccessful, report) == [("failed start", failed + "ended as timeout (block size 1)")]
     [(verdict, sentence)] = told(unsteady_cells, report)
     assert verdict == "not steady"
     assert sentence.startswith("In 1 of 2 measured cells")
+    assert ": block size 2. The column" in sentence
 
 
 def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report: Report) -> None:

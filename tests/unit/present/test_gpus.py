@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.present.conftest import Results
-from workflow_scripts.present.blocks import Findings, Fold, Table, shown
+from workflow_scripts.present.blocks import Findings, Fold, Link, Table, shown
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects import SUBJECTS
@@ -44,7 +44,9 @@ def test_cells_with_a_gpu_slowed_down_are_counted_and_named(results: Results, tm
     assert isinstance(fold, Fold)
     (named,) = fold.blocks
     assert isinstance(named, Table)
-    assert [row[0] for row in named.rows] == slowed["cell_id"].tolist()
+    links = [row[0] for row in named.rows if isinstance(row[0], Link)]
+    assert [link.href.partition("&cell=")[2] for link in links] == slowed["cell_id"].tolist()
+    assert len({link.text for link in links}) == slowed["cell_id"].nunique()
     assert "HwThermalSlowdown,SwPowerCap" in str(named)
 
 

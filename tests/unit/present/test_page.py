@@ -77,7 +77,13 @@ def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, pa
     targets = [attributes["href"] for attributes in page.all("a")]
     assert any(target.endswith("/raw/engine.log") for target in targets)
     for target in targets:
-        if target.startswith("#"):
+        if target.startswith("#view=report&cell="):
+            assert (results.root / "cells" / target.partition("cell=")[2]).parts[-5] in (
+                "h200",
+                "a100-sxm-80gb",
+                "l40s",
+            )
+        elif target.startswith("#"):
             assert target.removeprefix("#") in page.ids()
         else:
             assert (results.root / target).is_file(), target
@@ -127,8 +133,8 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page: Page) -> None:
 def test_settings_that_the_engine_replaced_are_told_with_the_cells_they_are_of(page: Page) -> None:
     told = next(table for table in page.text["figure"] if "Settings that the engine replaced" in table)
     assert "max_model_len 2048, not 4096" in told
-    assert "h200/" in told
-    assert "l40s/" not in told
+    assert "h200, vllm, chat: block size 8" in told
+    assert "l40s" not in told
 
 
 def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results: Results, page: Page) -> None:
@@ -165,15 +171,15 @@ def test_a_study_that_names_no_claims_has_no_word_of_them(results: Results, tmp_
 def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:
     assert any("loaded host" in finding for finding in page.text["li"])
     named = next(table for table in page.text["figure"] if "CPU used by others" in table)
-    assert "l40s/vllm/" in named
-    assert "h200/vllm/" not in named
+    assert "l40s, vllm, chat: block size 16" in named
+    assert "h200" not in named
 
 
 def test_cells_that_were_not_steady_after_their_warm_up_are_named(page: Page) -> None:
     told = next(finding for finding in page.text["li"] if "not steady" in finding)
     assert "measured cells the last two passes of the warm-up differed by more than 5 %" in told
-    assert "l40s/vllm/" in told
-    assert "h200/" not in told
+    assert "l40s, vllm, chat: block size 8, at most 1 sequence; " in told
+    assert "h200" not in told
 
 
 def test_cells_are_told_by_device_host_and_lock(page: Page) -> None:

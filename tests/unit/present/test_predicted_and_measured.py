@@ -43,7 +43,7 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
     (block,) = prediction_findings(report)
     sentences = {finding.verdict: finding.sentence for finding in block.findings}
     assert set(sentences) == {"prediction", "flagged", "not flat"}
-    assert any("vllm cells have an error of 5 % in the median" in finding.sentence for finding in block.findings)
+    assert any(" is off by 5 % in the median" in finding.sentence for finding in block.findings)
     assert "2.01 times what was predicted" in sentences["flagged"]
     assert "nearly equal, 100,000 and 100,000 tokens per s" in sentences["not flat"]
 
@@ -51,7 +51,8 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
 def test_accuracy_says_how_many_cells_were_predicted_without_a_band():
     errors = {"gpu": "h200", "engine": "vllm", "predicted": 9.0, "measured": 10.0, "error_pct": -10.0}
     (finding,) = _accuracy(pd.DataFrame([errors | {"low": 8.0}, errors | {"low": None}]))
-    assert "of 2 vllm cells (1 uncalibrated) have an error of 10 %" in finding.sentence
+    assert "is off by 10 % in the median" in finding.sentence
+    assert finding.sentence.endswith(", in 2 vllm cells (1 uncalibrated).")
 
 
 def test_without_predictions_the_figures_are_missing(tmp_path):

@@ -156,7 +156,8 @@ def why_predictions_missed(report: Report) -> Iterator[Block]:
     yield some(
         [
             Finding(
-                "published" if row["source"] == "published" else "missed", f"{row['cell_id']}: {row['explanation']}"
+                "published" if row["source"] == "published" else "missed",
+                f"{report.names.get(row['cell_id'], row['cell_id'])}: {row['explanation']}",
             )
             for row in records(explained.drop_duplicates("explanation"))
         ],

@@ -10,6 +10,7 @@ from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.style import COLOURS, LineStyle, Mark
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.words import explained
 
 OBSERVED = "output tokens per s (measured)"
 # Solid lines were published, dashed lines measured.
@@ -47,16 +48,18 @@ def explanations(report: Report) -> Iterator[Block]:
     ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
     findings = []
     for (a, b), rows in ratios.groupby(["gpu_a", "gpu_b"], sort=False):
-        explained = rows["explanation"].fillna("no known ratio").value_counts()
-        verdict = str(explained.index[0]) if len(explained) == 1 else "mixed"
-        counted = ", ".join(f"{name} in {count}" for name, count in explained.items()).replace("_", " ")
+        explains = rows["explanation"].fillna("none").map(explained).value_counts()
+        verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
+        counted = ", ".join(f"{name} in {count}" for name, count in explains.items())
         # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
+        settings = report.settings.get(example["knobs"], example["knobs"])
+        where = f"{example['engine']}, {example['model']}, {example['workload']}, {settings}"
         findings.append(
             Finding(
-                verdict.replace("_", " "),
-                f"{a} over {b}, {len(rows)} settings. The ratio is explained by: {counted}. {example['verdict_text']} "
-                f"({example['engine']}, {example['model']}, {example['workload']}, {example['knobs']})",
+                verdict,
+                f"{a} against {b}: of {len(rows)} settings, the ratio agrees with {counted}. For example, {where}: "
+                f"{example['verdict_text']}",
             )
         )
     yield some(findings, "ratios")
@@ -111,7 +114,9 @@ SUBJECT = Subject(
                 "nearest_difference_pct": "Difference from the nearest ratio (%)",
             },
             "Ratios of output tokens per second",
-            lambda ratios: ratios[ratios["metric"] == "output_tokens_per_s"],
+            lambda ratios: ratios[ratios["metric"] == "output_tokens_per_s"].assign(
+                explanation=lambda rows: rows["explanation"].map(explained, na_action="ignore")
+            ),
         ),
     ],
     warnings=[cannot_show],

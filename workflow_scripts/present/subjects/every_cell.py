@@ -8,7 +8,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Table, outcome_words, shown, table_of
+from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, Link, Table, outcome_words, shown, table_of
 from workflow_scripts.present.plot import Panel, Plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables, records
@@ -112,6 +112,7 @@ def reasons(report: Report) -> Iterator[Block]:
     of_one = troubled.assign(reason=troubled["reason"].fillna("not run yet")).groupby(["outcome", "reason"], sort=False)
     rows = of_one["cell_id"].agg(["size", "first"]).reset_index().sort_values("size", ascending=False, kind="stable")
     rows["outcome"] = rows["outcome"].map(outcome_words)
+    rows["first"] = rows["first"].map(report.cell_named)
     columns = {"outcome": "Outcome", "reason": "Reason", "size": "Cells", "first": "Example"}
     note = f"{MOST_ROWS} of {len(rows)} reasons." if len(rows) > MOST_ROWS else ""
     yield table_of(rows.head(MOST_ROWS), columns, "Cells that failed or did not run, by reason", note)
@@ -127,7 +128,7 @@ def unsuccessful(report: Report) -> Iterator[Block]:
         if len(reasons):
             example = cells.loc[cells["reason"] == reasons.index[0], "cell_id"].iloc[0]
             of_some = "" if reasons.iloc[0] == len(cells) else f"In {reasons.iloc[0]} of them: "
-            sentence += f" {of_some}{reasons.index[0]} ({example})"
+            sentence += f" {of_some}{reasons.index[0]} ({report.names[example]})"
         findings.append(Finding(outcome_words(outcome), sentence, "bad"))
     failed = report.grid["failed_starts"].dropna()
     if len(failed):
@@ -135,7 +136,7 @@ def unsuccessful(report: Report) -> Iterator[Block]:
         measured = report.grid["outcome"].eq("ok").sum()
         sentence = (
             f"In {len(failed)} of {measured} measured cells some starts of the engine failed; only the others count. "
-            f"For example, {failed.iloc[0]} ({example})"
+            f"For example, {failed.iloc[0]} ({report.names[example]})"
         )
         findings.append(Finding("failed start", sentence, "bad"))
     if findings:
@@ -148,6 +149,7 @@ def not_as_asked(report: Report) -> Iterator[Block]:
     if replaced.empty:
         return
     of_one = replaced.groupby("not_as_asked", sort=False)["cell_id"].agg(["size", "first"]).reset_index()
+    of_one["first"] = of_one["first"].map(report.cell_named)
     columns = {"not_as_asked": "What took effect", "size": "Cells", "first": "Example"}
     note = f"{MOST_ROWS} of {len(of_one)} replacements." if len(of_one) > MOST_ROWS else ""
     yield table_of(of_one.head(MOST_ROWS), columns, "Settings that the engine replaced silently", note)
@@ -164,14 +166,15 @@ def every_cell(report: Report) -> Iterator[Block]:
 
 
 def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -> Table:
-    rows = []
+    rows: list[list[str | Link]] = []
     for cell in records(part):
         logs = (report.link(path, "log") for path in report.logs(cell["cell_id"], cell.get("start", 1)))
         log = next(filter(None, logs), None)
         ended = cell["outcome"] != "missing"
         outcome = outcome_words(cell["outcome"]) + (", not comparable" if ended and cell["comparable"] is False else "")
         rate = shown(rates.get(cell["cell_id"]))
-        rows.append([cell["knobs"], outcome, rate, shown(cell["reason"]), log or "no log"])
+        name = report.cell_link(cell["cell_id"], report.labels[cell["cell_id"]])
+        rows.append([name, outcome, rate, shown(cell["reason"]), log or "no log"])
     headings = ["Settings", "Outcome", "Output tokens per s (median)", "Reason", "Engine log"]
     return Table("Cells", headings, rows, [False, False, True, False, False])
 

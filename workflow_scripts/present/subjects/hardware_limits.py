@@ -10,7 +10,7 @@ from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import some
 from workflow_scripts.present.series import NAMES
-from workflow_scripts.present.subject import REPEAT_COLUMNS, Caption, FigurePart, Subject, TablePart, several_starts
+from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
 
 
 def mbu_by_max_num_seqs(tables: Tables) -> Plot:
@@ -45,8 +45,8 @@ def above_ceilings(report: Report) -> Iterator[Block]:
     findings = [
         Finding(
             "impossible",
-            f"{row['cell_id']}: {row['factor']:.3g} times its ceiling on {row['ceiling_broken']}. "
-            "It is marked invalid and takes no part in comparisons.",
+            f"{report.names.get(row['cell_id'], row['cell_id'])}: {row['factor']:.3g} times its ceiling on "
+            f"{row['ceiling_broken']}. It is marked invalid and takes no part in comparisons.",
             "bad",
         )
         for row in records(above)
@@ -106,17 +106,16 @@ SUBJECT = Subject(
             "limits",
             {
                 "cell_id": "Cell",
-                **REPEAT_COLUMNS,
                 "rates": "Source of the device's rates",
                 "output_tokens_per_s_ceiling": "Ceiling (output tokens per s)",
-                "factor": "Measured rate over ceiling",
+                "factor": "Share of the ceiling that was reached",
                 "mbu": "MBU",
                 "mfu": "MFU",
                 "decode_bound_by": "Decoding limited by",
                 "steps_bound_by": "Steps limited by",
             },
-            "Repeats closest to their ceilings",
-            lambda limits: several_starts(limits.sort_values("factor", ascending=False)),
+            "Cells closest to their ceilings, medians over repeats",
+            lambda limits: medians_by_cell(limits, "rates").sort_values("factor", ascending=False, kind="stable"),
         ),
     ],
 )

@@ -161,7 +161,7 @@ def prediction_findings(report: Report) -> Iterator[Block]:
     """How accurate predictions were, which cells deserve attention, and published rates beyond their predicted band."""
     table = report.tables.need("predictions", "quantity", "predicted", "low", "measured", "flagged", "published")
     rows = table[table["quantity"] == QUANTITY]
-    found = [*_accuracy(rows), *_flags(rows), *_flat(table[table["quantity"] == TOTAL])]
+    found = [*_accuracy(rows), *_flags(rows, report), *_flat(table[table["quantity"] == TOTAL])]
     if found:
         yield Findings(found)
 
@@ -172,21 +172,22 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
         without = int(part["low"].isna().sum())
-        cells = f"{engine} cells" + (f" ({without} uncalibrated)" if without else "")
+        cells = f"{len(part)} {engine} cell{'s' if len(part) > 1 else ''}"
+        cells += f" ({without} uncalibrated)" if without else ""
+        worst = f" in the median and {size.quantile(0.9):.3g} % at the 90th percentile" if len(part) > 1 else ""
         sentence = (
-            f"On {gpu}, the predicted output tokens per s of {len(part)} {cells} have an error of "
-            f"{size.median():.3g} % in the median and {size.quantile(0.9):.3g} % at the 90th percentile."
+            f"On {gpu}, the prediction of output tokens per second is off by {size.median():.3g} %{worst}, in {cells}."
         )
         yield Finding("prediction", sentence, kind)
 
 
-def _flags(rows: pd.DataFrame) -> Iterator[Finding]:
+def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
     flagged = rows[rows["flagged"].astype(bool)]
     if len(flagged):
         first = records(flagged)[0]
         sentence = (
             f"{len(flagged)} of {len(rows)} cells are far from their prediction and deserve a look, for example "
-            f"{first['cell_id']}: {first['why']}."
+            f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}."
         )
         yield Finding("flagged", sentence, "bad")
 
@@ -226,7 +227,7 @@ SUBJECT = Subject(
                 shows="Every cell that was predicted and measured: the predicted value to the "
                 "right, the measured value upwards. The bar through a mark is the band of the prediction.",
                 reading="Marks on the line came out as predicted, and marks above it were faster. If a bar does not "
-                "reach the line, the cell missed its band; it has a ring and deserves a look. Both axes are "
+                "reach the line, the cell missed its band; it has a ring. Both axes are "
                 "logarithmic.",
                 not_shown="A prediction from a data sheet, from measured rates or from another model's ladder has no "
                 "band, because nothing was held out to show one; its bar is missing. The steps of a cell follow from "
@@ -259,7 +260,7 @@ SUBJECT = Subject(
                 "high": "Band to",
                 "measured": "Measured output tokens per s",
                 "error_pct": "Error (%)",
-                "flagged": "Deserves a look",
+                "flagged": "Far from its prediction",
                 "running_peak_predicted": "Sequences at once, predicted",
                 "running_peak_measured": "Sequences at once, measured",
                 "speed_source": "Source of the device's speed",

@@ -13,7 +13,7 @@ from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
-from workflow_scripts.present.subject import REPEAT_COLUMNS, Caption, FigurePart, Subject, TablePart, several_starts
+from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
 
 
 class Layout(NamedTuple):
@@ -128,7 +128,6 @@ SUBJECT = Subject(
             "waste",
             {
                 "cell_id": "Cell",
-                **REPEAT_COLUMNS,
                 "layout": "Layout",
                 "block_size": "Block size",
                 "waste_pct": "Memory without tokens (%)",
@@ -136,8 +135,8 @@ SUBJECT = Subject(
                 "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
                 "source": "Source",
             },
-            "Waste in the layouts that engines had",
-            lambda waste: several_starts(waste[waste["source"] == "measured"]),
+            "Waste in the layouts that engines had, medians over repeats",
+            lambda waste: medians_by_cell(waste[waste["source"] == "measured"], "layout"),
         ),
     ],
 )

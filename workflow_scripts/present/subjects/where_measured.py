@@ -36,7 +36,9 @@ def slowed_cells(report: Report) -> Iterator[Block]:
     slowed = slowed_repeats(report.tables.need("cells", *REPEAT, "throttle_reasons"))
     columns = {"cell_id": "Cell", **REPEAT_COLUMNS, "throttle_reasons": "Reasons (NVML)"}
     if len(slowed):
-        repeats = table_of(several_starts(slowed).head(MOST_ROWS), columns, "Why the clocks of a GPU were reduced")
+        repeats = table_of(
+            report.named(several_starts(slowed).head(MOST_ROWS)), columns, "Why the clocks of a GPU were reduced"
+        )
         yield Fold(f"Repeats in which a GPU was slowed down: {len(slowed)}", [repeats])
 
 
@@ -67,11 +69,12 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
     known = report.tables.cells.dropna(subset="warmup_steady")
     unsteady = known[~known["warmup_steady"].astype(bool)].drop_duplicates("cell_id")
     if len(unsteady):
-        some = ", ".join(unsteady["cell_id"].head(MOST_NAMED)) + (", ..." if len(unsteady) > MOST_NAMED else "")
+        more = f"; and {len(unsteady) - MOST_NAMED} more" if len(unsteady) > MOST_NAMED else ""
+        some = "; ".join(unsteady["cell_id"].head(MOST_NAMED).map(report.names)) + more
         sentence = (
             f"In {len(unsteady)} of {known['cell_id'].nunique()} measured cells the last two passes of the warm-up "
             f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
-            f"intervals are wide: {some}. The column warmup_steady of the table cells names all of them."
+            f"intervals are wide: {some}. The column warmup_steady of the table cells tells which."
         )
         yield Findings([Finding("not steady", sentence, "bad")])
 
@@ -81,7 +84,7 @@ def loaded_cells(report: Report) -> Iterator[Block]:
     _, noisy = host_load(report)
     columns = {"cell_id": "Cell", "cpu_steal_pct": "Used by the hypervisor (%)", "cpu_others_pct": "Used by others (%)"}
     if len(noisy):
-        cells = table_of(noisy.head(MOST_ROWS), columns, "CPU used by others while the cell was timed")
+        cells = table_of(report.named(noisy.head(MOST_ROWS)), columns, "CPU used by others while the cell was timed")
         yield Fold(f"Cells on a loaded host: {len(noisy)}", [cells])
 
 
@@ -160,7 +163,9 @@ def drift(report: Report) -> Iterator[Block]:
     note = (
         "These measurements only show drift; no estimate counts them. In ratios within a round drift cancels in part."
     )
-    rows = table_of(found.head(MOST_ROWS), columns, "The first cell of each round, measured again at its end", note)
+    rows = table_of(
+        report.named(found.head(MOST_ROWS)), columns, "The first cell of each round, measured again at its end", note
+    )
     yield Fold(f"Drift within {len(found)} rounds", [rows])
 
 

@@ -149,10 +149,10 @@ def workloads(report: Report) -> Iterator[Block]:
         )
     columns = {
         "workload": "Workload",
-        "asked": "Kind in the study",
-        "kind": "Kind that was made",
+        "asked": "Kind asked for",
+        "kind": "Kind made",
         "source": "Made from",
-        "requests": "Requests (maximum of a cell)",
+        "requests": "Requests (most of any cell)",
         "alike": "Requests that share text",
         "prompt": "Prompt tokens",
         "output": "Output tokens",
