@@ -16,6 +16,8 @@ import pandas as pd
 from workflow_scripts.analyse.as_asked import not_as_asked
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.kv_memory import kv_memory
+from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.request_lives import Texts, request_lives, shared_texts, tokens_held
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema, write_table
 from workflow_scripts.analyse.timeline import (
     request_facts,
@@ -23,7 +25,6 @@ from workflow_scripts.analyse.timeline import (
     running_told,
     steady_rate,
     step_facts,
-    tokens_held,
     trace_facts,
 )
 from workflow_scripts.common.command import PARSED, STUDY, command, out
@@ -31,7 +32,6 @@ from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import Study, load_study
-from workflow_scripts.workloads.workload_kinds import SharedTextWorkload
 
 MEASURED, SIMULATED = "measured", "simulated"
 
@@ -151,7 +151,7 @@ SCHEMA = table_schema(
         "from the device trace during the repeat; if a cell has several GPUs, of the first one (on a CPU: resident "
         "memory of the engine's processes)",
     ),
-    columns("utilization_pct_mean", NUMBER, "from the trace, in per cent of the device (on a CPU: of its cores)"),
+    columns("utilization_pct_mean", NUMBER, "from the trace, in per cent of the device (on a CPU: of all its cores)"),
     columns(
         "power_w_mean energy_j",
         NUMBER,
@@ -166,7 +166,7 @@ SCHEMA = table_schema(
         "kv_tokens_live_mean",
         NUMBER,
         "tokens that live requests held in the cache, mean over time: as the engine reports at each step, otherwise "
-        "from the requests' times, and then a shared prefix counts for each request that begins with it",
+        "from the requests' times; whole blocks of a shared prefix count once ([fragmentation.md](fragmentation.md))",
     ),
     columns("kv_slots_reserved_mean", NUMBER, "token slots reserved for these requests, mean over time"),
     columns(
@@ -302,9 +302,9 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
 
 def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFrame:
     """The table for all cells of a study; `parsed` holds a folder for each GPU."""
-    grid = grid_rows(study, cells)
+    grid, texts = grid_rows(study, cells), shared_texts(study)
     measured = [
-        _of_gpu(parsed, gpu, grid)
+        _of_gpu(parsed, gpu, grid, texts)
         for gpu in dict.fromkeys(cell.gpu for cell in cells)
         if (parsed / gpu / "facts.parquet").exists()
     ]
@@ -316,14 +316,15 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
     if measured:
         table = kv_memory(_without_drafts(table))
     if measured:
-        table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, study)
+        table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, texts)
     return table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
 
 
-def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
+def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.DataFrame:
     facts = read_parsed(parsed, gpu, "facts")
     of_start, of_repeat = wide(facts[facts["cell_id"].isin(grid.index)])
     start = _chosen(of_start, _START_FACTS)
+    cores = of_start.reindex(columns=["device.cores"])["device.cores"].dropna().map(lambda told: len(json.loads(told)))
     told = of_start.assign(**{"effective.attention_backend": start["attention_backend"]})
     start["effective"] = _as_json(told)
     asked = grid.loc[start.index.get_level_values("cell_id")].set_index(start.index)
@@ -335,14 +336,16 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame) -> pd.DataFrame:
     repeat = repeat[repeat.reset_index("repeat").index.isin(ok)]
     requests = _of_starts(read_parsed(parsed, gpu, "requests"), ok)
     steps = _of_starts(read_parsed(parsed, gpu, "steps"), ok)
+    # Without blocks, tokens of a prefix are shared one by one.
+    lives = request_lives(requests.join(asked[["workload"]].join(start["block_size_effective"]), on=START), texts)
     parts: list[pd.DataFrame | pd.Series] = [
         request_facts(requests),
         running_over_time(requests),
-        tokens_held(requests),
+        tokens_held(lives, numbers(lives["block_size_effective"].fillna(1))),
         # Requests that arrive at a rate may never fill the engine.
         steady_rate(requests[requests["sent_s"].isna()], grid["max_concurrency_allowed"]),
         step_facts(steps, requests.groupby(REPEAT)["scheduled_s"].min()),
-        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok)),
+        trace_facts(_of_starts(read_parsed(parsed, gpu, "trace"), ok), cores),
     ]
     repeat = repeat.join(parts)
     # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
@@ -362,12 +365,11 @@ def _as_json(told: pd.DataFrame) -> pd.Series:
     return pd.Series([json.dumps(s) if s else None for s in known], index=told.index, dtype="string")
 
 
-def _predicted_hit_rate(table: pd.DataFrame, study: Study) -> pd.Series:
+def _predicted_hit_rate(table: pd.DataFrame, texts: Texts) -> pd.Series:
     """Share of the prompt tokens that a prefix cache should find; null unless the study says what prompts share."""
-    shared = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
-    known = table[table["workload"].isin(shared) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
+    known = table[table["workload"].isin(texts) & (pd.to_numeric(table["prefix_cache_queries"]) > 0)]
     found = [
-        shared[str(workload)].tokens_found(int(requests), int(block_size))
+        texts[str(workload)].tokens_found(int(requests), int(block_size))
         for workload, requests, block_size in zip(
             known["workload"], known["num_requests"], known["block_size_effective"], strict=True
         )

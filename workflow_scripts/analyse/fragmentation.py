@@ -7,7 +7,7 @@ One row per repeat and layout. docs/fragmentation.md says how the numbers are ma
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,13 @@ import pandas as pd
 from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.request_lives import TIMES, Texts, by_repeat, lengths, paged, request_lives, shared_texts
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.physics import formulas
 from workflow_scripts.study.study_file import Study
-from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload
 
 PREDICTED = "predicted"
 WHATIF_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
@@ -59,11 +59,10 @@ SCHEMA = table_schema(
     columns("source", TEXT, "`measured` for the layout that the engine had, `predicted` for the others"),
 )
 
-TIMES = ("scheduled_s", "first_token_s", "last_token_s")
 OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
 
 
-def waste_table(cells: pd.DataFrame, parsed: Path, texts: Mapping[str, SharedTextWorkload]) -> pd.DataFrame:
+def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame:
     """The table for the cells that ended ok.
 
     Args:
@@ -81,87 +80,21 @@ def waste_table(cells: pd.DataFrame, parsed: Path, texts: Mapping[str, SharedTex
     return table.reindex(columns=list(SCHEMA.columns)).sort_values([*REPEAT, "layout", "block_size"], kind="stable")
 
 
-# --- the life of every request -----------------------------------------------------------------------------------
-
-
-def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> pd.DataFrame:
-    """One row per request, in the order of the workload; repeats in which a time is missing are left out.
-
-    Returns:
-        The columns of `cells` that layouts need, and
-        `row`: number of the request's repeat;
-        `prompt_tokens`, `output_tokens`, `scheduled_s`, `last_token_s`;
-        `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
-        `shared_tokens`: tokens at the beginning of its prompt that are in blocks of other requests too;
-        `text`: the number of the text that these tokens are from, -1 for none.
-    """
+def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+    """The lives of the requests (`request_lives`), with the columns of `cells` that layouts need."""
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
         engine_slots_held_mean=cells["kv_cache_usage_mean"] * cells["kv_cache_tokens"],
     )[[*REPEAT, "workload", "block_size_effective", "max_model_len_effective", "batch_size", "engine_slots_held_mean"]]
-    t = requests.merge(of_repeat, on=REPEAT)
-    t["row"] = t.groupby(REPEAT, sort=False).ngroup()
-    t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
-    t["text"], t["shared_tokens"] = _shared(t, texts)
-    return t.assign(
-        prefill_s=t["first_token_s"] - t["scheduled_s"],
-        decode_s=t["last_token_s"] - t["first_token_s"],
-        live_s=t["last_token_s"] - t["scheduled_s"],
-    )
-
-
-def _shared(t: pd.DataFrame, texts: Mapping[str, SharedTextWorkload]) -> tuple[pd.Series, pd.Series]:
-    """For each request the text that it begins with, and how many of its tokens are in blocks of other requests: all
-    that the prompt has of the text. If the workload does not say this, or if the whole prompt is from the text, the
-    number is what was found in the prefix cache.
-
-    It is not recorded whose entries were found. The first request of the text that found none itself and is long enough
-    is assumed to be their owner; it shares as much as the others.
-    """
-    found = numbers(t["cached_prompt_tokens"].fillna(0))
-    unknown = SharedText(0, 0)
-    begins = [
-        texts[workload].shared_text(int(request_id)) if workload in texts else unknown
-        for workload, request_id in zip(t["workload"], t["request_id"], strict=True)
-    ]
-    text = pd.Series([-1 if b is None else b.id for b in begins], index=t.index)
-    of_text = np.array([0 if b is None else b.tokens for b in begins], dtype=float)
-    says = (of_text > 0) & (of_text < numbers(t["prompt_tokens"]))
-    shared = pd.Series(np.where(says, of_text, found), index=t.index).where(found > 0, 0.0)
-    longest = shared.groupby([t["row"], text]).transform("max")
-    may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)].assign(text=text)
-    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["row", "text"]).index
-    return text, shared.mask(shared.index.isin(owners), longest)
+    return request_lives(requests.merge(of_repeat, on=REPEAT), texts)
 
 
 # --- layouts: tokens held and slots reserved, integrated over time, by repeat -----------------------------------------
 
 
-def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
-    """Blocks of `block_size` tokens, allocated as a sequence grows; whole blocks of a shared prefix are held once."""
-    shared = numbers(t["shared_tokens"]) // block_size * block_size
-    held_once = shared * numbers(t["live_s"])
-    slot_s = formulas.block_seconds(*_lengths(t), block_size) * block_size
-    of_text = pd.Series(shared, index=t.index).groupby([t["row"], t["text"]]).max()
-    prefix_s = (of_text * _sharing_s(t)).groupby("row").sum()
-    own = _by_repeat(t, formulas.token_seconds(*_lengths(t)) - held_once, slot_s - held_once)
-    return own.add(prefix_s.fillna(0.0), axis="index")
-
-
-def _sharing_s(t: pd.DataFrame) -> pd.Series:
-    """Time in which at least one request that shares a text is live, by repeat and text; without an entry for none."""
-    sharing = t[t["shared_tokens"] > 0].sort_values(["row", "text", "scheduled_s"], kind="stable")
-    place = [sharing["row"], sharing["text"]]
-    latest_s = sharing["last_token_s"].groupby(place).cummax()
-    earlier_s = latest_s.groupby(place).shift().fillna(-np.inf)
-    alone_s = (sharing["last_token_s"] - np.maximum(sharing["scheduled_s"], earlier_s)).clip(lower=0)
-    shared_s: pd.Series = alone_s.groupby(place).sum()
-    return shared_s
-
-
 def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
     """A fixed number of slots for each request, reserved for its whole life; nothing is shared."""
-    return _by_repeat(t, formulas.token_seconds(*_lengths(t)), slots * numbers(t["live_s"]))
+    return by_repeat(t, formulas.token_seconds(*lengths(t)), slots * numbers(t["live_s"]))
 
 
 def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
@@ -172,7 +105,7 @@ def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
     batches = t.assign(batch=t.groupby("row").cumcount() // t["batch_size"], rows=1).groupby(["row", "batch"])
     longest = batches[["prompt_tokens", "output_tokens"]].max()
     slots = numbers(batches["rows"].sum()) * _held_over_steps(longest)
-    held = _by_repeat(t, _held_over_steps(t), np.zeros(len(t)))
+    held = by_repeat(t, _held_over_steps(t), np.zeros(len(t)))
     return held.assign(
         slot_s=pd.Series(slots, index=longest.index).groupby("row").sum(),
         live_s=t["output_tokens"].groupby(t["row"]).sum(),
@@ -185,24 +118,11 @@ def _held_over_steps(t: pd.DataFrame) -> FloatArray:
     return formulas.token_seconds(prompt, output, np.ones_like(prompt), output - 1)
 
 
-def _lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    return (
-        numbers(t["prompt_tokens"]),
-        numbers(t["output_tokens"]),
-        numbers(t["prefill_s"]),
-        numbers(t["decode_s"]),
-    )
-
-
-def _by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:
-    return pd.DataFrame({"token_s": token_s, "slot_s": slot_s}).groupby(numbers(t["row"])).sum(min_count=1)
-
-
 # --- rows of the table -------------------------------------------------------------------------------------------
 
 
 def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Rows of the table: the result of the requests' lives (see `timeline`) in each layout."""
+    """Rows of the table: the result of the requests' lives in each layout."""
     by_row = t.groupby("row")
     rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
     rows["live_s"] = by_row["live_s"].sum()
@@ -262,5 +182,4 @@ def caches_as_measured(cells: pd.DataFrame) -> pd.DataFrame:
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the table of the KV memory that each repeat wasted."""
     own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-    texts = {n: w for n, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
-    return [(args.out, "waste", waste_table(own, args.parsed, texts))]
+    return [(args.out, "waste", waste_table(own, args.parsed, shared_texts(study)))]

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.facts import REPEAT
-from workflow_scripts.physics.formulas import token_seconds
+from workflow_scripts.analyse.facts import REPEAT, START
 
 
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
@@ -69,20 +68,6 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
             "running_mean": groups["weighted"].sum() / span_s.where(span_s > 0),
         }
     )
-
-
-def tokens_held(requests: pd.DataFrame) -> pd.Series:
-    """Tokens that live requests hold in the KV cache, mean over the time in which any runs (`formulas.token_seconds`).
-
-    A prefix shared by several requests counts for each of them.
-    """
-    r = requests.dropna(subset=["scheduled_s", "first_token_s", "last_token_s"])
-    prefill_s = (r["first_token_s"] - r["scheduled_s"]).to_numpy(dtype=float)
-    decode_s = (r["last_token_s"] - r["first_token_s"]).to_numpy(dtype=float)
-    prompt, output = (r[name].to_numpy(dtype=float) for name in ("prompt_tokens", "output_tokens"))
-    groups = r.assign(token_s=token_seconds(prompt, output, prefill_s, decode_s)).groupby(REPEAT)
-    span_s = groups["last_token_s"].max() - groups["scheduled_s"].min()
-    return (groups["token_s"].sum() / span_s.where(span_s > 0)).rename("kv_tokens_held_mean")
 
 
 def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
@@ -158,16 +143,18 @@ def running_told(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"running_peak": groups.max().astype(float), "running_mean": groups.mean()})
 
 
-def trace_facts(trace: pd.DataFrame) -> pd.DataFrame:
+def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
     """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two samples.
+
+    `cores` is the number of cores of the device by `START`; the use of a device without them comes from the device.
 
     Energy is the growth of the device's counter, or without a counter power integrated over the samples with the
     trapezoid rule. `sampled_s` is the time between the first and the last sample that have it.
     """
-    t = trace.sort_values([*REPEAT, "time_s"], kind="stable")
+    t = trace.sort_values([*REPEAT, "time_s"], kind="stable").join(cores.rename("cores"), on=START)
     t = t.assign(
         memory=t["memory_used_bytes"].fillna(t["process_memory_bytes"]),
-        use=t["utilization_pct"].fillna(t["process_cpu_pct"]),
+        use=t["utilization_pct"].fillna(t["process_cpu_pct"] / t["cores"]),
         gap_s=t.groupby(REPEAT)["time_s"].diff(),
     )
     t["trapezoid_j"] = t["gap_s"] * (t["power_w"] + t.groupby(REPEAT)["power_w"].shift()) / 2

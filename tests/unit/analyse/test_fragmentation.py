@@ -15,10 +15,10 @@ from workflow_scripts.analyse.fragmentation import (
     WHATIF_BLOCK_SIZES,
     layouts,
     main,
-    paged,
     timeline,
     waste_table,
 )
+from workflow_scripts.analyse.request_lives import paged
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.workloads.workload_kinds import SharedPrefixWorkload
 

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from tests.unit.analyse.parsed_tables import requests
 from workflow_scripts.analyse.cells import _without_drafts, cells_table
 from workflow_scripts.analyse.kv_memory import kv_memory
-from workflow_scripts.analyse.timeline import tokens_held
+from workflow_scripts.analyse.request_lives import request_lives, tokens_held
 from workflow_scripts.parse.cell_facts import TABLES, frame
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study
@@ -85,11 +86,23 @@ def test_a_model_or_a_cell_that_is_not_known_has_no_bytes() -> None:
     assert pd.isna(failed["kv_bytes_reserved_peak"])
 
 
+def held(table: pd.DataFrame, block_size: int = 32) -> pd.Series:
+    return tokens_held(request_lives(table.assign(workload="w"), {}), np.full(len(table), float(block_size)))
+
+
 def test_tokens_held_over_the_lives_of_requests() -> None:
     # The first holds 10 tokens for 2 s, 11 for 0.5 s and 12 for 0.5 s; the second 8 tokens for 1 s.
     table = requests("c", (10, 3, 0, 0.0, 2.0, 3.0), (8, 1, 0, 3.0, 4.0, 4.0))
-    assert tokens_held(table).loc["c", 1, 0] == pytest.approx((31.5 + 8) / 4)
-    assert tokens_held(requests("c", (8, 1, 0, 3.0, 3.0, 3.0))).isna().all()
+    assert held(table).loc["c", 1, 0] == pytest.approx((31.5 + 8) / 4)
+    assert held(requests("c", (8, 1, 0, 3.0, 3.0, 3.0))).isna().all()
+    assert held(table.head(0)).empty
+
+
+def test_tokens_of_a_shared_prefix_are_held_once() -> None:
+    # Both live for a second and have 32 of 40 tokens in common: two blocks of 16, or none of 64.
+    table = requests("c", (40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0))
+    assert held(table, 16).loc["c", 1, 0] == 80 - 32
+    assert held(table, 64).loc["c", 1, 0] == 80
 
 
 @pytest.fixture

@@ -259,27 +259,37 @@ def trace(**columns: list[object]) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(names, "Float64") | {"throttle_reasons": "string"})
 
 
+def cores(count: int | None) -> pd.Series:
+    index = pd.MultiIndex.from_tuples([("c", 1)], names=REPEAT[:2])
+    return pd.Series([count], index=index, dtype="Float64")
+
+
+NO_CORES = cores(None)
+
+
 def test_energy_is_the_counters_growth_where_there_is_one() -> None:
-    facts = only(trace_facts(trace(power_w=[100, 200, 400], energy_j=[1000, 1150, 1800])))
+    facts = only(trace_facts(trace(power_w=[100, 200, 400], energy_j=[1000, 1150, 1800]), NO_CORES))
     assert facts["energy_j"] == pytest.approx(800)
     assert facts["power_w_mean"] == pytest.approx(700 / 3)
     assert facts["trace_gap_s_max"] == pytest.approx(2.0)
 
 
 def test_without_a_counter_energy_is_the_trapezoid_over_power() -> None:
-    assert only(trace_facts(trace(power_w=[100, 200, 400])))["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
+    assert only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
 
 
 def test_a_machine_without_power_has_no_energy_and_its_processes_memory() -> None:
-    facts = only(trace_facts(trace(process_memory_bytes=[1, 5, 3], process_cpu_pct=[50, 100, 150])))
+    of_processes = trace(process_memory_bytes=[1, 5, 3], process_cpu_pct=[50, 100, 150])
+    facts = only(trace_facts(of_processes, cores(2)))
     assert pd.isna(facts["energy_j"])
     assert facts["memory_used_bytes_max"] == 5
     assert facts["memory_used_bytes_mean"] == pytest.approx(3)
-    assert facts["utilization_pct_mean"] == pytest.approx(100)
+    assert facts["utilization_pct_mean"] == pytest.approx(50)
+    assert pd.isna(only(trace_facts(of_processes, NO_CORES))["utilization_pct_mean"])
 
 
 def test_throttle_reasons_are_named_once_each() -> None:
-    facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"])))
+    facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"]), NO_CORES))
     assert facts["throttle_reasons"] == "HwThermalSlowdown,SwPowerCap"
 
 
@@ -290,8 +300,9 @@ def test_what_the_device_tells_comes_before_what_its_processes_do() -> None:
                 memory_used_bytes=[10, None, 40],
                 process_memory_bytes=[1, 22, 3],
                 utilization_pct=[90, None, 96],
-                process_cpu_pct=[1, 30, 3],
-            )
+                process_cpu_pct=[1, 60, 3],
+            ),
+            cores(2),
         )
     )
     assert (facts["memory_used_bytes_max"], facts["memory_used_bytes_mean"]) == (40, 24)
@@ -300,11 +311,11 @@ def test_what_the_device_tells_comes_before_what_its_processes_do() -> None:
 
 def test_samples_of_two_repeats_have_no_gap_between_them() -> None:
     one = trace(power_w=[100, 200, 400], throttle_reasons=["a", None, ""])
-    facts = trace_facts(pd.concat([one.assign(repeat=1, time_s=one["time_s"] + 50), one.iloc[::-1]]))
+    facts = trace_facts(pd.concat([one.assign(repeat=1, time_s=one["time_s"] + 50), one.iloc[::-1]]), NO_CORES)
     assert facts["energy_j"].tolist() == [750, 750]
     assert facts["trace_gap_s_max"].tolist() == [2, 2]
     assert facts["throttle_reasons"].tolist() == ["a", "a"]
 
 
 def test_no_sample_tells_of_throttling() -> None:
-    assert pd.isna(only(trace_facts(trace(power_w=[100, 200, 400])))["throttle_reasons"])
+    assert pd.isna(only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))["throttle_reasons"])

@@ -14,7 +14,7 @@ from workflow_scripts.present.subjects.device_ratios import cannot_show
 from workflow_scripts.present.subjects.every_cell import unsuccessful
 from workflow_scripts.present.subjects.hardware_limits import above_ceilings
 from workflow_scripts.present.subjects.other_settings import models_compared
-from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits
+from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
 from workflow_scripts.present.subjects.what_ran import native_types
 from workflow_scripts.present.subjects.where_measured import unsteady_cells
@@ -106,6 +106,26 @@ def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed
             "from being computed.",
         ),
     ]
+
+
+def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_without(report: Report) -> None:
+    knob = "enable_prefix_caching"
+    pairs(report, knob, {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 4.0 * 2**20]}, [1.0, 5.0])
+    folder = report.tables.folder
+    effects, cells = (pd.read_parquet(folder / f"{name}.parquet") for name in ("effects", "cells"))
+    effects.assign(baseline_cell_id=effects["cell_id"] + "-off").to_parquet(folder / "effects.parquet")
+    off = cells.assign(cell_id=cells["cell_id"] + "-off", prefix_cache_hits=0.0, kv_bytes_used_mean=32.0 * 2**20)
+    pd.concat([cells, off]).to_parquet(folder / "cells.parquet")
+    # The first pair found nothing in the cache, so nothing is shared.
+    assert told(memory_saved, report) == [
+        (
+            "8x less memory",
+            "h200, m, w, max_num_seqs=1: the tokens of running requests take 4 MiB of keys and values with prefix "
+            "caching, and 32 MiB without, because requests share the blocks of a prefix.",
+        )
+    ]
+    pd.concat([cells.assign(prefix_cache_hits=0.0), off]).to_parquet(folder / "cells.parquet")
+    assert list(memory_saved(replace(report, tables=Tables(folder)))) == []
 
 
 def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(report: Report) -> None:

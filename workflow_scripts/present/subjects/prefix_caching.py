@@ -5,15 +5,17 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.present.blocks import Block
+from workflow_scripts.present.blocks import Block, Finding
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import labelled, plot_ratios
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in
+from workflow_scripts.present.report_tables import MissingError, Tables, records
+from workflow_scripts.present.sentences import effects_of, pairs_that_differ_in, place, some
 from workflow_scripts.present.series import without_shared
 from workflow_scripts.present.style import marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart
+
+MIB = 2**20
 
 
 def prefix_caching(tables: Tables) -> Plot:
@@ -42,6 +44,34 @@ def _found_in_cache(cell: Mapping[str, Any]) -> str:
     saved = cell["prefix_cache_saved_pct"]
     saves = "." if pd.isna(saved) else f", which saved {saved:.3g} % of all tokens from being computed."
     return f"{100 * cell['prefix_cache_hit_rate']:.3g} % of the prompt tokens were in the cache{saves}"
+
+
+def memory_saved(report: Report) -> Iterator[Block]:
+    """How much less KV memory the same requests take where they share the blocks of a prefix, the largest saving
+    first; pairs in which nothing was found are left out."""
+    effects = report.tables.need("effects", "comparison", "knob", "held", "cell_id", "baseline_cell_id")
+    report.tables.need("cells", "kv_bytes_used_mean", "prefix_cache_hits")
+    pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == "enable_prefix_caching")]
+    of_cell = report.tables.cells.groupby("cell_id")[["kv_bytes_used_mean", "prefix_cache_hits"]].median()
+    cached, alone = (of_cell.reindex(pairs[name]).set_index(pairs.index) for name in ("cell_id", "baseline_cell_id"))
+    rows = pairs.assign(
+        held=without_shared(pairs["held"]),
+        cached_mib=cached["kv_bytes_used_mean"] / MIB,
+        alone_mib=alone["kv_bytes_used_mean"] / MIB,
+        saving=alone["kv_bytes_used_mean"] / cached["kv_bytes_used_mean"],
+    )[cached["prefix_cache_hits"] > 0].dropna(subset="saving")
+    if len(rows):
+        told = [
+            Finding(
+                f"{row['saving']:.3g}x less memory",
+                f"{place(row)}: the tokens of running requests take {row['cached_mib']:.3g} MiB of keys and values "
+                f"with prefix caching, and {row['alone_mib']:.3g} MiB without, because requests share the blocks of a "
+                "prefix.",
+                "good",
+            )
+            for row in records(rows.sort_values("saving", ascending=False, kind="stable"))
+        ]
+        yield some(told, "cells")
 
 
 def first_repeats_with_cache(cells: pd.DataFrame) -> pd.DataFrame:
@@ -86,5 +116,5 @@ SUBJECT = Subject(
             first_repeats_with_cache,
         ),
     ],
-    findings=[gains_and_hits],
+    findings=[gains_and_hits, memory_saved],
 )

@@ -59,11 +59,7 @@ def kv_reserved_and_used(tables: Tables) -> Plot:
     """Bytes reserved at the peak, held by requests and used by tokens, one line per cell."""
     waste = tables.need("waste")
     known = _known(tables.need("cells")).merge(waste[waste["source"] == "measured"], on=REPEAT)
-    bytes_per_token = known["used_bytes"] / known["kv_tokens_live_mean"]
-    # From the engine's own layout, where tokens shared by requests are counted once, as in memory.
-    known = known.assign(
-        held_bytes=known["slots_held_mean"] * bytes_per_token, used_bytes=known["tokens_held_mean"] * bytes_per_token
-    )
+    known = known.assign(held_bytes=known["used_bytes"] * known["slots_held_mean"] / known["tokens_held_mean"])
     rows = known.groupby(_PLACES, sort=False)[list(DRAWN)].median().dropna().reset_index()
     if rows.empty:
         raise MissingError("no cell recorded how many bytes of keys and values its tokens took")
@@ -135,7 +131,7 @@ SUBJECT = Subject(
             "kv_reserved_and_used",
             kv_reserved_and_used,
             {
-                "cells": [*REPEAT, "kv_tokens_live_mean", *_VALUES.values()],
+                "cells": [*REPEAT, *_VALUES.values()],
                 "waste": [*REPEAT, "slots_held_mean", "tokens_held_mean", "source"],
             },
             Caption(

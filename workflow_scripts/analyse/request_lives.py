@@ -1,0 +1,121 @@
+"""The life of each request, and the tokens and blocks that it holds meanwhile; docs/fragmentation.md says how.
+
+Whole blocks of a prefix that requests share are held once.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.analyse.facts import REPEAT
+from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.start_spread import FloatArray
+from workflow_scripts.physics import formulas
+from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.workload_kinds import SharedText, SharedTextWorkload
+
+TIMES = ("scheduled_s", "first_token_s", "last_token_s")
+
+Texts = Mapping[str, SharedTextWorkload]
+
+
+def shared_texts(study: Study) -> Texts:
+    """The study's workloads that say which prompts share text, by name."""
+    return {name: w for name, w in study.workloads.items() if isinstance(w, SharedTextWorkload)}
+
+
+def request_lives(requests: pd.DataFrame, texts: Texts) -> pd.DataFrame:
+    """One row per request, in the order of the workload; repeats in which a time is missing are left out.
+
+    Args:
+        requests: rows of the parsed table, and `workload`.
+        texts: workloads that say which prompts share text, by name.
+
+    Returns:
+        The columns of `requests`, and
+        `row`: number of the request's repeat;
+        `prefill_s`, `decode_s`, `live_s`: from scheduled to first to last token, and from scheduled to last;
+        `shared_tokens`: tokens at the beginning of its prompt that are in blocks of other requests too;
+        `text`: the number of the text that these tokens are from, -1 for none.
+    """
+    t = requests.assign(row=requests.groupby(REPEAT, sort=False).ngroup())
+    t = t[~t["row"].isin(t.loc[t[list(TIMES)].isna().any(axis=1), "row"])]
+    text, shared_tokens = _shared(t, texts)
+    return t.assign(
+        text=text,
+        shared_tokens=shared_tokens,
+        prefill_s=t["first_token_s"] - t["scheduled_s"],
+        decode_s=t["last_token_s"] - t["first_token_s"],
+        live_s=t["last_token_s"] - t["scheduled_s"],
+    )
+
+
+def _shared(t: pd.DataFrame, texts: Texts) -> tuple[pd.Series, pd.Series]:
+    """For each request the text that it begins with, and how many of its tokens are in blocks of other requests: all
+    that the prompt has of the text. If the workload does not say this, or if the whole prompt is from the text, the
+    number is what was found in the prefix cache.
+
+    It is not recorded whose entries were found. The first request of the text that found none itself and is long enough
+    is assumed to be their owner; it shares as much as the others.
+    """
+    found = numbers(t["cached_prompt_tokens"].fillna(0))
+    unknown = SharedText(0, 0)
+    begins = [
+        texts[workload].shared_text(int(request_id)) if workload in texts else unknown
+        for workload, request_id in zip(t["workload"], t["request_id"], strict=True)
+    ]
+    text = pd.Series([-1 if b is None else b.id for b in begins], index=t.index, dtype="int64")
+    of_text = np.array([0 if b is None else b.tokens for b in begins], dtype=float)
+    says = (of_text > 0) & (of_text < numbers(t["prompt_tokens"]))
+    shared = pd.Series(np.where(says, of_text, found), index=t.index).where(found > 0, 0.0)
+    longest = shared.groupby([t["row"], text]).transform("max")
+    may_own = t[(longest > 0) & (shared == 0) & (text >= 0) & (t["prompt_tokens"] >= longest)].assign(text=text)
+    owners = may_own.sort_values("scheduled_s", kind="stable").drop_duplicates(["row", "text"]).index
+    return text, shared.mask(shared.index.isin(owners), longest)
+
+
+def tokens_held(lives: pd.DataFrame, block_size: FloatArray) -> pd.Series:
+    """Tokens that live requests hold in the KV cache, mean over the time in which any is live; by repeat."""
+    rows = lives.groupby("row")
+    span_s = rows["last_token_s"].max() - rows["scheduled_s"].min()
+    mean = paged(lives, block_size)["token_s"] / span_s.where(span_s > 0)
+    return mean.set_axis(pd.MultiIndex.from_frame(rows[REPEAT].first())).rename("kv_tokens_held_mean")
+
+
+def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
+    """Token-seconds and slot-seconds of each repeat (`row`) in blocks of `block_size` tokens that are allocated as a
+    sequence grows; whole blocks of a shared prefix are held once."""
+    shared = numbers(t["shared_tokens"]) // block_size * block_size
+    held_once = shared * numbers(t["live_s"])
+    slot_s = formulas.block_seconds(*lengths(t), block_size) * block_size
+    of_text = pd.Series(shared, index=t.index).groupby([t["row"], t["text"]]).max()
+    prefix_s = (of_text * _sharing_s(t)).groupby("row").sum()
+    own = by_repeat(t, formulas.token_seconds(*lengths(t)) - held_once, slot_s - held_once)
+    return own.add(prefix_s.fillna(0.0), axis="index")
+
+
+def _sharing_s(t: pd.DataFrame) -> pd.Series:
+    """Time in which at least one request that shares a text is live, by repeat and text; without an entry for none."""
+    sharing = t[t["shared_tokens"] > 0].sort_values(["row", "text", "scheduled_s"], kind="stable")
+    place = [sharing["row"], sharing["text"]]
+    latest_s = sharing["last_token_s"].groupby(place).cummax()
+    earlier_s = latest_s.groupby(place).shift().fillna(-np.inf)
+    alone_s = (sharing["last_token_s"] - np.maximum(sharing["scheduled_s"], earlier_s)).clip(lower=0)
+    shared_s: pd.Series = alone_s.groupby(place).sum()
+    return shared_s
+
+
+def lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Prompt and output tokens, and prefill and decode times in seconds, of each request."""
+    return (
+        numbers(t["prompt_tokens"]),
+        numbers(t["output_tokens"]),
+        numbers(t["prefill_s"]),
+        numbers(t["decode_s"]),
+    )
+
+
+def by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:
+    """Sums over the requests of each repeat."""
+    return pd.DataFrame({"token_s": token_s, "slot_s": slot_s}).groupby(numbers(t["row"])).sum(min_count=1)
