@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from tests.unit.analyse.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
-from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
+from tests.unit.study.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
 from workflow_scripts.engines.vllm_engines import VllmKnobs
+from workflow_scripts.study.serve_command import ServeSettings, serve_settings
 
 DEFAULTS = VllmKnobs(max_num_seqs=8, enable_prefix_caching=True, enforce_eager=False, kv_cache_dtype="auto")
 

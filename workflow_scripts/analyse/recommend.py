@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import ENVIRONMENT, IDENTITY, Record, cell_summary, dtypes, numbers, records
-from workflow_scripts.analyse.serve_command import Prepared, ServeSettings, serve_settings
 from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
 from workflow_scripts.analyse.statistics import (
     SCOPE_MEANING,
@@ -31,6 +30,7 @@ from workflow_scripts.common.command import RESULTS, option
 from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
 from workflow_scripts.study.study_file import Study
 
 PLACE = ("study", "source", "gpu", "model", "workload")

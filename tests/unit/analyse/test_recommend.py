@@ -12,7 +12,7 @@ from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from tests.unit.analyse.synthetic_starts import another_run
-from tests.unit.analyse.test_serve_command import DUMMY, HUB
+from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.analyse.recommend import SCHEMA, main, pareto_front, recommendations
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.study.study_file import load_study

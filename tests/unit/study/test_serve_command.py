@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workflow_scripts.analyse.serve_command import ServeSettings, serve_settings
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.definition import ResolvedModel
+from workflow_scripts.study.serve_command import ServeSettings, serve_settings
 
 HUB = ResolvedModel(
     name="model", hub_repo="org/model", revision="0" * 40, dtype="bfloat16", load_format="hub", config_sha256=""

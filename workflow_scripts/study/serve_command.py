@@ -39,12 +39,16 @@ class ServeSettings:
         no-enable-prefix-caching: true
         """
         comments = [f"# environment: {name}={value}\n" for name, value in self.environment.items()]
+        return "".join(comments) + yaml.safe_dump(self.in_file(), sort_keys=False)
+
+    def in_file(self) -> dict[str, Any]:
+        """The model and its arguments under the names that they have in the file."""
         # vLLM 0.32 silently drops `enable-prefix-caching: false` from the file: it looks for the negative flag among
         # the options of `vllm`, which do not include those of `vllm serve`.
         written = dict(
             (f"no-{name}", True) if value is False else (name, value) for name, value in self.arguments.items()
         )
-        return "".join(comments) + yaml.safe_dump({"model": self.model} | written, sort_keys=False)
+        return {"model": self.model} | written
 
 
 Prepared = tuple[ResolvedModel, Path]
