@@ -15,7 +15,6 @@ BATCH_RESOURCES = (
     "tasks_per_gpu",
     "gpu",
     "gpu_model",
-    "machine_type",
     "gres",
     "constraint",
 )

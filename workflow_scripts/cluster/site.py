@@ -65,9 +65,6 @@ class GpuQueue(Queue):
         str | None, Field(pattern=r"^[A-Za-z0-9_.]+$", description="TYPE, as `sinfo -o %G` prints it; none: untyped")
     ] = None
     cores_per_gpu: Annotated[int | None, Field(gt=0, description="cores that the site bills with one GPU")] = None
-    machine_type: Annotated[str | None, Field(description="Kubernetes: instance type of the nodes with this GPU")] = (
-        None
-    )
     memory_mb: Annotated[int | None, Field(gt=0, description="host memory of a job, instead of the estimate")] = None
 
 
@@ -193,8 +190,7 @@ def _asked_for(queue: GpuQueue, gpus: int) -> Resources:
     if queue.ask_by == "nothing":
         return {}
     if queue.ask_by == "gpus":
-        kind = {"gpu_model": queue.slurm_type, "machine_type": queue.machine_type}
-        return {"gpu": gpus, **{name: value for name, value in kind.items() if value is not None}}
+        return {"gpu": gpus, **({"gpu_model": queue.slurm_type} if queue.slurm_type else {})}
     return {"gres": ":".join(filter(None, ["gpu", queue.slurm_type, str(gpus)]))}
 
 
