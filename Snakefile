@@ -23,6 +23,7 @@ include: "rules/plan.smk"
 include: "rules/parse.smk"
 include: "rules/analyse.smk"
 include: "rules/present.smk"
+include: "rules/deploy.smk"
 
 
 if LEFT:

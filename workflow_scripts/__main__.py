@@ -28,6 +28,8 @@ GROUPS = {
         "status": "study.status",
         "archive": "study.archive",
         "compare": "analyse.compare",
+        "promise": "analyse.make_promise",
+        "export": "deploy.export",
     },
     "Steps of the workflow; Snakemake calls them": {
         "prepare-model": "prepare.model",

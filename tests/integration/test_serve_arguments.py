@@ -6,7 +6,10 @@ from typing import get_args
 
 import pytest
 
+from tests.unit.deploy.promises import deployment, on_cpu, promise
 from tests.unit.study.test_serve_command import ALL_KNOBS, DUMMY, FOLDER, HUB
+from workflow_scripts.deploy.deployment import server_command
+from workflow_scripts.deploy.serving_files import vllm_yaml
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.study.serve_command import ServeSettings, serve_settings
 
@@ -41,6 +44,26 @@ def test_vllm_reads_back_random_weights(parse, tmp_path: Path, way: str):
     read = read_back(parse, tmp_path, serve_settings(DUMMY, FOLDER, VllmKnobs(), {}), way)
     assert (read.model_tag if way == "command" else read.model) == str(FOLDER)
     assert (read.load_format, read.dtype, read.revision) == ("dummy", "float32", None)
+
+
+@pytest.mark.parametrize("of", [promise(), on_cpu()], ids=["hub", "folder"])
+def test_vllm_reads_the_file_of_a_deployment(parse, tmp_path: Path, of):
+    file = tmp_path / "vllm.yaml"
+    file.write_text(vllm_yaml(deployment(tmp_path, of)))
+    read = parse(["serve", "--config", str(file)])
+    assert (read.model, read.served_model_name) == (of.serve.model, [of.served_model])
+    settings = {name.replace("-", "_"): value for name, value in of.serve.arguments.items()}
+    assert {name: getattr(read, name) for name in settings} == settings
+    assert settings
+
+
+def test_the_model_of_the_command_line_goes_before_that_of_the_file(parse, tmp_path: Path):
+    """Containers have the folder of a model elsewhere."""
+    made = deployment(tmp_path, on_cpu())
+    (file := tmp_path / "vllm.yaml").write_text(vllm_yaml(made))
+    words = [str(file) if word == "/deploy/vllm.yaml" else word for word in server_command(made)]
+    read = parse(words[words.index("serve") :])
+    assert (read.model_tag, read.port, read.max_num_seqs) == ("/models/tiny-llama-57m", 8000, 4)
 
 
 def read_back(parse, folder: Path, settings: ServeSettings, way: str):

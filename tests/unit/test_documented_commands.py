@@ -80,6 +80,13 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
     "rsync": (syntax, "needs another cluster"),
     "for archive in": (syntax, "needs evidence from another host"),
     "python3 -m compileall": (syntax, "is for the folder of another host's modules"),
+    "vllm serve --config": (syntax, "starts a server"),
+    "docker compose": (syntax, "needs Docker and a network"),
+    "kubectl": (syntax, "needs a cluster"),
+    "sbatch results": (syntax, "needs a cluster"),
+    "promtool": (syntax, "needs an exported study, which tests/unit/deploy/test_alert_rules.py makes up"),
+    "prometheus": (syntax, "runs until it is stopped"),
+    "curl": (syntax, "needs a running Prometheus"),
 }
 # Commands of which only the options are read, and why.
 PARSED = {

@@ -44,7 +44,7 @@ BEST, WITHIN_LATENCY, SMALLEST, PARETO = (
 )
 # Maximum number of ties that the explanation names; the column `ties` has all of them.
 MOST_NAMED = 5
-# The bound if the user sets none: this many times the lowest time per output token of any configuration.
+# The bound if neither user nor study sets one: this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 
 SCHEMA = table_schema(
@@ -77,8 +77,8 @@ SCHEMA = table_schema(
     columns(
         "latency_bound",
         TEXT,
-        "the bound of `best_within_latency`; if the command line sets none, `tpot_s_p99` at most twice the lowest "
-        "`tpot_s_p50`",
+        "the bound of `best_within_latency`; if neither the command line nor the study's `slo` bounds `tpot_s`, "
+        "`tpot_s_p99` at most twice the lowest `tpot_s_p50`",
     ),
     columns("margin_pct", NUMBER, "the margin of `smallest_within_margin`"),
     columns(
@@ -193,7 +193,7 @@ def _of_place(
 
 
 def _row(cell: Record, role: str, models: Settings, ties: list[str], explanation: str) -> Record:
-    settings = _serve_settings(cell, models)
+    settings = settings_of(cell, models)
     return cell | {
         "role": role,
         "ties": ", ".join(ties) or None,
@@ -283,7 +283,8 @@ def _smallest_text(cells: list[Record], smallest: int, best: int, as_fast: int, 
     )
 
 
-def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
+def settings_of(cell: Record, models: Settings) -> ServeSettings | None:
+    """How to serve as in a row of the cells table; None for a model that the study does not have."""
     if cell["model"] not in models:
         return None
     model, folder = models[cell["model"]]
@@ -300,6 +301,11 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
     return serve_settings(model, folder, settings, effective, models.get(settings.draft_model or ""))
 
 
+def prepared_models(study: Study, paths: StudyPaths) -> Settings:
+    """Every model of a study, with its prepared folder."""
+    return {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
+
+
 @table_command(
     "recommendations",
     RESULTS,
@@ -309,6 +315,8 @@ def _serve_settings(cell: Record, models: Settings) -> ServeSettings | None:
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the recommendations table of a study."""
     paths = StudyPaths(args.results, study.name)
-    models = {name: (model, paths.model(name, model_key(model))) for name, model in resolved_models(study).items()}
-    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, args.tpot_p99_s)
+    models = prepared_models(study, paths)
+    # A request's wait for a free place says nothing of a server, so of the study's limits only this one is a bound.
+    tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
+    table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s)
     return [(args.out, "recommendations", table)]

@@ -143,6 +143,11 @@ class StudyPaths:
         return self.root / "figures"
 
     @property
+    def deploy(self) -> Path:
+        """A deployment of one setting, with what the study promises of it."""
+        return self.root / "deploy"
+
+    @property
     def report(self) -> Path:
         """The one-page report."""
         return self.root / "report.html"

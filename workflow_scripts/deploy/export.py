@@ -1,0 +1,109 @@
+"""Write files to serve a setting of a study and to watch that it keeps what was measured.
+
+    kvsweep export --study config/studies/demo.yaml --promise results/demo/deploy/promise.json \\
+        --out results/demo/deploy
+
+vllm.yaml is for `vllm serve --config`. compose.yaml, kubernetes.yaml and serve.sbatch start the server in containers,
+on Kubernetes and on Slurm. prometheus.yml, alerts.yml and the folder grafana/ watch it. docs/production.md leads
+through them.
+"""
+
+import shlex
+from argparse import Namespace
+from pathlib import Path
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
+from workflow_scripts.cluster.attempt import Attempt
+from workflow_scripts.cluster.site import SITE, Site, job_resources, load_site, needs_of, sbatch_options
+from workflow_scripts.common.command import STUDY, command, option, out, positive
+from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.deploy.alert_rules import ALERTS_FILE, PROMETHEUS_FILE, Watch, alerts_yaml, prometheus_yaml
+from workflow_scripts.deploy.dashboard import DASHBOARD_FILE, dashboard, provisioning
+from workflow_scripts.deploy.deployment import COMPOSE_FILE, KUBERNETES_FILE, SLURM_FILE, VLLM_FILE, Deployment
+from workflow_scripts.deploy.kubernetes_files import kubernetes_yaml
+from workflow_scripts.deploy.noted import noted_yaml
+from workflow_scripts.deploy.serving_files import compose_yaml, slurm_script, vllm_yaml
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.promise import Promise, PromiseError, read_promise
+from workflow_scripts.study.study_file import Study, load_study
+
+# How long a Slurm job serves; the measured cells say nothing of it.
+JOB_MINUTES = 24 * 60
+
+
+def deployment_of(promise: Promise, study: Study, site: Site) -> Deployment:
+    """The promise with what its cell needs.
+
+    Raises:
+        PromiseError: the study has no such cell.
+    """
+    cell = next((cell for cell in expand(study) if cell.id == promise.cell_id), None)
+    if cell is None:
+        raise PromiseError(
+            f"study {study.name} has no cell {promise.cell_id}; `snakemake export` writes the promise anew"
+        )
+    gpu = load_gpus()[cell.gpu]
+    try:
+        weights = float(read_model_facts(load_models()[cell.model].config, promise.effective["dtype"]).weight_bytes)
+    except ModelFactsError:
+        weights = None
+    return Deployment(
+        promise, needs_of(cell), gpu.kind == "cpu", gpu.title, weights, tuple(_scheduler_options(cell, study, site))
+    )
+
+
+def _scheduler_options(cell: Cell, study: Study, site: Site) -> list[str]:
+    if cell.gpu in site.gpus:
+        resources = job_resources([cell], site, study.cell_time_limit_s, Attempt(1, 1)) | {"runtime": JOB_MINUTES}
+        return _options(shlex.split(sbatch_options(resources)))
+    needs = needs_of(cell)
+    found = [f"--cpus-per-task={needs.cores}", f"--mem={needs.memory_mb}M", f"--time={JOB_MINUTES}"]
+    return [*found, *([f"--gpus={needs.gpus}"] if needs.gpus else [])]
+
+
+def _options(words: list[str]) -> list[str]:
+    """Options with their values, one per line of a script.
+
+    >>> _options(["-t", "60", "--mem=3"])
+    ['-t 60', '--mem=3']
+    """
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("-"):
+            lines.append(word)
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
+
+
+def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None:
+    """Write all files of a deployment."""
+    texts = {
+        VLLM_FILE: vllm_yaml(deployment),
+        COMPOSE_FILE: compose_yaml(deployment),
+        KUBERNETES_FILE: kubernetes_yaml(deployment),
+        SLURM_FILE: slurm_script(deployment),
+        ALERTS_FILE: alerts_yaml(deployment, watch),
+        PROMETHEUS_FILE: prometheus_yaml(deployment, watch),
+        **{name: noted_yaml(content) for name, content in provisioning().items()},
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    write_json(folder / DASHBOARD_FILE, dashboard(deployment, watch))
+
+
+@command(
+    "export",
+    STUDY,
+    option("--promise", type=Path, required=True, help="promise.json, which `kvsweep promise` writes"),
+    option("--site", type=Path, default=SITE, help="the site file, for the Slurm job (%(default)s)"),
+    option("--window-s", type=positive, default=60, help="seconds over which alerts and panels look (%(default)s)"),
+    option("--scrape-s", type=positive, default=5, help="seconds between two looks of Prometheus (%(default)s)"),
+    option("--target", default=Watch.target, help="where Prometheus finds the server (%(default)s)"),
+    out("folder of the deployment"),
+)
+def main(args: Namespace) -> None:
+    """Write a deployment."""
+    deployment = deployment_of(read_promise(args.promise), load_study(args.study), load_site(args.site))
+    write_deployment(deployment, Watch(args.window_s, args.scrape_s, args.target), args.out)
