@@ -3,11 +3,11 @@
     make bench-statistics         (or: python -m benchmarks.statistics [--studies 2000] [--seed 1])
 
 The starts of each study vary as those that were measured: within a start by 1 to 3 %, between starts by 2 to 15 %, from
-round to round by 10 % for all cells together; some cells have two modes, some starts are far off, and on a shared
-machine each cell is another on each occasion. The project's own functions compare them. Printed are: how often the 95 %
-interval of a ratio holds that of another run, the share of studies with a false `changes` or a false `flat`, and how
-many starts the adaptive rule takes compared with a fixed count that decides as much. The exit code is 1 if a goal is
-missed.
+round to round by 10 % for all cells together; some cells have two modes, some starts are far off, some rounds do more
+to one engine than to another, and on a shared machine each cell is another on each occasion. The project's own
+functions compare them. Printed are: how often the 95 % interval of a ratio holds that of another run, the share of
+studies with a false `changes`, `flat`, `faster` or `slower`, and how many starts the adaptive rule takes compared with
+a fixed count that decides as much. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -26,11 +26,15 @@ from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks, decide
 from workflow_scripts.analyse.start_spread import FloatArray, best_repeats
 from workflow_scripts.analyse.statistics import (
     CHANGES,
+    FASTER,
     FLAT,
     NOT_DECIDED,
     OCCASION_SD,
+    SLOWER,
+    Comparisons,
     Samples,
     compare,
+    directions,
     log_margin,
 )
 from workflow_scripts.common.command import run_command
@@ -47,10 +51,16 @@ GROUPS = (
     *((0.0, 0.5, 1.3), (0.1, 0.6, 1.4), (0.3, 1.1), (0.0, 2.3)),
     *((0.7, 0.7, 0.7), (0.2, 0.2 + 1.0001 * MARGIN), (0.4, 0.4 + MARGIN / 4)),
 )
-TRUTH = np.concatenate(GROUPS)
+SETTINGS = sum(map(len, GROUPS))
+# The cells of two further engines; two are as fast as cells of the first one.
+OTHER_ENGINES = ((0.0, 0.6, 2.0), (1.3,))
+TRUTH = np.concatenate([*GROUPS, *OTHER_ENGINES])
+ENGINE = np.repeat([0, 1, 2], [SETTINGS, *map(len, OTHER_ENGINES)])
 ENDS = np.cumsum([0, *map(len, GROUPS)])
 PAIRS = [(a, b) for low, high in pairwise(ENDS.tolist()) for a in range(low, high) for b in range(low, a)]
 A, B = (np.array(side) for side in zip(*PAIRS, strict=True))
+# As many cells of the first engine as the demo has, each compared with every cell of the others.
+ENGINE_A, ENGINE_B = (side.ravel() for side in np.meshgrid(np.arange(5), np.flatnonzero(ENGINE), indexing="ij"))
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,12 @@ class Kind:
     """What varies in a study, as standard deviations of logarithms.
 
     Attributes:
-        between: from and to, between the starts of a cell; each study has its own.
+        between: from and to, between the starts of a cell; each engine of each study has its own.
         uneven: how much cells differ in that, as the standard deviation of its logarithm.
         two_modes: share of studies in which one cell has two modes, 10 to 25 % apart.
         outliers: share of starts that are 20 % slower.
         shared: whether the machine is shared, so that each cell differs from occasion to occasion by OCCASION_SD.
+        apart: what a round does to the cells of one engine, beyond what it does to all.
     """
 
     name: str
@@ -71,6 +82,7 @@ class Kind:
     two_modes: float = 0.0
     outliers: float = 0.0
     shared: bool = False
+    apart: float = 0.0
 
 
 KINDS = (
@@ -79,6 +91,7 @@ KINDS = (
     Kind("one cell with two modes", two_modes=1.0),
     Kind("outliers", outliers=0.01),
     Kind("on a shared machine", shared=True),
+    Kind("rounds move engines apart", apart=0.05),
 )
 
 
@@ -102,6 +115,7 @@ class Studies:
         studies, cells = self.between.shape
         shape = (studies, cells, starts)
         drift = rng.normal(0, 0.1, (studies, 1, starts)) + 0.02 * np.arange(starts)
+        drift = drift + rng.normal(0, self.kind.apart, (studies, ENGINE[-1] + 1, starts))[:, ENGINE]
         repeats = rng.normal(0, 1, (*shape, REPEATS)) * rng.uniform(0.01, 0.03, (studies, cells, 1, 1))
         occasion = rng.normal(0, OCCASION_SD * self.kind.shared, (studies, cells))
         log = (
@@ -113,15 +127,16 @@ class Studies:
         log += self.modes[..., None] * (rng.integers(0, 2, shape) - 0.5)
         log += np.where(rng.random(shape) < self.kind.outliers, np.log(0.8), 0.0)
         within, counts = repeats.var(axis=-1, ddof=1).mean(axis=-1), np.full((studies, cells), float(REPEATS))
-        one = np.zeros(cells, dtype=int)
-        return Run(Samples(log, within, counts, one, one > 0, (one == 0) & self.kind.shared), TRUTH + occasion)
+        nothing = np.zeros(cells, dtype=bool)
+        return Run(Samples(log, within, counts, ENGINE, nothing, ~nothing & self.kind.shared), TRUTH + occasion)
 
 
 def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
     """Studies of one kind."""
     cells = len(TRUTH)
     low, high = np.log(kind.between)
-    between = np.exp(rng.uniform(low, high, (studies, 1)) + rng.normal(0, kind.uneven, (studies, cells)))
+    of_engine = rng.uniform(low, high, (studies, ENGINE[-1] + 1))
+    between = np.exp(of_engine[:, ENGINE] + rng.normal(0, kind.uneven, (studies, cells)))
     one = np.arange(cells) == rng.integers(cells, size=(studies, 1))
     with_modes = (rng.random((studies, 1)) < kind.two_modes) & one
     return Studies(kind, between, np.where(with_modes, rng.uniform(0.1, 0.25, (studies, 1)), 0.0))
@@ -129,19 +144,22 @@ def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
 
 @dataclass(frozen=True)
 class Kept:
-    """What was kept of the promises: shares of intervals that hold the ratio of another run, of studies with a false
-    change or a false flat, and of comparisons that are decided."""
+    """What was kept of the promises: shares of intervals that hold the ratio of another run, of studies with false
+    verdicts (changes and flat of settings, directions of engines), and of comparisons that are decided."""
 
     coverage: float
     without_interval: float
-    false_changes: float
-    false_flat: float
+    false: tuple[float, ...]
     decided: float
 
     def fits(self) -> bool:
         """Whether the goals are reached."""
-        covers = COVERAGE[0] <= self.coverage <= COVERAGE[1]
-        return covers and max(self.false_changes, self.false_flat) <= MOST_FALSE
+        return COVERAGE[0] <= self.coverage <= COVERAGE[1] and max(self.false) <= MOST_FALSE
+
+    def row(self) -> list[str]:
+        """The shares in per cent, and whether a goal is missed."""
+        shares = (self.coverage, self.without_interval, *self.false, self.decided)
+        return [*map(_pct, shares), "" if self.fits() else "missed"]
 
 
 def false_verdicts(verdict: npt.NDArray[np.str_], truth: FloatArray) -> tuple[float, float]:
@@ -151,31 +169,40 @@ def false_verdicts(verdict: npt.NDArray[np.str_], truth: FloatArray) -> tuple[fl
     return float(changes.any(axis=-1).mean()), float(flat.any(axis=-1).mean())
 
 
-def kept(studies: Studies, starts: int, rng: np.random.Generator) -> Kept:
-    """Measure studies twice with a fixed count of starts."""
+def false_directions(verdict: npt.NDArray[np.str_], truth: FloatArray) -> float:
+    """Share of studies in which an engine is falsely faster or slower."""
+    difference = truth[..., ENGINE_A] - truth[..., ENGINE_B]
+    false = ((verdict == FASTER) & (difference <= 0)) | ((verdict == SLOWER) & (difference >= 0))
+    return float(false.any(axis=-1).mean())
+
+
+def kept(studies: Studies, starts: int, rng: np.random.Generator) -> tuple[Kept, Kept]:
+    """Measure studies twice with a fixed count of starts: what was kept for settings, and for pairs of engines."""
     (one, truth), (other, _) = studies.run(starts, rng), studies.run(starts, rng)
-    decisions = decide(one, A, B, MARGIN_PCT, ONE_LOOK)
-    _, low, high = decisions.found.interval()
-    again = compare(other, A, B).interval().value
+    decisions, engines = decide(one, A, B, MARGIN_PCT, ONE_LOOK), compare(one, ENGINE_A, ENGINE_B)
+    direction = directions(engines)
+    return (
+        _kept(decisions.found, compare(other, A, B), decisions.verdict, false_verdicts(decisions.verdict, truth)),
+        _kept(engines, compare(other, ENGINE_A, ENGINE_B), direction, (false_directions(direction, truth),)),
+    )
+
+
+def _kept(one: Comparisons, other: Comparisons, verdict: npt.NDArray[np.str_], false: tuple[float, ...]) -> Kept:
+    _, low, high = one.interval()
+    again = other.interval().value
     known = ~np.isnan(low)
     inside = (low <= again) & (again <= high)
-    return Kept(
-        float(inside[known].mean()),
-        float(1 - known.mean()),
-        *false_verdicts(decisions.verdict, truth),
-        float((decisions.verdict != NOT_DECIDED).mean()),
-    )
+    return Kept(float(inside[known].mean()), float(1 - known.mean()), false, float((verdict != NOT_DECIDED).mean()))
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What the adaptive rule did: starts per cell, the share of comparisons that it decided, and of studies with a
-    false change or a false flat."""
+    """What the adaptive rule did: starts per cell, the share of comparisons that it decided, and the shares of studies
+    with a false change, a false flat or a false direction."""
 
     starts: float
     decided: float
-    false_changes: float
-    false_flat: float
+    false: tuple[float, ...]
 
 
 def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
@@ -193,14 +220,17 @@ def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
             for cell in range(again.shape[-1]):
                 again[..., cell] = (goes_on & ((cell == A) | (cell == B))).any(axis=-1)
             log[..., rounds] = np.where(again, whole.log[..., rounds], np.nan)
+    direction = false_directions(directions(compare(samples, ENGINE_A, ENGINE_B)), truth)
     return Adaptive(
-        float(samples.starts.mean()), float((verdict != NOT_DECIDED).mean()), *false_verdicts(verdict, truth)
+        float(samples.starts[..., :SETTINGS].mean()),
+        float((verdict != NOT_DECIDED).mean()),
+        (*false_verdicts(verdict, truth), direction),
     )
 
 
-def starts_of_same_power(decided: float, by_starts: Mapping[int, Kept]) -> float:
+def starts_of_same_power(decided: float, by_starts: Mapping[int, float]) -> float:
     """The fixed count of starts that decides this share of comparisons; the largest simulated if none does."""
-    return float(np.interp(decided, [kept.decided for kept in by_starts.values()], list(by_starts)))
+    return float(np.interp(decided, list(by_starts.values()), list(by_starts)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,31 +240,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")
     args = parser.parse_args(argv)
     rng = np.random.default_rng(args.seed)
-    fixed = Table("studies", "starts", "coverage", "no interval", "false changes", "false flat", "decided", box=None)
-    rule = Table("studies", "false changes", "false flat", "decided", "starts", "fixed count", "ratio", box=None)
+    false = ("false changes", "false flat")
+    fixed = Table("studies", "starts", "coverage", "no interval", *false, "decided", box=None)
+    engines = Table("studies", "starts", "coverage", "no interval", "false directions", "decided", box=None)
+    rule = Table("studies", *false, "false directions", "decided", "starts", "fixed count", "ratio", box=None)
     fits, taken = [], []
     for kind in track(KINDS, description="simulating", console=Console(stderr=True)):
         studies = made_up(kind, args.studies, rng)
         by_starts = {starts: kept(studies, starts, rng) for starts in FIXED}
-        for starts, found in by_starts.items():
-            fits.append(found.fits())
-            shares = (found.coverage, found.without_interval, found.false_changes, found.false_flat, found.decided)
-            fixed.add_row(kind.name, str(starts), *map(_pct, shares), "" if fits[-1] else "missed")
+        for starts, both in by_starts.items():
+            for table, found in zip((fixed, engines), both, strict=True):
+                fits.append(found.fits())
+                table.add_row(kind.name, str(starts), *found.row())
         rule_found = adaptive(studies, rng)
-        same = starts_of_same_power(rule_found.decided, by_starts)
+        same = starts_of_same_power(
+            rule_found.decided, {starts: found.decided for starts, (found, _) in by_starts.items()}
+        )
         ratio = rule_found.starts / same
         taken.append((rule_found.starts, same))
-        fits.append(max(rule_found.false_changes, rule_found.false_flat) <= MOST_FALSE)
-        shares = (rule_found.false_changes, rule_found.false_flat, rule_found.decided)
+        fits.append(max(rule_found.false) <= MOST_FALSE)
+        shares = (*rule_found.false, rule_found.decided)
         numbers = f"{rule_found.starts:.2f}", f"{same:.2f}", f"{ratio:.2f}", "" if fits[-1] else "missed"
         rule.add_row(kind.name, *map(_pct, shares), *numbers)
     starts, same = np.mean(taken, axis=0)
     fits.append(bool(starts / same <= MOST_STARTS))
     flag = "" if fits[-1] else "missed"
-    rule.add_row("all together", "", "", "", f"{starts:.2f}", f"{same:.2f}", f"{starts / same:.2f}", flag)
-    console = Console(width=110)
+    rule.add_row("all together", *[""] * 4, f"{starts:.2f}", f"{same:.2f}", f"{starts / same:.2f}", flag)
+    console = Console(width=120)
     console.print(f"{args.studies} studies of each kind; margin {MARGIN_PCT:g} %")
+    console.print("settings of one engine")
     console.print(fixed)
+    console.print("pairs of engines")
+    console.print(engines)
     console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and the fixed count that decides as much")
     console.print(rule)
     repeats = {sd: best_repeats(sd**2, WITHIN_SD**2, START_COSTS_REPEATS, 1.0) for sd in (0.02, 0.04, 0.08)}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from benchmarks import statistics
-from workflow_scripts.analyse.statistics import CHANGES, FLAT, NOT_DECIDED
+from workflow_scripts.analyse.statistics import CHANGES, FASTER, FLAT, NOT_DECIDED, SLOWER
 
 
 def test_a_verdict_is_false_beside_the_truth():
@@ -15,6 +15,16 @@ def test_a_verdict_is_false_beside_the_truth():
     assert statistics.false_verdicts(verdict, truth) == (0.5, 0.5)
 
 
+def test_a_direction_is_false_beside_the_truth():
+    truth = np.tile(statistics.TRUTH, (2, 1))
+    difference = truth[0][statistics.ENGINE_A] - truth[0][statistics.ENGINE_B]
+    assert 0 in difference  # two engines that are equally fast: neither direction is true
+    right = np.select([difference > 0, difference < 0], [FASTER, SLOWER], NOT_DECIDED)
+    assert statistics.false_directions(np.stack([right, right]), truth) == 0
+    for wrong in (FASTER, SLOWER):
+        assert statistics.false_directions(np.stack([right, np.full_like(right, wrong)]), truth) == 0.5
+
+
 def test_another_run_of_the_same_studies_has_the_same_truth_but_for_the_occasion():
     rng = np.random.default_rng(1)
     for kind in (statistics.Kind("quiet"), statistics.Kind("shared", shared=True)):
@@ -25,8 +35,7 @@ def test_another_run_of_the_same_studies_has_the_same_truth_but_for_the_occasion
 
 
 def test_the_fixed_count_that_decides_as_much():
-    kept = {starts: statistics.Kept(0.95, 0, 0, 0, decided) for starts, decided in ((2, 0.4), (4, 0.6))}
-    assert statistics.starts_of_same_power(0.5, kept) == pytest.approx(3)
+    assert statistics.starts_of_same_power(0.5, {2: 0.4, 4: 0.6}) == pytest.approx(3)
 
 
 def test_it_prints_every_kind_and_ends_with_1_if_a_goal_is_missed(capsys, monkeypatch):

@@ -37,13 +37,16 @@ class Spread(NamedTuple):
     """Variance of logarithms between starts, for each cell.
 
     `variance` and `df` are those of the cells that are pooled (NaN and 0 if there are none); `pooled` says whether the
-    cell is one of them; `bimodal` whether its starts fall into two groups.
+    cell is one of them; `bimodal` whether its starts fall into two groups. `rounds` has one axis more: what each round
+    did to the pooled cells together, or to the cell alone if it is not pooled; `share` is the cell's share in that.
     """
 
     variance: FloatArray
     df: FloatArray
     pooled: BoolArray
     bimodal: BoolArray
+    rounds: FloatArray
+    share: FloatArray
 
 
 def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
@@ -61,12 +64,14 @@ def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
     shape = log.shape[:-1]
     variance, df = np.full(shape, np.nan), np.zeros(shape)
     pooled, bimodal = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    rounds, share = np.full(log.shape, np.nan), np.ones(shape)
     for number in np.unique(group):
         of = group == number
         found = _of_group(log[..., of, :])
-        for whole, part in zip((variance, df, pooled, bimodal), found, strict=True):
+        for whole, part in zip((variance, df, pooled, bimodal, share), (*found[:4], found.share), strict=True):
             whole[..., of] = part
-    return Spread(variance, df, pooled, bimodal)
+        rounds[..., of, :] = found.rounds
+    return Spread(variance, df, pooled, bimodal, rounds, share)
 
 
 def _of_group(log: FloatArray) -> Spread:
@@ -74,7 +79,8 @@ def _of_group(log: FloatArray) -> Spread:
     shared = np.where((~np.isnan(log)).sum(axis=-2, keepdims=True) > 1, log, np.nan)
     alike = _alike(*_own(shared)[:2])
     # Once more without the cells that stand out, because they moved their rounds.
-    own, df, lost = _own(np.where(alike[..., None], shared, np.nan))
+    together = np.where(alike[..., None], shared, np.nan)
+    own, df, lost, rounds = _own(together)
     total = df.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nansum(own * df, axis=-1, keepdims=True) / total
@@ -83,31 +89,54 @@ def _of_group(log: FloatArray) -> Spread:
     bimodal = _bimodal(_without_medians(shared) if log.shape[-2] >= LEAST_POOLED else log, variance, total)
     wide = alike.shape
     of_all = np.broadcast_to(variance, wide), np.broadcast_to(total, wide)
-    return Spread(*of_all, alike & pooled & ~bimodal, bimodal)
+    is_pooled = alike & pooled & ~bimodal
+    # Where rounds lack cells, the mean over rounds is near enough.
+    share = _mean(1 / np.where(np.isnan(rounds), np.nan, (~np.isnan(together)).sum(axis=-2)))
+    alone = log - _mean(log)[..., None]
+    return Spread(
+        *of_all,
+        is_pooled,
+        bimodal,
+        np.where(is_pooled[..., None], rounds[..., None, :], alone),
+        np.where(is_pooled, share[..., None], 1.0),
+    )
 
 
-def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Each cell's variance without the effects of rounds, its degrees of freedom, and how many these effects took."""
+def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Each cell's variance without the effects of rounds, its degrees of freedom, how many these effects took, and the
+    effects.
+    """
     known = ~np.isnan(log)
     df = np.maximum(known.sum(axis=-1) - 1, 0).astype(float)
     lost = np.maximum(known.any(axis=-2).sum(axis=-1) - 1, 0)[..., None].astype(float)
     total = df.sum(axis=-1, keepdims=True)
-    left = _without_rounds(log)
+    left, rounds = _without_rounds(log)
     with np.errstate(divide="ignore", invalid="ignore"):
         unbiased = total / np.maximum(total - lost, 1)  # rounds took theirs from all cells alike
         own = np.where(df > 0, np.nansum(left**2, axis=-1) / df * unbiased, np.nan)
-    return own, df, lost
+    return own, df, lost, rounds
 
 
-def _without_rounds(log: FloatArray) -> FloatArray:
-    """What is left of each start without the effects of its cell and its round, by least squares."""
-    left = log
+def _without_rounds(log: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What is left of each start without the effects of its cell and its round, by least squares; and the effects of
+    the rounds.
+    """
+    left, rounds = log, np.zeros((*log.shape[:-2], log.shape[-1]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rounds and cells without a start
         for _ in range(_SWEEPS):
             left = left - np.nanmean(left, axis=-1, keepdims=True)
-            left = left - np.nanmean(left, axis=-2, keepdims=True)
-    return left
+            moved = np.nanmean(left, axis=-2)
+            left, rounds = left - moved[..., None, :], rounds + moved
+    return left, rounds
+
+
+def _mean(values: FloatArray) -> FloatArray:
+    """The mean over the last axis without what is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # nothing is there
+        mean: FloatArray = np.nanmean(values, axis=-1)
+    return mean
 
 
 def _without_medians(log: FloatArray) -> FloatArray:

@@ -33,15 +33,15 @@ EQUIVALENCE_ALPHA = 0.05
 # Standard deviation of logarithms between starts, where nothing is known of it: the most that was seen of one machine
 # at different times. What one start decides must hold also if starts vary so much.
 ASSUMED_SD = 0.15
-# Standard deviation by which a cell of a shared machine differs on another occasion from what all of its cells do: 2 to
-# 6 % were seen. Rounds within minutes of each other do not show it.
-OCCASION_SD = 0.04
+# Standard deviation by which a cell of a shared machine differs on another occasion from what all of its cells do: the
+# most that was seen, 2 to 6 %. Rounds within minutes of each other do not show it.
+OCCASION_SD = 0.06
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
 # Fewer starts of a cell that has two equal modes fall all into one of them too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
 # A pair that varies more than the pooled cells let expect is not pooled; size of the test.
-_OWN_VARIANCE_ALPHA = 0.2
+_OWN_VARIANCE_ALPHA = 0.1
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
 FASTER, SLOWER = "faster", "slower"
@@ -156,7 +156,7 @@ class Comparisons:
             run; where both cells have one start it covers only their repeats, and where they share no round there is
             none.
         scope: for what that interval holds; None if there is none.
-        pooled: whether the variance is that of all cells of the device and engine.
+        pooled: whether the variance is that of all cells of the device and engine, or of both devices or engines.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
         occasions: variance that another occasion adds to the interval that is shown.
     """
@@ -233,8 +233,9 @@ class Comparisons:
 def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
-    Within a device and engine the variance is pooled over the cells that are alike. A pair that varies more than these,
-    or is of two devices or engines, has its own. Where both share one round only, or none, what is tested allows for
+    Within a device and engine the variance is pooled over the cells that are alike; for two devices or engines it is
+    composed of what cells of each vary and what rounds do to the two. A pair that varies more than the pooled cells let
+    expect has its own variance. Where both share one round only, or none, what is tested allows for
     ASSUMED_SD between starts. Two devices with several cards each share none: cards of one are not those of the other.
 
     Two cells in three rounds, of which the second is 10 % slower:
@@ -255,8 +256,8 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     n = (~np.isnan(log_a - log_b)).sum(axis=-1)
     (mean_a, _), (mean_b, _) = _moments(log_a), _moments(log_b)
 
-    together, together_df = 2 * found.variance[..., a], found.df[..., a]
-    pooled = (samples.group[a] == samples.group[b]) & found.pooled[..., a] & found.pooled[..., b] & (n > 0)
+    together, together_df = _pooled(samples, a, b)
+    pooled = (together_df > 0) & (n > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         pooled &= ~(stats.f.sf(own / together, n - 1, together_df) < _OWN_VARIANCE_ALPHA)
     bimodal = found.bimodal[..., a] | found.bimodal[..., b]
@@ -278,6 +279,27 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
         cells = samples.shared[a].astype(float) + samples.shared[b]
         occasions = np.where(single, 0.0, _OF_BOTH_RUNS * OCCASION_SD**2 * cells)
     return Comparisons(difference, variance, df, n, shown, scope, pooled, bimodal, occasions)
+
+
+def _pooled(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Variance of the difference of one start of both within a round, from all cells that are pooled with them, and its
+    degrees of freedom, which are 0 if neither is pooled.
+
+    Of cells that are not pooled together it is a sum: what differs from round to round between the pooled cells of one
+    and those of the other, and for each what the cell differs from the mean of those cells. [Satterthwaite]
+    """
+    found = samples.spread
+    both, either = (how(found.pooled[..., a], found.pooled[..., b]) for how in (np.logical_and, np.logical_or))
+    apart = found.rounds[..., a, :] - found.rounds[..., b, :]
+    rounds, rounds_df = _moments(apart)[1], (~np.isnan(apart)).sum(axis=-1) - 1.0
+    own = [np.where(found.pooled[..., c], (1 - found.share[..., c]) * found.variance[..., c], 0.0) for c in (a, b)]
+    total = rounds + own[0] + own[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = [np.where(part > 0, part**2 / found.df[..., c], 0.0) for part, c in zip(own, (a, b), strict=True)]
+        df = total**2 / (rounds**2 / rounds_df + parts[0] + parts[1])
+    alike = both & (samples.group[a] == samples.group[b])
+    df = np.where(either & (rounds_df > 0), df, 0.0)
+    return np.where(alike, 2 * found.variance[..., a], total), np.where(alike, found.df[..., a], df)
 
 
 def _welch(samples: Samples, a: IntArray, b: IntArray, over_starts: BoolArray) -> tuple[FloatArray, FloatArray]:

@@ -121,12 +121,63 @@ def test_a_single_start_beside_others_shows_no_change_that_two_modes_make():
         assert verdicts(found, 2.0).tolist() == [verdict]
 
 
-def test_cells_of_one_device__and_engine_share_a_variance_and_others_do_not():
+def residuals(log):
+    """Mean square of what is left without cells and rounds, and its degrees of freedom."""
+    left = log - log.mean(axis=0) - log.mean(axis=1)[:, None] + log.mean()
+    df = (len(log) - 1) * (log.shape[1] - 1)
+    return (left**2).sum() / df, df
+
+
+def test_cells_of_one_device_and_engine_share_a_variance_and_those_of_two_have_a_sum_of_mean_squares():
     log = np.random.default_rng(5).normal(0, 0.02, (9, 4))
     found = compare(samples(log, group=[0] * 6 + [1] * 3), [0, 1, 0], [1, 2, 8])
-    assert found.pooled.tolist() == [True, True, False]
-    assert found.df.tolist() == [15, 15, 3]
-    assert found.variance[0] == found.variance[1] != found.variance[2]
+    assert found.pooled.tolist() == [True] * 3
+    assert found.df.tolist()[:2] == [15, 15]
+    assert found.variance[0] == found.variance[1]
+    # What rounds do to the mean of each engine, and what a cell is beside the mean of its own.
+    means = log[:6].mean(axis=0) - log[6:].mean(axis=0)
+    (of_a, df_a), (of_b, df_b) = residuals(log[:6]), residuals(log[6:])
+    parts, df = [means.var(ddof=1), 5 / 6 * of_a, 2 / 3 * of_b], [3, df_a, df_b]
+    assert found.variance[2] == pytest.approx(sum(parts))
+    assert found.df[2] == pytest.approx(sum(parts) ** 2 / sum(part**2 / of for part, of in zip(parts, df, strict=True)))
+
+
+def test_a_cell_that_is_alone_of_its_engine_has_only_its_own_error_beside_that_of_the_pooled_cells():
+    log = np.random.default_rng(4).normal(0, 0.02, (7, 3))
+    found = compare(samples(log, group=[0] * 6 + [1]), [0], [6])
+    own = (log[:6].mean(axis=0) - log[6]).var(ddof=1)
+    of_a, df = residuals(log[:6])
+    assert found.pooled.tolist() == [True]
+    assert found.variance[0] == pytest.approx(own + 5 / 6 * of_a)
+    assert found.df[0] == pytest.approx((own + 5 / 6 * of_a) ** 2 / (own**2 / 2 + (5 / 6 * of_a) ** 2 / df))
+    # Of two cells that are both alone nothing is pooled.
+    assert not compare(samples(log[:2], group=[0, 1]), [0], [1]).pooled[0]
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.05, 0.2])
+def test_intervals_of_two_engines_hold_another_run_also_if_rounds_move_engines_apart(apart):
+    rng = np.random.default_rng(8)
+    sd = np.repeat([0.05, 0.02], [6, 3])[:, None]
+
+    def run():
+        rounds = rng.normal(0, 0.2, (3000, 1, 3)) + rng.normal(0, apart, (3000, 2, 3))[:, [0] * 6 + [1] * 3]
+        log = rng.normal(0, 1, (3000, 9, 3)) * sd + rounds
+        return compare(samples(log, group=[0] * 6 + [1] * 3), [0, 3], [6, 8])
+
+    one, other = run(), run()
+    _, low, high = one.interval()
+    again = other.interval().value
+    assert one.pooled.mean() > 0.5
+    assert 0.93 <= ((low <= again) & (again <= high)).mean() <= 0.97
+    assert (directions(one) != NOT_DECIDED).any(axis=-1).mean() <= 0.05
+
+
+def test_two_engines_whose_rounds_lack_cells_are_pooled_without_bias():
+    log = np.random.default_rng(9).normal(0, 0.1, (2000, 9, 4))
+    log[:, 3:6, 2:] = np.nan
+    log[:, 7, 3] = np.nan
+    found = compare(samples(log, group=[0] * 6 + [1] * 3), [0], [8])
+    assert found.variance[found.pooled].mean() == pytest.approx(0.02, rel=0.08)
 
 
 def test_between_cards_is_said():
