@@ -2,7 +2,8 @@
 
     make bench-agreement         (or: python -m benchmarks.agreement [--pause-min 30] [--first DIR] [--second DIR])
 
-Prints what `kvsweep compare` prints of the two runs, then each goal with what was found. Ends with 1 if a goal is
+Prints what `kvsweep compare` prints of the two runs, then every comparison that was tested with its verdict in both,
+and each goal with what was found. Ends with 1 if a goal is
 missed. Each run has a results folder of its own below `--out`. A run that was interrupted goes on where it was, and
 `--first` and `--second` name results folders of runs that are there already.
 """
@@ -19,10 +20,10 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from workflow_scripts.analyse.compare import markdown, print_comparison, wide_console
+from workflow_scripts.analyse.compare import markdown, plain, print_comparison, wide_console
 from workflow_scripts.analyse.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
 from workflow_scripts.analyse.digest import read_digest
-from workflow_scripts.analyse.statistics import CHANGES, NOT_DECIDED
+from workflow_scripts.analyse.statistics import CHANGES, NOT_DECIDED, number_text
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -74,10 +75,24 @@ def _none(words: str, count: int) -> Goal:
     return Goal(f"{words}: none", str(count), count == 0)
 
 
+def tested(found: Comparison) -> Table:
+    """Every comparison that has a verdict in a run: these are what `decided` counts."""
+    pairs = [pair for pair in found.pairs if (pair.a.verdict, pair.b.verdict) != (None, None)]
+    title = f"Tested comparisons: {len(pairs)} of {len(found.pairs)}, the others have no test"
+    headings = ("of", "cell", "over", "first run", "verdict", "second run", "verdict")
+    table = Table(*headings, title=title, title_justify="left", box=None, pad_edge=False)
+    for pair in sorted(pairs, key=lambda pair: (pair.kind, pair.name, pair.baseline, pair.cell)):
+        runs = [(number_text(run.ratio), run.verdict or "none") for run in (pair.a, pair.b)]
+        table.add_row(*map(plain, (pair.name, pair.cell, pair.baseline, *runs[0], *runs[1])))
+    return table
+
+
 def print_agreement(found: Comparison) -> bool:
     """Print the comparison and the goals; whether all of these are reached."""
     print_comparison(found)
     console = wide_console()
+    console.print()
+    console.print(tested(found))
     table = Table("goal", "found", "reached", box=None, pad_edge=False)
     reached = list(goals(found))
     for goal in reached:

@@ -62,6 +62,13 @@ def test_runs_that_are_there_are_used_and_the_exit_code_tells(
     said = capsys.readouterr().out
     assert "ratios of the second run inside the first run's interval: at least 93 %" in said
     assert "NO" not in said
+    rows = said.split("Tested comparisons: 1 of 1")[1].splitlines()
+    assert rows[2].split() == [
+        "block_size",
+        *[f"cpu-all/vllm/tiny/chat/bs{n}" for n in (1, 0)],
+        *["1.5", "changes"],
+        *["1.51", "changes"],
+    ]
     assert agreement.main([*folders, str(written(tmp_path / "c", run_of("flat", ratio=1.0)))]) == 1
     said = capsys.readouterr().out
     assert "flat against changes" in said
