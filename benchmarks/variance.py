@@ -128,6 +128,29 @@ def components(starts: pd.DataFrame) -> dict[str, float]:
     return {level: 100 * float(np.sqrt(np.clip(variance, 0.0, None))) for level, variance in pure.items()}
 
 
+def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
+    """Standard deviations (%) of what an occasion does: to all cells together, and to one cell beside the others.
+
+    `starts` has one row per start: `cell`, `occasion` and `repeats_s`. Empty (NaN) with one occasion or one cell. The
+    first moves no ratio of two cells of one occasion, the second does, and rounds minutes apart do not show it.
+    """
+    mean = starts["repeats_s"].map(lambda one: np.log(one).mean())
+    by = mean.groupby([starts["cell"], starts["occasion"]])
+    cells = by.mean().unstack("occasion").dropna()
+    count, occasions = cells.shape
+    if count < 2 or occasions < 2:
+        return {"all cells together": np.nan, "one cell beside the others": np.nan}
+    together = cells.mean(axis=0)
+    left = cells.sub(cells.mean(axis=1), axis=0) - (together - together.mean())
+    own = float((left**2).sum().sum()) / ((count - 1) * (occasions - 1))
+    of_starts = (by.var(ddof=1) / by.size()).mean()
+    pure = {
+        "all cells together": together.var(ddof=1) - own / count,
+        "one cell beside the others": own - of_starts,
+    }
+    return {level: 100 * float(np.sqrt(np.clip(variance, 0.0, None))) for level, variance in pure.items()}
+
+
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and variant: its spread by level, and what its starts vary with."""
     rows = {}
@@ -154,7 +177,8 @@ def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
 def _show(values: pd.DataFrame, title: str) -> None:
     table = Table(Column("", overflow="fold", min_width=48), *values.columns, title=title, title_justify="left")
     for key, row in values.iterrows():
-        name = " ".join(key) if isinstance(key, tuple) else pd.Timestamp(key, unit="s").strftime("%Y-%m-%d %H:%M")
+        when = pd.Timestamp(key, unit="s").strftime("%Y-%m-%d %H:%M") if isinstance(key, float) else key
+        name = " ".join(key) if isinstance(key, tuple) else when
         table.add_row(name, *("" if np.isnan(value) else f"{value:.2f}" for value in row))
     console.print(table)
 
@@ -178,6 +202,8 @@ def main() -> int:
     starts = pd.DataFrame(list(read_jsonl(occasion.file)))
     starts["repeats_s"] = starts["repeats_s"].map(np.array)
     _show(_per_cell(starts), "Spread of a cell's times, and what its starts vary with")
+    spread = {name: between_occasions(of_variant) for name, of_variant in starts.groupby("variant")}
+    _show(pd.DataFrame(spread).T, "Standard deviation between occasions (%)")
     columns = ["copy_before_gb_per_s", "copy_after_gb_per_s"]
     _show(starts.groupby("occasion")[columns].mean(), "Memory copied by one thread (GB/s), mean of each occasion")
     return 0

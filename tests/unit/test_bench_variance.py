@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.variance import STUDY, components
+from benchmarks.variance import STUDY, between_occasions, components
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
@@ -30,6 +30,30 @@ def test_what_a_single_occasion_cannot_show_is_empty() -> None:
 
     assert np.isnan(found["between occasions"])
     assert found["within a start"] > 0
+
+
+def of_occasions(count: int, together: float, own: float, within: float = 0.01) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    moved = rng.normal(0, together, count)
+    rows = [
+        {"cell": cell, "occasion": occasion, "repeats_s": np.exp(moved[occasion] + alone + rng.normal(0, within, 2))}
+        for occasion in range(count)
+        for cell in range(6)
+        for alone in [rng.normal(0, own)]
+        for _ in range(3)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(("together", "own"), [(0.1, 0.04), (0.02, 0.06)])
+def test_what_an_occasion_does_to_all_cells_is_told_from_what_it_does_to_one(together: float, own: float) -> None:
+    found = between_occasions(of_occasions(300, together, own))
+
+    assert np.allclose(list(found.values()), [100 * together, 100 * own], rtol=0.15, atol=0.3)
+
+
+def test_one_occasion_shows_nothing_between_occasions() -> None:
+    assert np.isnan(list(between_occasions(of_occasions(1, 0.1, 0.04)).values())).all()
 
 
 def test_the_study_covers_two_engines_and_two_devices() -> None:
