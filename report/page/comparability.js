@@ -27,7 +27,14 @@ export function differences(a, b, path = "") {
 export function said(value) {
   if (value === null) return "nothing";
   if (typeof value === "object") return "other values";
-  return typeof value === "number" ? String(Number(value.toPrecision(15))) : String(value);
+  return typeof value === "number" ? shortest(value) : String(value);
+}
+
+// A number as Python's format ".15g" writes it.
+function shortest(value) {
+  const [digits, power] = value.toExponential(14).split("e").map(Number);
+  if (power >= -4 && power < 15) return String(Number(value.toPrecision(15)));
+  return `${digits}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
 }
 
 function told(environment, name) {
@@ -56,15 +63,17 @@ function content(a, b) {
   return `other weights or requests were asked for: ${named.join("; ")}${more}`;
 }
 
+function source(a, b) {
+  if (a.cell.source !== b.cell.source) return `its numbers are ${a.cell.source} in A and ${b.cell.source} in B`;
+  return a.cell.source === "simulated" ? "its numbers are simulated, so they show nothing" : null;
+}
+
 const RULES = [
   (a, b) => {
     const sides = [["A", a], ["B", b]].filter(([, { cell }]) => !cell.comparable).map(([letter]) => letter);
     return sides.length ? `in ${sides.join(" and ")} it was measured by another definition than the study's` : null;
   },
-  (a, b) => {
-    if (a.cell.source !== b.cell.source) return `its numbers are ${a.cell.source} in A and ${b.cell.source} in B`;
-    return a.cell.source === "simulated" ? "its numbers are simulated, so they show nothing" : null;
-  },
+  source,
   (a, b) => unlike(a, b, "protocol", (one, other) => `it was measured by protocol ${one} in A and ${other} in B`),
   content,
   (a, b) => unlike(a, b, "dtype", (one, other) => `it was computed in ${one} in A and in ${other} in B`),
@@ -76,7 +85,8 @@ const RULES = [
   },
 ];
 
-// Every reason not to compare two cells that both ended ok.
+// Every reason not to compare two cells: of two that both ended ok what they measured, of others how they ended.
 export function whyNot(a, b) {
-  return RULES.map((why) => why(a, b)).filter((why) => why !== null);
+  const rules = a.cell.outcome === b.cell.outcome ? RULES : [source, content];
+  return rules.map((why) => why(a, b)).filter((why) => why !== null);
 }

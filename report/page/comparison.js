@@ -100,6 +100,7 @@ export function comparison(a, b, varyPct) {
   const ended = common.filter(([x, y]) => x.cell.outcome !== MISSING && y.cell.outcome !== MISSING);
   const ok = ended.filter(([x, y]) => x.cell.outcome === "ok" && y.cell.outcome === "ok").map(([x, y]) => [x, y, whyNot(x, y)]);
   const compared = ok.filter(([, , why]) => !why.length);
+  const otherwise = ended.filter(([x, y]) => x.cell.outcome !== y.cell.outcome).map(([x, y]) => [x, y, whyNot(x, y)]);
   const margin = own(a.settings, "equivalence_margin_pct");
   const marginPct = typeof margin === "number" ? margin : 2;
   return {
@@ -108,9 +109,9 @@ export function comparison(a, b, varyPct) {
     margin_pct: marginPct,
     occasions_vary_pct: varyPct,
     cells: ratios(compared, marginPct, varyPct),
-    refused: ok.filter(([, , why]) => why.length).map(([x, , why]) => ({ cell: x.cell.id, why })),
-    outcomes: ended
-      .filter(([x, y]) => x.cell.outcome !== y.cell.outcome)
+    refused: [...ok, ...otherwise].filter(([, , why]) => why.length).map(([x, , why]) => ({ cell: x.cell.id, why })),
+    outcomes: otherwise
+      .filter(([, , why]) => !why.length)
       .map(([x, y]) => ({ cell: x.cell.id, a: x.cell.outcome, b: y.cell.outcome, reason: y.cell.reason || x.cell.reason })),
     only_a: [...ofA.keys()].filter((id) => !ofB.has(id)),
     only_b: [...ofB.keys()].filter((id) => !ofA.has(id)),

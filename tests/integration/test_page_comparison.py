@@ -14,6 +14,7 @@ from scipy import stats
 from tests.browser import Tab
 from tests.unit.analyse.digests import ENVIRONMENT, cell, digest, mean, pair, random_digest
 from tests.unit.present.synthetic import SCRIPT, write_results
+from workflow_scripts.analyse.comparability import said
 from workflow_scripts.analyse.comparison import comparison
 from workflow_scripts.analyse.digest import Digest, read_digest
 from workflow_scripts.present import page
@@ -52,6 +53,11 @@ def test_students_distribution_is_that_of_scipy(run: Callable[[str, str], Any]) 
     assert run("student.js", normal) == pytest.approx([stats.norm.sf(1.5), stats.norm.sf(6), stats.norm.ppf(0.975)])
     assert run("student.js", "[m.studentTail(-1, 5), m.studentTail(0, 5)]") == pytest.approx([stats.t.sf(-1, 5), 0.5])
     assert run("student.js", "[m.studentTail(1, 0), m.studentQuantile(0.95, NaN)].map(Number.isNaN)") == [True, True]
+
+
+def test_numbers_are_written_as_by_the_command(run: Callable[[str, str], Any]) -> None:
+    numbers = [0, -0.0, 1, -2.5, 1e15, 999999999999999.9, 1e16, 1e21, 1e22, 1.5e-4, 1e-5, 1.25e-7, -3e-300, 0.1 + 0.2]
+    assert run("comparability.js", f"{json.dumps(numbers)}.map(m.said)") == [said(value) for value in numbers]
 
 
 def same(here: Any, there: Any, where: str = "") -> None:
@@ -187,7 +193,7 @@ def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "told"),
     [
         ("<p>some page</p>", "This file is no report of kvsweep"),
         ('<template id="digest">AAAA</template>', "cannot be unpacked"),
@@ -195,12 +201,12 @@ def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab:
         (f'<template id="digest">{packed([])}</template>', "of another version: version"),
     ],
 )
-def test_a_file_that_is_no_report_is_told(tab: Tab, report: Path, tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_report_is_told(tab: Tab, report: Path, tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "other.html").write_text(text)
     tab.open(report, VIEW)
     tab.wait("document.querySelector('#view-compare input[type=file]')")
     choose(tab, tmp_path / "other.html")
-    tab.wait(f"{STATUS}.innerText.includes({json.dumps(said)})")
+    tab.wait(f"{STATUS}.innerText.includes({json.dumps(told)})")
 
 
 def hostile_study() -> Digest:

@@ -73,15 +73,15 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
 def said(value: Any) -> str:
     """A value as a sentence says it.
 
-    >>> [said(value) for value in (None, True, 32.0, 0.6, "bfloat16")]
-    ['nothing', 'true', '32', '0.6', 'bfloat16']
+    >>> [said(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
+    ['nothing', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
     """
     if value is None:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return f"{value:.15g}"
+        return f"{value + 0.0:.15g}"  # which makes 0 of -0
     return value if isinstance(value, str) else "other values"
 
 
@@ -142,6 +142,15 @@ RULES = (
     Rule("environments", _several),
     Rule("same measurement", _same),
 )
+
+
+# Reasons not to compare how two cells ended.
+_OF_OUTCOMES = {"source", "content"}
+
+
+def why_not_ended(a: Side, b: Side) -> list[str]:
+    """Every reason not to compare how two cells ended, if one of them did not end ok; empty if that may be compared."""
+    return [why for rule in RULES if rule.name in _OF_OUTCOMES and (why := rule.why(a, b)) is not None]
 
 
 def why_not(a: Side, b: Side) -> list[str]:

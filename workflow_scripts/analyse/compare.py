@@ -141,6 +141,19 @@ def _places(found: Comparison) -> list[tuple[str, ...]]:
     ]
 
 
+def plain(text: str) -> Text:
+    """A text that a terminal shows and never obeys.
+
+    >>> print(plain("a\\x1b[2Jb"))
+    a\\x1b[2Jb
+    """
+    return Text(_printable(text))
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def wide_console() -> Console:
     """A console that does not wrap the lines of a table: a wrapped name cannot be copied."""
     return Console(width=1000, soft_wrap=True, highlight=False)
@@ -150,11 +163,11 @@ def print_comparison(found: Comparison) -> None:
     """Print the comparison as tables of text."""
     console = wide_console()
     for sentence in summary(found):
-        console.print(Text(sentence))
+        console.print(plain(sentence))
     for section in sections(found):
         table = Table(*section.headings, title=section.title, title_justify="left", box=None, pad_edge=False)
         for row in section.rows[:MOST_ROWS]:
-            table.add_row(*map(Text, row))
+            table.add_row(*map(plain, row))
         console.print()
         console.print(table)
         if len(section.rows) > MOST_ROWS:
@@ -182,7 +195,7 @@ def _cell(text: str) -> str:
     >>> print(_cell("a|b <img src=x>\\nc [d](https://e) `f` g\\\\"))
     a\\|b &lt;img src=x> c \\[d\\](https://e) \\`f\\` g\\\\
     """
-    escaped = re.sub(r"[\\|`*\[\]]", r"\\\g<0>", " ".join(text.splitlines()))
+    escaped = re.sub(r"[\\|`*\[\]]", r"\\\g<0>", _printable(" ".join(text.splitlines())))
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
 
 

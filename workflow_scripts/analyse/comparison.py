@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from workflow_scripts.analyse.comparability import Side, differences, said, side, why_not
+from workflow_scripts.analyse.comparability import Side, differences, said, side, why_not, why_not_ended
 from workflow_scripts.analyse.digest import Digest, Mean, Pair
 from workflow_scripts.analyse.occasions import OCCASIONS_VARY_PCT, Means, compare_occasions
 from workflow_scripts.analyse.statistics import CHANGES, FASTER, FLAT, SLOWER, WITHIN_START, verdicts
@@ -125,8 +125,10 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
     common = [(side(a, cell), side(b, of_b[name])) for name, cell in of_a.items() if name in of_b]
     ended = [(x, y) for x, y in common if MISSING not in (x.cell.outcome, y.cell.outcome)]
-    ok = [(x, y) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
-    reasons = [(x, y, why_not(x, y)) for x, y in ok]
+    alike = [(x, y) for x, y in ended if x.cell.outcome == y.cell.outcome == "ok"]
+    otherwise = [(x, y) for x, y in ended if x.cell.outcome != y.cell.outcome]
+    reasons = [(x, y, why_not(x, y)) for x, y in alike]
+    reasons_otherwise = [(x, y, why_not_ended(x, y)) for x, y in otherwise]
     compared = [(x, y) for x, y, why in reasons if not why]
     margin = _margin(a)
     return Comparison(
@@ -135,11 +137,11 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
         margin_pct=margin,
         occasions_vary_pct=occasions_vary_pct,
         cells=_ratios(compared, margin, occasions_vary_pct),
-        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in reasons if why],
+        refused=[Refused(cell=x.cell.id, why=why) for x, _, why in [*reasons, *reasons_otherwise] if why],
         outcomes=[
             OutcomeChange(cell=x.cell.id, a=x.cell.outcome, b=y.cell.outcome, reason=y.cell.reason or x.cell.reason)
-            for x, y in ended
-            if x.cell.outcome != y.cell.outcome
+            for x, y, why in reasons_otherwise
+            if not why
         ],
         only_a=[name for name in of_a if name not in of_b],
         only_b=[name for name in of_b if name not in of_a],

@@ -138,6 +138,35 @@ def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told() -> None:
     assert found.changed == [f"{A.id}: ended as ok in A and as infeasible in B"]
 
 
+@pytest.mark.parametrize(
+    ("of_b", "lists", "why"),
+    [
+        ({"source": "simulated"}, {}, "its numbers are measured in A and simulated in B"),
+        (
+            {},
+            {"contents": [CONTENT | {"num_prompts": 640}]},
+            "other weights or requests were asked for: num_prompts is 32 in A and 640 in B",
+        ),
+    ],
+)
+def test_a_cell_that_was_asked_for_something_else_has_not_ended_otherwise(
+    of_b: dict[str, Any], lists: dict[str, Any], why: str
+) -> None:
+    b = changed(B, outcome="timeout", comparable=False, means=[], **of_b)
+    found = comparison(digest(A), digest(b, **lists))
+    assert (found.outcomes, found.changed) == ([], [])
+    assert [(refused.cell, refused.why) for refused in found.refused] == [(A.id, [why])]
+
+
+def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    named = "bs32\x1b]0;owned\x07\x9b2J"
+    a, b = digest(cell(named, mean(100))), digest(cell(named, mean(900)))
+    compare.print_comparison(comparison(a, b))
+    printed = capsys.readouterr().out
+    assert "bs32\\x1b]0;owned\\x07\\x9b2J" in printed
+    assert not {"\x1b", "\x07", "\x9b"} & {*printed, *compare.markdown(comparison(a, b))}
+
+
 def of_pairs(a: Any, b: Any) -> Comparison:
     cells = [cell(name, mean(100)) for name in ("bs32", "bs16")]
     return comparison(digest(*cells, pairs=[a]), digest(*cells, pairs=[b]))
