@@ -17,6 +17,7 @@ from workflow_scripts.analyse.evidence import (
     Evidence,
     Finding,
     Setting,
+    against_interval,
     is_same,
     measured,
     rule,
@@ -24,8 +25,8 @@ from workflow_scripts.analyse.evidence import (
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import ENVIRONMENT, Record, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import (
-    CHANGES,
     FASTER,
+    FLAT,
     NOT_DECIDED,
     decisive_ends,
     interval_text,
@@ -67,7 +68,8 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         rate_text = interval_text(value, low, high, "", scopes[row["sample"]])
         text = f"HuggingFace makes {rate_text} output tokens/s at batch {batch:g}."
         bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
-        yield measured(bears, row, text, SUPPORTED if is_same(value, rate) else CONTRADICTED, (row["cell_id"],))
+        says = against_interval(low, high, scopes[row["sample"]], rate)
+        yield measured(bears, row, text, says, (row["cell_id"],))
 
 
 def _hf_ceilings(rate: float, batch: float) -> Iterator[Finding]:
@@ -96,7 +98,7 @@ def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, PUBLISHED, "A100 PCIe, as published", ("claims.yaml", str(sweep.table)))
     yield from _hf_ceilings(rate, batch)
     for row in _improvements(evidence, BATCH_1):
-        says = SUPPORTED if is_same(row["improvement_ratio"], ratio) else CONTRADICTED
+        says = _against(row, ratio)
         bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
         yield measured(bears, row, row["explanation"], says, _ids_of(row))
 
@@ -123,7 +125,7 @@ def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
             yield from _published_engine(_ENGINES[name], {metric: row[metric] for metric in row}, str(claim.table))
     published = claim.value("vllm_tokens_per_s") / claim.value("hf_tokens_per_s")
     for row in _improvements(evidence, STATIC_BATCH):
-        says = SUPPORTED if is_same(row["improvement_ratio"], published) else None
+        says = SUPPORTED if _against(row, published) == SUPPORTED else None
         if row["verdict"] != FASTER and _ends(row)[1] < published:
             says = CONTRADICTED
         bears = ON_A100_80GB.covers(row["gpu"], row["model"])
@@ -169,7 +171,7 @@ def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 def _several_ratios(low: Record, high: Record) -> Finding:
     text = f"vLLM with {low['vllm_knobs']} makes {_over(low)} and {_over(high)}."
     says = None
-    if is_same(high["improvement_ratio"], low["improvement_ratio"]):
+    if is_same(_ends(high)[1], _ends(low)[0]):
         says = SUPPORTED
     elif _ends(high)[0] > _ends(low)[1]:
         says = CONTRADICTED
@@ -179,6 +181,10 @@ def _several_ratios(low: Record, high: Record) -> Finding:
 
 def _ends(row: Record) -> tuple[float, float]:
     return decisive_ends(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"])
+
+
+def _against(row: Record, published: float) -> str | None:
+    return against_interval(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"], published)
 
 
 def _over(row: Record) -> str:
@@ -259,4 +265,7 @@ def _bytes_of_users(model: str, few: float, many: float) -> Finding:
 def _of_users(row: Record, slower: float) -> str | None:
     if isnan(slower) or row["verdict"] == NOT_DECIDED:
         return None
-    return SUPPORTED if row["verdict"] == CHANGES and row["ratio"] > max(slower, 1) else CONTRADICTED
+    if row["verdict"] == FLAT:
+        return CONTRADICTED
+    low, high = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])
+    return SUPPORTED if low > max(slower, 1) else CONTRADICTED if high <= max(slower, 1) else None

@@ -110,8 +110,12 @@ def possible(folder):
     ("ratio", "columns", "verdict"),
     [
         (17.9, {}, SUPPORTED),
-        (19.5, {}, SUPPORTED),
+        (19.4, {}, SUPPORTED),
         (15.0, {}, CONTRADICTED),
+        (17.9, {"improvement_ratio_low": 9.0, "improvement_ratio_high": 40.0}, NOT_TESTABLE),
+        (15.0, {"improvement_ratio_high": 18.0}, NOT_TESTABLE),
+        (17.9, {"improvement_ratio_low": math.nan, "improvement_ratio_high": math.nan}, NOT_TESTABLE),
+        (17.9, {"scope": "within one start"}, NOT_TESTABLE),
         (17.9, {"gpu": "cpu-all"}, NOT_TESTABLE),
         (17.9, {"model": "opt-125m"}, NOT_TESTABLE),
         (17.9, {"comparable": False}, NOT_TESTABLE),
@@ -204,7 +208,8 @@ def alike(folder):
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (improvement(5.0), improvement(5.4), SUPPORTED),
+        (improvement(5.0), improvement(5.3), SUPPORTED),
+        (improvement(5.0, low=3.0, high=8.0), improvement(5.3, low=3.0, high=8.0), NOT_TESTABLE),
         (improvement(5.0), improvement(9.0), CONTRADICTED),
         (improvement(5.0, high=9.5), improvement(9.0, low=8.0), NOT_TESTABLE),
         (improvement(5.0, scope="within one start"), improvement(9.0, scope="within one start"), NOT_TESTABLE),
@@ -314,7 +319,8 @@ def users(ratio=8.0, verdict=CHANGES, slower=2.0, value="20", baseline="1", gpu=
         "value": value,
         "baseline": baseline,
     }
-    row |= {"verdict": verdict, "ratio": ratio, "explanation": "It rose."}
+    row |= {"verdict": verdict, "ratio": ratio, "explanation": "It rose.", "scope": "between starts on this card"}
+    row |= {"ratio_low": 0.99 * ratio, "ratio_high": 1.01 * ratio}
     row |= {"cell_id": ends["a"][0]["cell_id"], "baseline_cell_id": ends["b"][0]["cell_id"]} | columns
     return evidence(cells=list(ends.values()), effects=[row])
 
@@ -328,6 +334,7 @@ def users(ratio=8.0, verdict=CHANGES, slower=2.0, value="20", baseline="1", gpu=
         ({"verdict": FLAT, "ratio": 1.01, "slower": 0.5}, CONTRADICTED),
         ({"ratio": 0.8, "slower": 0.5}, CONTRADICTED),
         ({"verdict": NOT_DECIDED}, NOT_TESTABLE),
+        ({"ratio_low": 1.5}, NOT_TESTABLE),
         ({"slower": math.nan}, NOT_TESTABLE),
         ({"value": "21"}, NOT_TESTABLE),
         ({"gpu": "cpu-all"}, NOT_TESTABLE),
