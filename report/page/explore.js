@@ -46,7 +46,7 @@ export function toldOf(cell, metric) {
       ? "one repeat"
       : `${interval ? "mean over starts," : "median of"} ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
   );
-  if (cell.scope) lines.push(`holds for: ${cell.scope}`);
+  if (interval && cell.scope) lines.push(`holds for: ${cell.scope}`);
   return lines;
 }
 
@@ -99,7 +99,7 @@ function resultsTable(cells, metric, store, count) {
   const { unit, factor, name } = METRICS[metric];
   const differing = ["gpu", "engine", "model", "workload"].filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
   const titles = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
-  const hasScope = store.cells.some((cell) => cell.scope);
+  const hasScope = cells.some((cell) => cell.scope && statistic(cell, metric)?.interval);
   const rows = cells.slice(0, count).map((cell) => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
@@ -109,7 +109,7 @@ function resultsTable(cells, metric, store, count) {
       found ? number(found.value * factor) : "–",
       range ? `${number(range.low * factor)} to ${number(range.high * factor)}${found.interval ? " (95 %)" : ""}` : "–",
       found ? String(found.n) : "–",
-      ...(hasScope ? [cell.scope ?? "–"] : []),
+      ...(hasScope ? [(found?.interval && cell.scope) || "–"] : []),
       cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
     ];
   });

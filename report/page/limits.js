@@ -69,7 +69,7 @@ function bestSentence(ranked, goals, goal) {
   ];
   if (best.perPrice !== null) facts.push(["Tokens per unit of money", number(best.perPrice)]);
   if (best.perJoule !== null) facts.push(["Tokens per joule", number(best.perJoule)]);
-  if (ties.length) facts.push(["Not shown to be slower", ties.map((tie) => tie.cell.label).slice(0, 5).join("; ") + (ties.length > 5 ? `; and ${ties.length - 5} more` : "")]);
+  if (ties.length) facts.push(["Not shown to be slower", ties.slice(0, 5).map(({ cell }) => `${cell.gpu}, ${cell.engine}: ${cell.label}`).join("; ") + (ties.length > 5 ? `; and ${ties.length - 5} more` : "")]);
   return [el("p", {}, `By ${goals.get(goal)}:`), definitionList(facts)];
 }
 

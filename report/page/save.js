@@ -22,13 +22,16 @@ export function numericOf(table) {
   return [...(table.tHead?.rows[0].cells ?? [])].map((heading) => heading.classList.contains("number"));
 }
 
+// A number with a sign, or a range that begins with one.
+const SIGNED = /^[+-][\d.,]+(e[+-]?\d+)?( to [+-]?[\d.,]+(e[+-]?\d+)?)?( %| \(95 %\))?$/i;
+
 // CSV as RFC 4180 has it: numbers without separators of thousands, and nothing for a value that is not known. A text
 // that a spreadsheet would take for a formula begins with an apostrophe.
 export function csvOf(texts, numeric = []) {
   const plain = (text, i) => {
     if (text === "–") return "";
     if (numeric[i] && /^[+-]?[\d,]+(\.\d+)?(e[+-]?\d+)?$/i.test(text)) return text.replaceAll(",", "");
-    return /^[=+\-@\t]/.test(text) && !/^[+-][\d.,]+( %)?$/.test(text) ? `'${text}` : text;
+    return /^[=+\-@\t]/.test(text) && !SIGNED.test(text) ? `'${text}` : text;
   };
   const field = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   return texts.map((row) => `${row.map((text, i) => field(plain(text, i))).join(",")}\r\n`).join("");

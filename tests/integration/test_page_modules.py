@@ -54,6 +54,10 @@ def test_tables_are_written_as_csv_and_markdown(run: Run) -> None:
         '| =1+"2" | 12,300 | – |',
         "| a b \\| c | +3.1 % | 8,16 |",
     ]
+    ranges = [["-1.2 to 3", "-1.2 to +3.5 %", "-2 to 1 (95 %)", "-1+2", "-1 to 3+A1", "+cmd"]]
+    assert run("save.js", f"m.csvOf({json.dumps(ranges)})") == (
+        "-1.2 to 3,-1.2 to +3.5 %,-2 to 1 (95 %),'-1+2,'-1 to 3+A1,'+cmd\r\n"
+    )
     assert run("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
         *("study-demo-kv-blocks", "kvsweep", "x")
     ]
@@ -170,6 +174,23 @@ def test_the_pareto_front_is_what_no_other_point_beats(run: Run) -> None:
     found = run("limits.js", f"{json.dumps(clouds)}.map(m.paretoFront)")
     for cloud, front in zip(clouds, found, strict=True):
         assert by_place(front) == by_place([p for p in cloud if not any(beaten(p, other) for other in cloud)])
+
+
+def test_only_an_interval_holds_for_a_scope(run: Run) -> None:
+    """A median of repeats has a range, which promises nothing, whatever other measures of the cell have."""
+    interval = {"value": 5.5, "low": 5, "high": 6}
+    cell = {
+        "scope": "within one start",
+        "intervals": {"output_tokens_per_s": interval},
+        "repeats": [
+            {"output_tokens_per_s": 5, "total_tokens_per_s": 8},
+            {"output_tokens_per_s": 6, "total_tokens_per_s": 9},
+        ],
+    }
+    script = f"['output_tokens_per_s', 'total_tokens_per_s'].map((name) => m.toldOf({json.dumps(cell)}, name))"
+    of_mean, of_median = run("explore.js", script)
+    assert of_mean[-1] == "holds for: within one start"
+    assert of_median[1:] == ["median of 2 repeats, from 8 to 9 tokens/s"]
 
 
 def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(run: Run) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
-from workflow_scripts.present.scorecards import Card, scorecards
+from workflow_scripts.present.scorecards import SHOWN, Card, scorecards
 from workflow_scripts.present.series import setting
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import explained, listed, number, said, sentence, span
@@ -138,7 +138,10 @@ def _engines(report: Report) -> Iterator[str]:
         return
     row = records(fastest.sort_values("improvement_ratio_low", ascending=False, kind="stable").head(1))[0]
     place = f"{row['gpu']}, {row['workload']}"
-    if row.get("verdict") in ("faster", "slower"):
+    # A table of an earlier version has no verdicts; there the interval tells.
+    low, high = row["improvement_ratio_low"], row["improvement_ratio_high"]
+    shown = row["verdict"] in SHOWN if "verdict" in row else low > 1 or high < 1
+    if shown:
         times = _times(row, "improvement_ratio")
         yield f"vLLM against HuggingFace, each at its fastest: {times}, {place}."
     else:

@@ -17,6 +17,8 @@ RATE = "output_tokens_per_s"
 LATENCIES = {"tpot_s_p50": "Per token", "ttft_s_p50": "First token"}
 RATES_FROM = {"datasheet": "data sheet", "measured": "measured rates"}
 MOST_TIES_NAMED = 3
+# Verdicts that show a difference.
+SHOWN = ("changes", "faster", "slower")
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,15 @@ def _kind(row: dict[str, Any]) -> str:
 def _compared(rows: pd.DataFrame, baseline: str) -> Fact:
     low, high = rows["ratio_low"].min(), rows["ratio_high"].max()
     interval = span([low, high])
-    if not (low > 1 or high < 1):
+    # A verdict without an interval is about cells that share no round.
+    shown = not interval and "verdict" in rows and rows["verdict"].isin(SHOWN).all()
+    if not (low > 1 or high < 1 or shown):
         return Fact("Gain", "no difference shown", f"over {baseline}: {interval or span(rows['ratio'])} times")
     if "verdict" in rows and rows["verdict"].eq("not decided").any():
         # The interval of one start does not say what another start would give, but the verdict allows for it.
         scopes = listed(rows["scope"].dropna().unique(), "or") if "scope" in rows else ""
         return Fact("Gain", "not decided", f"over {baseline}: {interval} times {scopes}".rstrip())
-    return Fact("Gain", f"{span(rows['ratio'])} times", f"over {baseline}: {interval}")
+    return Fact("Gain", f"{span(rows['ratio'])} times", f"over {baseline}: {interval or 'no interval'}")
 
 
 def _share_of_limit(tables: Tables, members: pd.DataFrame) -> Iterator[Fact]:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from workflow_scripts.present.blocks import Findings, Text
+from workflow_scripts.present.blocks import Findings, Fold, Text
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
@@ -17,7 +17,7 @@ from workflow_scripts.present.subjects.other_settings import models_compared
 from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
 from workflow_scripts.present.subjects.what_ran import native_types
-from workflow_scripts.present.subjects.where_measured import unsteady_cells
+from workflow_scripts.present.subjects.where_measured import drift, unsteady_cells
 from workflow_scripts.study.study_file import load_study
 
 
@@ -71,6 +71,21 @@ def test_without_any_ceiling_nothing_is_said(report: Report) -> None:
     write_limits(report, ("a", float("nan"), 0.0, False))
     with pytest.raises(MissingError, match="no ceiling is known for any cell"):
         verdicts(report)
+
+
+def test_jobs_of_one_round_are_not_counted_as_rounds(report: Report) -> None:
+    table = pd.DataFrame(
+        {"round": [1, 1, 2], "host": ["a", "b", "a"], "cell_id": "c", "minutes": 3.0, "drift_pct": 1.0}
+    )
+    cells = pd.DataFrame({"cell_id": ["c"], "gpu": "h200", "engine": "vllm", "model": "m", "workload": "w"})
+    cells.assign(outcome="ok", reason=None, knobs="k", start=1, repeat=0).to_parquet(
+        report.tables.folder / "cells.parquet"
+    )
+    for rows, words in ((table, "2 rounds, on 3 machines or jobs"), (table[1:], "2 rounds"), (table[2:], "1 round")):
+        rows.to_parquet(report.tables.folder / "drift.parquet")
+        (fold,) = drift(replace(report, tables=Tables(report.tables.folder)))
+        assert isinstance(fold, Fold)
+        assert fold.summary == f"Drift within {words}"
 
 
 def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list[float]) -> None:

@@ -92,6 +92,31 @@ def test_an_interval_that_holds_1_is_no_gain(report: Report, tmp_path: Path) -> 
     assert fact(card, "Gain")[0] == "no difference shown"
 
 
+def test_a_verdict_without_an_interval_is_a_gain(report: Report, tmp_path: Path) -> None:
+    """Cells that share no round have no interval; their ratio may be so large that it is shown all the same."""
+    ends = {f"improvement_ratio{end}": value for end, value in (("", 9.0), ("_low", None), ("_high", None))}
+    engines = pd.read_parquet(report.tables.folder / "engines.parquet").assign(**ends)
+    for verdict, value in (("faster", "9 times"), ("not decided", "no difference shown")):
+        other = changed(
+            report, tmp_path, engines=engines.assign(verdict=verdict).astype({"improvement_ratio_low": float})
+        )
+        [card] = [c for c in scorecards(other) if re.match("h200.*chat$", c.place)]
+        found, note = fact(card, "Gain")
+        assert found == value
+        assert ("no interval" in note) == (verdict == "faster")
+
+
+def test_in_a_table_of_an_earlier_version_the_interval_tells_which_engine_is_faster(
+    report: Report, tmp_path: Path
+) -> None:
+    engines = pd.read_parquet(report.tables.folder / "engines.parquet").drop(columns="verdict")
+    for low, shown in ((1.2, True), (0.8, False)):
+        ends = {"improvement_ratio": 1.5, "improvement_ratio_low": low, "improvement_ratio_high": 1.9}
+        answers = first_screen(changed(report, tmp_path, engines=engines.assign(**ends))).answers
+        [answer] = [answer for answer in answers if "HuggingFace" in answer]
+        assert ("1.5 times" in answer) == shown
+
+
 def test_a_gain_that_another_start_may_not_give_is_not_decided(report: Report, tmp_path: Path) -> None:
     effects = pd.read_parquet(report.tables.folder / "effects.parquet")
     effects = effects.assign(ratio=1.5, ratio_low=1.4, ratio_high=1.6, verdict="not decided", scope="within one start")

@@ -143,6 +143,9 @@ def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results: R
     entry = next(text for text in page.text["pre"] if text.startswith("@software{kvsweep-synthetic,"))
     assert "author = {{The kvsweep developers}}" in entry
     assert f"definition sha256:{digest}" in entry
+    # The version is that which drew the report; what measured is known by its commit.
+    assert f" by commit {'0' * 12}" in entry
+    assert any("this report: version " in text and f" by commit {'0' * 12}" in text for text in page.text["p"])
     hrefs = {attributes["href"] for attributes in page.all("a")}
     assert {f"tables/{name}.parquet" for name in ("cells", "intervals", "claims")} <= hrefs
 

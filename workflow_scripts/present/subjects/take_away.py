@@ -29,16 +29,21 @@ def authors(citation: dict[str, Any]) -> list[str]:
 
 
 def citation(report: Report) -> Iterator[Block]:
-    """The citation as a sentence and for BibTeX: the software, the study, its definition and when it was measured."""
+    """The citation as a sentence and for BibTeX: the software that drew the report, the study, its definition, when it
+    was measured and by which commits of the software.
+    """
     software, study = read_yaml(CITATION, InputError), report.study
     named, year = authors(software), str(software["date-released"])[:4]
     digest = study_sha256(study)
     cells = report.tables.cells
     started = [str(at) for at in cells["started_at"].dropna()] if "started_at" in cells else []
-    measured = f"measured until {max(started)[:10]}" if started else "not measured yet"
+    commits = list(cells["git_commit"].dropna().unique()) if "git_commit" in cells else []
+    by = f" by commit {', '.join(str(one)[:SHORT_HASH] for one in commits)}" if commits else ""
+    measured = f"measured until {max(started)[:10]}{by}" if started else "not measured yet"
     people = "; ".join(name.strip("{}") for name in named)
     yield Text(
-        f"{people} ({year}): {software['title']}, version {software['version']} (software). Study {study.name}, "
+        f"{people} ({year}): {software['title']} (software; this report: version {software['version']}). "
+        f"Study {study.name}, "
         f"definition {digest[:SHORT_HASH]}, {measured}. Reports with the same definition ask for the same measurements."
     )
     name = study.name.replace("_", "\\_")

@@ -149,7 +149,7 @@ def rounds(report: Report) -> Iterator[Block]:
 
 
 def drift(report: Report) -> Iterator[Block]:
-    """How much the first cell of each round had changed at its end."""
+    """How much the first cell of each round had changed at its end; on a cluster, of each job of a round."""
     found = report.tables.get("drift")
     if found is None:
         return
@@ -166,7 +166,9 @@ def drift(report: Report) -> Iterator[Block]:
     rows = table_of(
         report.named(found.head(MOST_ROWS)), columns, "The first cell of each round, measured again at its end", note
     )
-    yield Fold(f"Drift within {len(found)} rounds", [rows])
+    count = found["round"].nunique()
+    jobs = f", on {len(found)} machines or jobs" if len(found) > count else ""
+    yield Fold(f"Drift within {count} round{'s' if count > 1 else ''}{jobs}", [rows])
 
 
 def _measured_where(cells: pd.DataFrame) -> Table:
