@@ -75,9 +75,13 @@ SCHEMA = table_schema(
         "output rate from the moment when the allowed number of sequences have their first token until fewer requests "
         "than that remain; null if the workload never fills the engine",
     ),
-    columns("ttft_s_p50 ttft_s_p90 ttft_s_p99", NUMBER, "time from being queued to the first token"),
+    columns(
+        "ttft_s_p50 ttft_s_p90 ttft_s_p99",
+        NUMBER,
+        "time from being queued, of a server's request from its scheduled arrival, to the first token",
+    ),
     columns("tpot_s_p50 tpot_s_p99", NUMBER, "mean time per output token after the first, per request"),
-    columns("e2e_s_p50 e2e_s_p99", NUMBER, "time from being queued to the last token"),
+    columns("e2e_s_p50 e2e_s_p99", NUMBER, "the same to the last token"),
     columns(
         "prefill_s_mean decode_s_mean",
         NUMBER,

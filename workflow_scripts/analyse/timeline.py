@@ -14,7 +14,8 @@ from workflow_scripts.analyse.facts import REPEAT, START
 def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
     """Counts, latencies (s) and phases (s) over the requests of each repeat.
 
-    TTFT and end-to-end latency count from being queued. TPOT is the mean time of an output token after the first; an
+    TTFT and end-to-end latency count from being queued, or from the scheduled arrival at a server, as in the table
+    `serving`. TPOT is the mean time of an output token after the first; an
     answer that arrived completely at one moment has no TPOT.
     """
     decode_s = requests["last_token_s"] - requests["first_token_s"]

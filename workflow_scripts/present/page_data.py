@@ -34,7 +34,7 @@ MEASURES = (
     *("running_peak", "waiting_peak", "kv_cache_usage_peak", "preemptions", "memory_used_bytes_max"),
     *("prefix_cache_hit_rate", "draft_acceptance_rate", "cpu_others_pct", "started_at"),
 )
-# What the serving table counts from the scheduled arrival, and the cells table from the moment of being queued.
+# What the serving table holds too, with further percentiles.
 LATENCIES = tuple(name for name in MEASURES if name.startswith(("ttft_s", "tpot_s", "itl_s", "e2e_s")))
 SERVED = (*LATENCIES, "goodput_requests_per_s", "slo_attainment")
 OF_CELLS = (
@@ -226,7 +226,7 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
         parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
     others = _of_cells(report.tables.get("intervals"), place)
     if len(others):
-        # A server's latencies count from the scheduled arrival; those of the cells table do not.
+        # What the table of servers holds is there already.
         if len(served):
             others = others[~(others["cell"].isin(served["cell"]) & others["measure"].isin(of_servers))]
         parts.append(others.rename(columns={"repeats": "n"})[columns])
