@@ -223,6 +223,10 @@ def test_views_fit_the_window(tab: Tab, report: Path, width: int, dark: bool) ->
         .filter((e) => !e.closest(".scroll, pre, .skip, .said") && e.getBoundingClientRect().right > innerWidth + 0.5)
         .map((e) => e.outerHTML.slice(0, 80))"""
     assert tab.evaluate(wide) == []
+    # Nor is a chart too wide before it is drawn for the first time, when its canvas has 300 pixels.
+    undrawn = "document.querySelectorAll('dialog canvas').forEach(c => { c.removeAttribute('style'); c.width = 300; })"
+    tab.evaluate(undrawn)
+    assert tab.evaluate(wide) == []
     assert tab.evaluate("document.documentElement.scrollWidth") == width
     assert tab.evaluate("getComputedStyle(document.querySelector('dialog')).backgroundColor") == (
         "rgb(20, 24, 29)" if dark else "rgb(254, 254, 254)"
