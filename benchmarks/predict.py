@@ -49,7 +49,7 @@ Predictions = Mapping[str, Mapping[str, Any]]
 
 
 def study_file(folder: Path, gpus: Sequence[str]) -> Path:
-    """The demo on some devices, with fewer repeats, and two cells of another model."""
+    """The demo on some devices, with one repeat, and two cells of another model."""
     study = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
     sweeps = []
     for sweep in study["sweeps"]:
@@ -73,9 +73,9 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
         "workload": "calls",
         "knobs": {"block_size": 32, "max_num_seqs": 16, "request_rate_per_s": [2, 6]},
     }
-    study["workloads"]["calls"] = study["workloads"]["chat"] | {"num_prompts": 16}
+    study["workloads"]["calls"] = study["workloads"]["chat"] | {"num_prompts": 12}
     study["engine_defaults"][SERVER] = study["engine_defaults"]["vllm"]
-    study |= {"name": "bench-predict", "repeats": 2, "sweeps": [*sweeps, other, served]}
+    study |= {"name": "bench-predict", "repeats": 1, "sweeps": [*sweeps, other, served]}
     study["models"] = {OTHER: {"load_format": "dummy"}}
     path = folder / "bench-predict.yaml"
     path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")

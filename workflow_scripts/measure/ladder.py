@@ -192,9 +192,17 @@ def _forked(
 
 
 def order(count: int, seed: int = 0) -> list[int]:
-    """Which rung each pass serves: all rungs in each round, in random order."""
+    """Which rung each pass serves: all rungs in each round, in random order.
+
+    In the first round each rung is passed twice, because a rung's first pass only warms up: whatever was passed when
+    the time is over can be used.
+
+    >>> order(3)[:6], len(order(3))
+    ([1, 1, 2, 2, 0, 0], 15)
+    """
     draw = random.Random(seed)
-    return [rung for _ in range(ROUNDS) for rung in draw.sample(range(count), count)]
+    rounds = [draw.sample(range(count), count) for _ in range(ROUNDS - 1)]
+    return [rung for rung in rounds[0] for _ in range(2)] + [rung for again in rounds[1:] for rung in again]
 
 
 def _climb(layers: int, measured: Measured, evidence: Path, steps: Sequence[list[Lengths]], serves: bool) -> Climb:

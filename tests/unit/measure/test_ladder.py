@@ -5,7 +5,7 @@ import json
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.measure.ladder import ClimbError, shallower
+from workflow_scripts.measure.ladder import ClimbError, order, shallower
 
 
 def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
@@ -21,3 +21,11 @@ def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
 def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config: dict[str, object]) -> None:
     with pytest.raises(ClimbError, match="vocab_size and one of num_hidden_layers, n_layer"):
         shallower(config)
+
+
+@pytest.mark.parametrize("rungs", [1, 4, 18])
+def test_every_rung_that_was_reached_is_passed_twice(rungs: int) -> None:
+    passes = order(rungs)
+    assert {passes.count(rung) for rung in range(rungs)} == {5}
+    for reached in range(2, 2 * rungs + 1, 2):  # the time may be over after any of these passes
+        assert {passes[:reached].count(rung) for rung in passes[:reached]} == {2}
