@@ -295,9 +295,9 @@ def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other
     lines = [line.strip() for line in status.splitlines()]
     for state, reason, log in (
         ("timeout", checkout.outcome(hung).reason, f"{hung}/raw/engine.log"),
-        ("missing", "[Errno 28] No space left on device", f"{full}/measure.log"),
+        ("missing", "kvsweep measure-cell: [Errno 28] No space left on device", f"{full}/measure.log"),
     ):
-        (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: ") and reason in line)
+        (place,) = (n for n, line in enumerate(lines) if line.startswith(f"{state}: {reason}"))
         assert lines[place + 1].endswith(f"results/lab/cells/{log}")
     assert ["lab-a100", "vllm", "tiny-llama-57m", "short", "1", "·", "1"] in [line.split() for line in lines]
 
