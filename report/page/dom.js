@@ -1,5 +1,5 @@
 // Elements. Text always enters as text nodes, so nothing that a log or a name holds can become markup.
-import { csvOf, download, markdownOf, numericOf, slug, textsOf } from "./save.js";
+import { csvOf, download, latexOf, markdownOf, numericOf, slug, textsOf } from "./save.js";
 
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -46,7 +46,8 @@ export function saveTable(caption, whole) {
     const table = whole();
     download(`${slug(document.title, caption)}.${ending}`, textOf(textsOf(table), numericOf(table)), type);
   };
-  return saveRow(caption, { CSV: save("csv", "text/csv", csvOf), Markdown: save("md", "text/markdown", markdownOf) });
+  const kinds = { CSV: ["csv", "text/csv", csvOf], Markdown: ["md", "text/markdown", markdownOf], LaTeX: ["tex", "application/x-tex", latexOf] };
+  return saveRow(caption, Object.fromEntries(Object.entries(kinds).map(([kind, file]) => [kind, save(...file)])));
 }
 
 // A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If these are not

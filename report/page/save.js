@@ -1,4 +1,4 @@
-// What a reader takes away as a file: tables as CSV and Markdown, and the names of files.
+// What a reader takes away as a file: tables as CSV, Markdown and LaTeX, and the names of files.
 
 // A name for a file: `slug("Study demo: KV blocks")` is "study-demo-kv-blocks".
 export function slug(...words) {
@@ -42,4 +42,14 @@ export function markdownOf(texts, numeric = []) {
   const line = (parts) => `| ${parts.join(" | ")} |\n`;
   const [headings, ...rows] = texts.map((row) => row.map(escaped));
   return [line(headings), line(headings.map((_, i) => (numeric[i] ? "---:" : "---"))), ...rows.map(line)].join("");
+}
+
+// A table for LaTeX, with the rules of the package booktabs.
+export function latexOf(texts, numeric = []) {
+  const named = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" };
+  const escaped = (text) => text.replace(/[\\~^&%$#_{}]/g, (sign) => named[sign] ?? `\\${sign}`).replace(/\s*\n\s*/g, " ");
+  const line = (parts) => `${parts.join(" & ")} \\\\\n`;
+  const [headings, ...rows] = texts.map((row) => row.map(escaped));
+  const columns = headings.map((_, i) => (numeric[i] ? "r" : "l")).join("");
+  return `\\begin{tabular}{${columns}}\n\\toprule\n${line(headings)}\\midrule\n${rows.map(line).join("")}\\bottomrule\n\\end{tabular}\n`;
 }

@@ -43,7 +43,7 @@ def test_numbers_have_three_digits_and_thousands_separated(run: Run) -> None:
     ]
 
 
-def test_tables_are_written_as_csv_and_markdown(run: Run) -> None:
+def test_tables_are_written_as_csv_markdown_and_latex(run: Run) -> None:
     texts = [["Name", "Rate", "8,16"], ['=1+"2"', "12,300", "–"], ["a\nb | c", "+3.1 %", "8,16"]]
     assert run("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (
         'Name,Rate,"8,16"\r\n"\'=1+""2""",12300,\r\n"a\nb | c",+3.1 %,"8,16"\r\n'
@@ -58,6 +58,11 @@ def test_tables_are_written_as_csv_and_markdown(run: Run) -> None:
     assert run("save.js", f"m.csvOf({json.dumps(ranges)})") == (
         "-1.2 to 3,-1.2 to +3.5 %,-2 to 1 (95 %),'-1+2,'-1 to 3+A1,'+cmd\r\n"
     )
+    latex = [["Name", "50 % & more"], ["a_b\\c", "12,300"]]
+    assert run("save.js", f"m.latexOf({json.dumps(latex)}, [false, true])").splitlines() == [
+        *(r"\begin{tabular}{lr}", r"\toprule", r"Name & 50 \% \& more \\", r"\midrule"),
+        *(r"a\_b\textbackslash{}c & 12,300 \\", r"\bottomrule", r"\end{tabular}"),
+    ]
     assert run("save.js", "[m.slug('Study demo: KV blocks'), m.slug('??'), m.slug('../x')]") == [
         *("study-demo-kv-blocks", "kvsweep", "x")
     ]

@@ -1,4 +1,4 @@
-"""What a reader saves from the page: charts as SVG and PNG, tables as CSV and Markdown, and all data."""
+"""What a reader saves from the page: charts as SVG and PNG, tables as CSV, Markdown and LaTeX, and all data."""
 
 import csv
 import json
@@ -65,7 +65,7 @@ def test_every_figure_is_saved_as_it_was_drawn_and_as_a_picture_for_print(
     assert png_size(tab.download(button("#figure-grid_outcomes", "PNG"), tmp_path))[0] == 3 * int(width)
 
 
-def test_every_table_is_saved_as_csv_and_markdown(tab: Tab, report: Path, tmp_path: Path) -> None:
+def test_every_table_is_saved_as_csv_markdown_and_latex(tab: Tab, report: Path, tmp_path: Path) -> None:
     tab.open(report)
     assert tab.evaluate("document.querySelectorAll('#view-report figure.table:not(:has(.save))').length") == 0
     rows = rows_of(tab.download(button("#limits", "CSV"), tmp_path))

@@ -6,6 +6,7 @@ from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import (
     cache_capacity,
+    central_tables,
     claims_retested,
     device_ratios,
     energy,
@@ -33,6 +34,7 @@ from workflow_scripts.present.subjects import (
 _MODULES = (
     what_ran,
     workload_requests,
+    central_tables,
     sequence_limit,
     kv_block_size,
     prefix_caching,
