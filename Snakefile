@@ -57,6 +57,13 @@ rule partial_report:
         PATHS.report,
 
 
+rule import:
+    """Draw the report with runs that were taken elsewhere, which `--config runs=FILE` names; nothing is measured."""
+    input:
+        runs=lambda wildcards: runs_to_import(),
+        report=PATHS.report,
+
+
 rule status:
     """Print the outcome of every cell: counts, and the reason and log of each cell that is not ok."""
     log:

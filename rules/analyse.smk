@@ -5,6 +5,7 @@ rule measured_cells:
     """One row per cell and repeat, with everything measured; nothing is compared with its ceilings yet."""
     input:
         parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
+        imported=[PATHS.imported] if "runs" in config or PATHS.imported.exists() else [],
         code=sources("analyse.cells"),
     output:
         table=PATHS.tables / "measured/cells.parquet",
@@ -15,10 +16,11 @@ rule measured_cells:
         "../envs/cpu.conda.yaml"
     params:
         parsed=PATHS.root / "parsed",
+        imported=lambda wildcards, input: f"--imported {quote(str(input.imported[0]))}" if input.imported else "",
     shell:
         "python -m workflow_scripts table-cells"
         " --study $STUDY"
-        " --parsed {params.parsed}"
+        " --parsed {params.parsed} {params.imported}"
         " --out {output.table}"
         " > {log} 2>&1"
 

@@ -9,6 +9,7 @@ from shlex import quote
 
 from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus
 from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.study.runs_file import MappingError, files_of
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -35,7 +36,9 @@ try:
     STUDY = load_study(STUDY_FILE)
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
-except (StudyError, CatalogError) as e:
+    # Of runs that were taken elsewhere: the files that their mapping file names.
+    RUN_FILES = list(files_of(Path(config["runs"]))) if "runs" in config else []
+except (StudyError, CatalogError, MappingError) as e:
     raise WorkflowError(str(e)) from None
 
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []
@@ -57,13 +60,13 @@ CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job"
 
 # Snakemake tells a workflow its targets only after reading it. This variable tells its jobs, which are other
 # processes.
-if "partial_report" in sys.argv:
+if {"partial_report", "import"} & set(sys.argv):
     os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 if PARTIAL:
     os.nice(19)  # what runs beside it may be measured
 # Targets for which it does not matter which devices this machine has.
-MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare"}
+MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare", "import"}
 
 # Filled by rules/rounds.smk: the batches of this call, in the order of their rounds.
 BATCHES = []
@@ -163,6 +166,13 @@ def compared_with():
             "name what to compare with: --config against=REPORT, a study's folder, or an unpacked archive"
         )
     return config["against"]
+
+
+def runs_to_import():
+    """The mapping file of the runs that `import` reads."""
+    if "runs" not in config:
+        raise WorkflowError("name the mapping file of the runs: --config runs=FILE (docs/importing.md)")
+    return config["runs"]
 
 
 def ladder_records():

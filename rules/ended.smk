@@ -5,7 +5,7 @@ The path of a list of ended cells never changes: other inputs would parse and dr
 
 PENDING = {one.cell.split("/")[0] for batch in BATCHES for one in batch.starts} | set(MEASURED_HERE if DECIDED else ())
 # A call that neither measures nor draws needs no list.
-if workflow.is_main_process and not (MEASURES_NOTHING - {"partial_report", "compare"}) & set(sys.argv):
+if workflow.is_main_process and not (MEASURES_NOTHING - {"partial_report", "compare", "import"}) & set(sys.argv):
     for gpu in PENDING:
         # Without its output the job is needed, whatever that was made from.
         PATHS.ended(gpu).unlink(missing_ok=True)

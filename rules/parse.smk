@@ -1,5 +1,22 @@
 """Parse: raw evidence of all cells of a GPU becomes rows of typed facts, in one job per GPU."""
 
+if "runs" in config:
+
+    rule read_imported:
+        """Read runs that were taken elsewhere, as the mapping file of `--config runs=FILE` names them."""
+        input:
+            runs=config["runs"],
+            files=RUN_FILES,
+            code=sources("parse.imported_runs"),
+        output:
+            PATHS.imported,
+        log:
+            PATHS.root / "logs/read_imported.log",
+        conda:
+            "../envs/cpu.conda.yaml"
+        shell:
+            "python -m workflow_scripts read-imported --runs {input.runs:q} --out {output} > {log} 2>&1"
+
 
 rule parse:
     """Read the evidence of one GPU's cells; unchanged cells are taken over from the previous call."""

@@ -41,6 +41,7 @@ GROUPS = {
         "measure-batch": "measure.batch",
         "list-ended": "cluster.batches",
         "parse-cells": "parse.cell_tables",
+        "read-imported": "parse.imported_runs",
         "table-cells": "analyse.cells",
         "table-limits": "analyse.limits",
         "table-waste": "analyse.fragmentation",

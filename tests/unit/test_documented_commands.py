@@ -178,6 +178,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bin/kvsweep").write_text(f'#!/bin/sh\nexec {sys.executable} -m workflow_scripts "$@"\n')
     (root / "bin/kvsweep").chmod(0o755)
     (root / "smi.csv").write_text("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
+    (root / "elsewhere").mkdir()
+    example = re.search(r"```yaml\n(.*?)```", (root / "docs/importing.md").read_text(), re.DOTALL)
+    assert example is not None
+    (root / "elsewhere/runs.yaml").write_text(example[1])
+    shutil.copy(root / "vllm.log", root / "elsewhere/results_16_64.txt")
+    shutil.copy(root / "smi.csv", root / "elsewhere/smi_16_64.csv")
     return root
 
 

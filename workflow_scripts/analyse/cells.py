@@ -15,6 +15,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.as_asked import not_as_asked
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
+from workflow_scripts.analyse.imported_cells import with_imported
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.request_lives import Texts, request_lives, shared_texts, tokens_held
@@ -27,7 +28,8 @@ from workflow_scripts.analyse.timeline import (
     step_facts,
     trace_facts,
 )
-from workflow_scripts.common.command import PARSED, STUDY, command, out
+from workflow_scripts.common.command import PARSED, STUDY, command, option, out
+from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.registry import metrics_of_columns
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
@@ -219,7 +221,8 @@ SCHEMA = table_schema(
     columns(
         "source",
         TEXT,
-        "`measured`, `measured elsewhere` for reference data, or `simulated` for a pretended GPU of a test",
+        "`measured`, `imported` for a run that was taken elsewhere (docs/importing.md), or `simulated` for a pretended "
+        "GPU of a test",
     ),
     knobs=True,
 )
@@ -304,8 +307,8 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
     return pd.DataFrame(rows).convert_dtypes().set_index("cell_id")
 
 
-def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFrame:
-    """The table for all cells of a study; `parsed` holds a folder for each GPU."""
+def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Path | None = None) -> pd.DataFrame:
+    """The table for all cells of a study; `parsed` holds a folder for each GPU, `imported` runs taken elsewhere."""
     grid, texts = grid_rows(study, cells), shared_texts(study)
     measured = [
         _of_gpu(parsed, gpu, grid, texts)
@@ -321,7 +324,8 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path) -> pd.DataFra
         table = kv_memory(_without_drafts(table))
     if measured:
         table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, texts)
-    return table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
+    table = table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
+    return table if imported is None else with_imported(table, read_jsonl(imported), study.name)
 
 
 def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.DataFrame:
@@ -429,8 +433,14 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
     ).drop(columns=list(_USED_UP))
 
 
-@command("table-cells", STUDY, PARSED, out("cells.parquet; cells.csv is written beside it"))
+@command(
+    "table-cells",
+    STUDY,
+    PARSED,
+    option("--imported", type=Path, help="imported.jsonl of `kvsweep read-imported`"),
+    out("cells.parquet; cells.csv is written beside it"),
+)
 def main(args: Namespace) -> None:
     """Write the cells table of a study."""
     study = load_study(args.study)
-    write_table(cells_table(study, expand(study), args.parsed), args.out)
+    write_table(cells_table(study, expand(study), args.parsed, args.imported), args.out)

@@ -77,6 +77,11 @@ class StudyPaths:
         return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
 
     @property
+    def imported(self) -> Path:
+        """Runs that were taken elsewhere, one record per run; it exists once some were imported."""
+        return self.root / "imported.jsonl"
+
+    @property
     def prepared(self) -> Path:
         """Folder of everything that is there before cells are measured."""
         return self.root / "prepared"

@@ -1,0 +1,129 @@
+"""Runs that were taken elsewhere, from their files to rows of the cells table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.unit.analyse.synthetic_cells import cell, table
+from workflow_scripts.analyse.cells import SCHEMA, cells_table
+from workflow_scripts.analyse.imported_cells import imported_cells, with_imported
+from workflow_scripts.analyse.tables import write_table
+from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.parse.cell_facts import TABLES, frame
+from workflow_scripts.parse.imported_runs import main, read_runs
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.runs_file import files_of
+from workflow_scripts.study.study_file import load_study
+
+RUN = {"gpu": "h100-sxm", "engine": "vllm", "model": "llama-3.1-8b-instruct", "workload": "chat"}
+FILES = {
+    "fast.txt": "GPU KV cache size: 440,000 tokens\n"
+    "Throughput: 15.20 requests/s, 6232.10 total tokens/s, 2888.00 output tokens/s\n",
+    "flat.txt": "Throughput: 55.20 requests/s, 11939.10 total tokens/s, 10488.00 output tokens/s\n",
+    "refused.txt": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n",
+    "smi.csv": "timestamp, memory.used [MiB], power.draw [W], utilization.gpu [%]\n"
+    "2026/05/30 16:23:28.000, 71000 MiB, 640.00 W, 97 %\n2026/05/30 16:23:29.000, 72000 MiB, 660.00 W, 99 %\n",
+}
+RUNS: list[dict[str, Any]] = [
+    RUN | {"knobs": {"max_num_seqs": 64}, "tokens_per_request": [220, 190], "results": "fast.txt", "trace": "smi.csv"},
+    RUN | {"knobs": {"max_num_seqs": 1}, "tokens_per_request": [220, 190], "results": "flat.txt"},
+    RUN | {"knobs": {"max_num_seqs": 1}, "results": "flat.txt"},
+    RUN | {"knobs": {"block_size": 16}, "results": "refused.txt"},
+    {name: value for name, value in RUN.items() if name != "workload"} | {"trace": "smi.csv"},
+]
+
+
+def write_runs(folder: Path, *runs: dict[str, Any]) -> Path:
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    path = folder / "runs.yaml"
+    path.write_text(yaml.safe_dump({"schema_version": 1, "runs": list(runs)}), encoding="utf-8")
+    return path
+
+
+def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path: Path) -> None:
+    path = write_runs(tmp_path, *RUNS)
+    fast, *_, traced = read_runs(path)
+    assert fast["log"]["output_tokens_per_s"] == 2888
+    assert fast["log"]["kv_cache_tokens"] == 440_000
+    assert fast["log"]["num_gpu_blocks"] is None
+    assert fast["trace"] == {
+        "memory_used_bytes_max": 72000 * 2**20,
+        "memory_used_bytes_mean": 71500 * 2**20,
+        "power_w_mean": 650,
+        "utilization_pct_mean": 98,
+    }
+    assert (traced["log"], traced["workload"], traced["slug"]) == (None, "unknown", "default")
+    assert [file.name for file in files_of(path)][:3] == ["fast.txt", "smi.csv", "flat.txt"]
+
+
+def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path: Path) -> None:
+    rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
+    place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"
+    assert rows["cell_id"].tolist() == [
+        *(f"{place}/chat/{knobs}" for knobs in ("seqs64", "seqs1", "seqs1", "bs16")),
+        f"{place}/unknown/default",
+    ]
+    assert set(rows["source"]) == {"imported"}
+    assert rows["outcome"].tolist() == ["ok", "invalid", "ok", "infeasible", "ok"]
+    assert "times its ceiling of" in rows["reason"][1]
+    assert rows["reason"][3].startswith("ValueError: No available memory for the cache blocks")
+    # The same settings twice are two repeats; a cell that did not run has none.
+    assert rows["repeat"].tolist()[:3] == [0, 0, 1]
+    assert pd.isna(rows["repeat"][3])
+    assert rows["output_tokens_per_s"].tolist()[:2] == [2888, 10488]
+
+
+def test_they_stand_beside_measured_cells(tmp_path: Path) -> None:
+    measured = table(cell({"max_num_seqs": 4}, (99.0, 101.0)))
+    whole = with_imported(measured, read_runs(write_runs(tmp_path, *RUNS)), "try")
+    assert len(whole) == len(measured) + len(RUNS)
+    write_table(whole.reindex(columns=[*measured.columns, "knob_block_size"]), tmp_path / "cells.parquet", SCHEMA.name)
+    assert whole["source"].value_counts().to_dict() == {"imported": 5, "measured": 2}
+
+
+def test_a_study_that_was_not_measured_has_a_table_of_imported_cells(tmp_path: Path) -> None:
+    study = load_study(Path("config/studies/paged_attention.yaml"))
+    assert main(["--runs", str(write_runs(tmp_path, *RUNS)), "--out", str(tmp_path / "imported.jsonl")]) == 0
+    assert len(list(read_jsonl(tmp_path / "imported.jsonl"))) == len(RUNS)
+    for gpu in {asked.gpu for asked in expand(study)}:
+        (tmp_path / gpu).mkdir()
+        for name, columns in TABLES.items():
+            frame([], columns).to_parquet(tmp_path / gpu / f"{name}.parquet")
+    cells = cells_table(study, expand(study), tmp_path, tmp_path / "imported.jsonl")
+    write_table(cells, tmp_path / "cells.parquet")
+    assert cells[cells["outcome"] == "missing"].shape[0] == len(expand(study))
+    assert cells["source"].eq("imported").sum() == len(RUNS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "h1000"}, "runs.yaml: runs.0: "),
+        ({"engine": "tgi"}, "runs.0: engine 'tgi' is unknown; allowed: "),
+        ({"knobs": {"seqs": 4}}, "runs.0.knobs: unknown key 'seqs'; allowed: attention_backend, "),
+        ({"results": None, "trace": None}, "runs.0: name at least one file: results or trace"),
+        ({"blocks": 4}, "runs.0.blocks: unknown key; allowed: gpu, engine, "),
+        ({"results": "gone.txt"}, "gone.txt: No such file or directory"),
+        ({"tokens_per_request": [220]}, "runs.0.tokens_per_request: "),
+    ],
+)
+def test_a_fault_names_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    path = write_runs(tmp_path, RUNS[0] | change)
+    assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_file_that_says_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_runs(tmp_path, RUN | {"results": "other.txt"})
+    (tmp_path / "other.txt").write_text("A poem.\n", encoding="utf-8")
+    assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert capsys.readouterr().out.startswith("other.txt: nothing of an inference engine was recognised in this log\n")
+    assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["log"]["output_tokens_per_s"] is None

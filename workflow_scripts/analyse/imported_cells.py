@@ -1,0 +1,120 @@
+"""Runs that were taken elsewhere, as rows of the cells table with the source `imported`.
+
+A rate above what the data sheet allows makes a row `invalid`, as for measured cells.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.analyse.audit import Workload, ceiling
+from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+
+IMPORTED = "imported"
+# Statuses of a log that mean that the engine cannot do what was asked.
+_INFEASIBLE = ("kv_too_small", "oom", "unsupported_block_size")
+# Column of the cells table <- fact of a log.
+_OF_LOG = {
+    "output_tokens_per_s": "output_tokens_per_s",
+    "total_tokens_per_s": "total_tokens_per_s",
+    "requests_per_s": "requests_per_s",
+    "block_size_effective": "block_size",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "kv_cache_tokens": "kv_cache_tokens",
+    "max_concurrency": "max_concurrency",
+    "available_kv_cache_gib": "available_kv_cache_gib",
+    "model_weights_gib": "model_weights_gib",
+    "peak_activation_gib": "peak_activation_gib",
+    "cuda_graph_gib": "cuda_graph_gib",
+    "attention_backend": "attention_backend",
+    "engine_version": "engine_version",
+    "preemptions": "preemptions",
+}
+# The same for times, which logs give in milliseconds.
+_MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot_s_p50": "tpot_ms_median"}
+
+
+def with_imported(cells: pd.DataFrame, runs: Iterable[Record], study: str) -> pd.DataFrame:
+    """The cells table, followed by one row per run that was taken elsewhere."""
+    rows = imported_cells(runs, study)
+    names = [*cells.columns, *(name for name in rows if name not in cells)]
+    known = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]
+    return pd.concat(known, ignore_index=True).reindex(columns=names)
+
+
+def imported_cells(runs: Iterable[Record], study: str) -> pd.DataFrame:
+    """One row per run; runs of the same GPU, engine, model, workload and settings are repeats of one cell."""
+    rows: list[Record] = []
+    repeats: dict[str, int] = {}
+    for run in runs:
+        row = _row(run, study)
+        if row["outcome"] == "ok" or row["outcome"] == "invalid":
+            row["repeat"] = repeats.get(row["cell_id"], 0)
+            repeats[row["cell_id"]] = row["repeat"] + 1
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _row(run: Record, study: str) -> Record:
+    log, trace = run["log"] or {}, run["trace"] or {}
+    place = {name: run[name] for name in ("gpu", "engine", "model", "workload")}
+    row: Record = {
+        "cell_id": "/".join((IMPORTED, *place.values(), run["slug"])),
+        "study": study,
+        "sweeps": IMPORTED,
+        **place,
+        "knobs": run["slug"],
+        **{f"knob_{name}": value for name, value in run["knobs"].items()},
+        "max_concurrency_allowed": _allowed(run),
+        "start": 1,
+        "round": 1,
+        "comparable": True,
+        "source": IMPORTED,
+        **{column: log.get(fact) for column, fact in _OF_LOG.items()},
+        **{column: ms / 1000 for column, fact in _MS_OF_LOG.items() if (ms := log.get(fact)) is not None},
+        **trace,
+    }
+    if (found := log.get("prefix_cache_hit_rate_pct")) is not None:
+        row["prefix_cache_hit_rate"] = found / 100
+    return row | _outcome(run, row)
+
+
+def _allowed(run: Record) -> int | None:
+    try:
+        return get_engine(run["engine"]).knobs.model_validate(run["knobs"]).max_concurrency
+    except ValueError:  # a setting that the engine needs is not known
+        return None
+
+
+def _outcome(run: Record, row: Record) -> Record:
+    """How the run ended, and why it has no result."""
+    log = run["log"] or {}
+    status, error = log.get("status"), log.get("error")
+    rates = {name: row[name] for name in ("output_tokens_per_s", "total_tokens_per_s") if row[name] is not None}
+    if not rates and status in _INFEASIBLE:
+        return {"outcome": "infeasible", "reason": error}
+    if not rates and status == "error":
+        return {"outcome": "engine_error", "reason": error}
+    above = _above_ceiling(run, rates)
+    return {"outcome": "invalid" if above else "ok", "reason": above}
+
+
+def _above_ceiling(run: Record, rates: dict[str, Any]) -> str | None:
+    """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
+    if run["tokens_per_request"] is None or not rates:
+        return None
+    model = get_model(run["model"])
+    try:
+        facts = read_model_facts(model.config, model.fixed_dtype, run["knobs"].get("quantization"))
+        highest = ceiling(facts, get_gpu(run["gpu"]), _allowed(run) or 256, Workload(*run["tokens_per_request"]))
+    except ModelFactsError:
+        return None
+    for name, rate in rates.items():
+        allowed = None if highest is None else getattr(highest, name)
+        if allowed is not None and rate > allowed:
+            return f"{name} {rate:,.0f} is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}"
+    return None

@@ -1,0 +1,101 @@
+"""Read runs taken elsewhere: the result files and traces that a mapping file names.
+
+    kvsweep read-imported --runs runs.yaml --out results/demo/imported.jsonl
+
+The mapping file says what the files do not: which GPU, model, workload and settings a run had. docs/importing.md
+describes it. One record per run is written, with everything that its files say; what they do not say is null.
+"""
+
+import math
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
+from workflow_scripts.common.command import command, option, out
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import write_jsonl
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.parse.device_trace import read_trace
+from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.study.runs_file import MappingError, Run, load_runs
+
+
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """One record per run of a mapping file, in its order.
+
+    Raises:
+        InputError: the mapping is not valid, or a file is missing; the message says where, and what is allowed.
+    """
+    return [_record(run, path.parent, f"{path}: runs.{i}") for i, run in enumerate(load_runs(path))]
+
+
+def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
+    try:
+        get_gpu(run.gpu)
+        get_model(run.model)
+    except InputError as e:
+        raise MappingError(f"{where}: {e}") from None
+    knobs = get_engine(run.engine).knobs
+    # Settings that an engine needs may be unknown here, so only their names are checked.
+    values = run.knobs
+    if unknown := [name for name in values if name not in knobs.model_fields]:
+        raise MappingError(
+            f"{where}.knobs: unknown key {unknown[0]!r}; allowed: {', '.join(sorted(knobs.model_fields))}"
+        )
+    return {
+        "gpu": run.gpu,
+        "engine": run.engine,
+        "model": run.model,
+        "workload": run.workload,
+        "knobs": values,
+        "slug": knobs.slug_of(values),
+        "tokens_per_request": run.tokens_per_request,
+        "files": [name for name in (run.results, run.trace) if name],
+        "log": _log(folder / run.results) if run.results else None,
+        "trace": _trace(folder / run.trace, run.trace_columns, where) if run.trace else None,
+    }
+
+
+def _log(path: Path) -> Mapping[str, Any]:
+    facts = read_engine_log(path)
+    block_size = facts.block_size or facts.derived.get("block_size")
+    blocks = facts.num_gpu_blocks or facts.derived.get("num_gpu_blocks")
+    told = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"})
+    return told | {"block_size": block_size, "num_gpu_blocks": blocks}
+
+
+def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:
+    """Extremes and means over the samples."""
+    try:
+        samples = read_trace(path, columns).samples
+    except ValueError as e:
+        raise MappingError(f"{where}: {path}: {e}") from None
+
+    def known(name: str) -> list[float]:
+        values = [sample.get(name) for sample in samples]
+        return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+
+    memory, power, use = (known(name) for name in ("memory_used_bytes", "power_w", "utilization_pct"))
+    return {
+        "memory_used_bytes_max": max(memory, default=None),
+        "memory_used_bytes_mean": sum(memory) / len(memory) if memory else None,
+        "power_w_mean": sum(power) / len(power) if power else None,
+        "utilization_pct_mean": sum(use) / len(use) if use else None,
+    }
+
+
+@command(
+    "read-imported",
+    option("--runs", type=Path, required=True, help="the mapping file"),
+    out("imported.jsonl to write"),
+)
+def main(args: Namespace) -> None:
+    """Read the runs of a mapping file."""
+    records = read_runs(args.runs)
+    write_jsonl(args.out, records)
+    unread = [record for record in records if record["log"] and record["log"]["error"] and not record["log"]["status"]]
+    for record in unread:
+        print(f"{record['files'][0]}: {record['log']['error']}")
+    print(f"{args.runs}: {len(records)} runs read")

@@ -1,0 +1,72 @@
+"""The mapping file of runs that were taken elsewhere: which files there are, and what they do not say."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.records import StrictRecord, validated
+from workflow_scripts.common.yaml_file import read_yaml
+from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.study.study_file import Name
+
+UNKNOWN_WORKLOAD = "unknown"
+
+
+class MappingError(InputError):
+    """A mapping file that cannot be used; the message names the place in it and the allowed values."""
+
+
+class Run(StrictRecord):
+    """The files of one run, relative to the mapping file, and what they do not say."""
+
+    gpu: Annotated[str, Field(description="a name in config/gpus.yaml")]
+    engine: Annotated[str, Field(description="an engine, such as vllm or hf-static")]
+    model: Annotated[str, Field(description="a name in config/models/")]
+    workload: Annotated[Name, Field(description="a name for the requests; runs are compared if it is the same")] = (
+        UNKNOWN_WORKLOAD
+    )
+    knobs: Annotated[dict[str, Any], Field(description="the engine's settings, as far as they are known")] = {}
+    tokens_per_request: Annotated[
+        list[Annotated[float, Field(ge=1)]] | None,
+        Field(min_length=2, max_length=2, description="mean prompt and output tokens; needed to check the rates"),
+    ] = None
+    results: Annotated[str | None, Field(description="the output of vLLM or of its benchmark, as text")] = None
+    trace: Annotated[str | None, Field(description="a CSV of nvidia-smi")] = None
+    trace_columns: Annotated[list[str] | None, Field(description="fields of a CSV without a header, in order")] = None
+
+    @model_validator(mode="after")
+    def _has_a_file(self) -> "Run":
+        if self.results is None and self.trace is None:
+            raise ValueError("name at least one file: results or trace")
+        if self.engine not in load_engines():
+            raise ValueError(f"engine {self.engine!r} is unknown; allowed: {', '.join(sorted(load_engines()))}")
+        return self
+
+
+class Runs(StrictRecord):
+    """The mapping file."""
+
+    schema_version: Literal[1]
+    runs: Annotated[list[Run], Field(min_length=1)]
+
+
+def load_runs(path: Path) -> list[Run]:
+    """The runs of a mapping file, in its order.
+
+    Raises:
+        MappingError: it is not valid; the message says where, and what is allowed.
+    """
+    return validated(Runs, read_yaml(path, MappingError), str(path), MappingError).runs
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    """The files that a mapping file names.
+
+    Raises:
+        MappingError: the mapping is not valid.
+    """
+    for run in load_runs(path):
+        yield from (path.parent / name for name in (run.results, run.trace) if name)
