@@ -1,8 +1,9 @@
 """Timelines of cells for the page: requests, steps of the scheduler and samples of the device, one block per cell.
 
-A page cannot hold the timelines of a large study. So it holds those of some cells, up to `MOST_BYTES`: of each device,
-engine, model and workload first the fastest cell, then the second fastest, and so on. Of a long repeat it holds evenly
-chosen rows, and says how many there were. If a cell was started several times, its timeline is of the first start.
+A page cannot hold the timelines of a large study. So it holds those of up to `MOST_CELLS` cells and `MOST_BYTES`: of
+each device, engine, model and workload first the fastest cell, then the second fastest, and so on. Of a long repeat it
+holds evenly chosen rows, and says how many there were. If a cell was started several times, its timeline is of the
+first start.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,10 @@ from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import NAMES
 
 MOST_BYTES = 700_000
-# Cells that are read at once, and rows per repeat.
-BATCH = 8
+MOST_CELLS = 128
+# Cells that are read at once at first, and then this many times as many: each reading searches a whole file.
+BATCH, GROWTH = 8, 4
+# Rows per repeat.
 MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "requests": (
@@ -45,14 +48,25 @@ def timelines(tables: Tables, most_bytes: int = MOST_BYTES) -> dict[str, str]:
 
 
 def _timelines(tables: Tables) -> Iterator[tuple[str, dict[str, Any]]]:
-    order = _cells_by_interest(tables)
-    for start in range(0, len(order), BATCH):
-        ids = order[start : start + BATCH]
+    order, size = _cells_by_interest(tables)[:MOST_CELLS], BATCH
+    while order:
+        ids, order = order[:size], order[size:]
+        size *= GROWTH
         facts = {name: _facts(tables, name, ids) for name in COLUMNS}
+        counts = {name: rows["cell_id"].value_counts() for name, rows in facts.items() if not rows.empty}
+        parts = {name: dict(iter(_chosen(name, facts[name]).groupby("cell_id", sort=False))) for name in counts}
         for cell_id in ids:
-            of_cell = {name: rows[rows["cell_id"] == cell_id] for name, rows in facts.items() if not rows.empty}
-            if any(len(rows) for rows in of_cell.values()):
-                yield cell_id, {name: _block(name, rows) for name, rows in of_cell.items()}
+            if any(cell_id in of_cells for of_cells in parts.values()):
+                yield (
+                    cell_id,
+                    {
+                        name: {
+                            "columns": columns_of(of_cells.get(cell_id, facts[name].head(0)), COLUMNS[name], digits=9),
+                            "rows": int(counts[name].get(cell_id, 0)),
+                        }
+                        for name, of_cells in parts.items()
+                    },
+                )
 
 
 def _cells_by_interest(tables: Tables) -> list[str]:
@@ -74,13 +88,14 @@ def _facts(tables: Tables, name: str, ids: list[str]) -> pd.DataFrame:
         return pd.DataFrame()
 
 
-def _block(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """The rows of a cell, at most `MOST_ROWS` per repeat, and of how many they are chosen."""
+def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of cells, at most `MOST_ROWS` per repeat."""
     most = MOST_ROWS[name]
-    place, count = rows.groupby("repeat").cumcount(), rows.groupby("repeat")["repeat"].transform("size")
+    of_repeat = rows.groupby(["cell_id", "repeat"])["repeat"]
+    place, count = of_repeat.cumcount(), of_repeat.transform("size")
     # Row r is kept if it is the first in one of `most` equal parts.
     part = (place * most // count).where(count > most, place)
-    kept = rows[~pd.DataFrame({"repeat": rows["repeat"], "part": part}).duplicated()]
+    kept = rows[~rows[["cell_id", "repeat"]].assign(part=part).duplicated()]
     # Times keep a tenth of a millisecond, however long the repeat.
     times = {column: kept[column].round(4) for column in COLUMNS[name] if column.endswith("_s") and column in kept}
-    return {"columns": columns_of(kept.assign(**times), COLUMNS[name], digits=9), "rows": len(rows)}
+    return kept.assign(**times)

@@ -31,6 +31,14 @@ def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results
     assert all(most >= 64 for most in MOST_ROWS.values())
 
 
+def test_the_page_holds_timelines_of_few_cells_of_a_large_study(results: Results, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    tables = Tables(results.root / "tables", results.root / "parsed")
+    ten = list(timelines(tables).items())[:10]
+    # Ten cells are read eight and two at a time.
+    monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_CELLS", 10)
+    assert list(timelines(tables).items()) == ten
+
+
 def test_a_long_repeat_keeps_evenly_chosen_rows(results: Results, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_ROWS", {"requests": 10, "steps": 25, "trace": 7})
     tables = Tables(results.root / "tables", results.root / "parsed")
