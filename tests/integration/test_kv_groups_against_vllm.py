@@ -38,6 +38,14 @@ MODELS = {
     "mixtral": {"architectures": ["MixtralForCausalLM"], **EXPERTS, "sliding_window": 128},
     "gpt_oss": {"architectures": ["GptOssForCausalLM"], **EXPERTS, "sliding_window": 128},
     "gemma3_text": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 128, "num_hidden_layers": 13},
+    "llama4_text": {
+        "architectures": ["Llama4ForCausalLM"],
+        **EXPERTS,
+        "num_hidden_layers": 8,
+        "intermediate_size_mlp": 256,
+        "attention_chunk_size": 128,
+        "num_experts_per_tok": 1,
+    },
     "qwen3_next": {
         "architectures": ["Qwen3NextForCausalLM"],
         "num_hidden_layers": 8,

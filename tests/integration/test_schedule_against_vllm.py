@@ -8,8 +8,8 @@ import itertools
 import os
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,31 @@ import numpy as np
 import pytest
 
 from workflow_scripts.measure.engine import CacheHeldError, forget_prefixes
+from workflow_scripts.physics.layer_groups import KvGroup
+from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.predict.schedule import (
     FloatArray,
     RequestLengths,
     Schedule,
     SchedulerSettings,
     Segments,
+    StepRun,
     StepTime,
 )
-from workflow_scripts.predict.scheduler import StepRun, make_schedule
+from workflow_scripts.predict.scheduler import make_schedule
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 MODEL = Path(__file__).resolve().parents[2] / "config" / "models" / "tiny-llama-57m"
 CASES = 400
+CASES_OF_LAYERS = 200
 # Of each kind of case at least so many.
 ENOUGH = 30
+FEW = 5
+MOST_OF_LAYERS = 10
 
 
+Case = tuple[RequestLengths, SchedulerSettings, StepTime | None]
 WORK = [name for name in Segments.__dataclass_fields__ if name != "steps"]
 
 
@@ -58,18 +65,50 @@ def engine_config() -> Any:
     return EngineArgs(model=str(MODEL), load_format="dummy", skip_tokenizer_init=True).create_engine_config()
 
 
+ALL_TOKENS = KvGroup("all tokens", (0,), 1, None)
+
+
+def spec(group: KvGroup, settings: SchedulerSettings) -> Any:
+    """What layers of a group keep, as vLLM's layers say it."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
+
+    common = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    if group.reach is None:
+        return FullAttentionSpec(**common)
+    if group.chunked:
+        return ChunkedLocalAttentionSpec(**common, attention_chunk_size=group.reach)
+    if group.reach:
+        return SlidingWindowSpec(**common, sliding_window=group.reach)
+    state = {"shapes": ((1,),), "dtypes": (torch.float32,)}
+    if not settings.enable_prefix_caching:
+        return MambaSpec(**state, block_size=settings.max_model_len)
+    assert settings.pool is not None
+    if settings.pool.state_blocks > 2:
+        state |= {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": 1}
+    return MambaSpec(**state, block_size=settings.block_size, mamba_cache_mode="align")
+
+
 class Engine:
     """vLLM's scheduler with a clock in place of a device."""
 
     def __init__(
         self, config: Any, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None
     ) -> None:
-        import torch
         from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.kv_cache_utils import (
+            get_request_block_hasher,
+            init_none_hash,
+            resolve_kv_cache_block_sizes,
+        )
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
         limits = config.scheduler_config
@@ -81,14 +120,23 @@ class Engine:
         config.cache_config.block_size = settings.block_size
         config.cache_config.enable_prefix_caching = settings.enable_prefix_caching
         config.cache_config.num_gpu_blocks = settings.num_blocks
+        groups = (ALL_TOKENS,) if settings.pool is None else settings.pool.groups
+        keeps_states = settings.enable_prefix_caching and any(group.reach == 0 for group in groups)
+        config.cache_config.mamba_cache_mode = "align" if keeps_states else "none"
 
-        init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(settings.block_size, sha256)
-        spec = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
         assert settings.num_blocks is not None
-        blocks = KVCacheConfig(settings.num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        blocks = KVCacheConfig(
+            settings.num_blocks,
+            [],
+            [KVCacheGroupSpec([f"layer.{number}"], spec(group, settings)) for number, group in enumerate(groups)],
+            prefix_cache_retention_interval=config.cache_config.prefix_cache_retention_interval,
+        )
+        block_size, hashed = resolve_kv_cache_block_sizes(blocks, config)
+        init_none_hash(sha256)
+        self.hasher = get_request_block_hasher(hashed, sha256)
         kind = AsyncScheduler if settings.async_scheduling else Scheduler
-        self.scheduler = kind(config, blocks, StructuredOutputManager(config), block_size=settings.block_size)
+        structured = StructuredOutputManager(config)
+        self.scheduler = kind(config, blocks, structured, block_size=block_size, hash_block_size=hashed)
         self.batches = 2 if settings.async_scheduling else 1
         self.requests = requests
         self.step_time = step_time
@@ -211,11 +259,11 @@ def step_time(segments: Segments) -> FloatArray:
     return (16 + tokens) / 1024
 
 
-def draw(seed: int) -> tuple[RequestLengths, SchedulerSettings, StepTime | None]:
+def draw(seed: int, most: int = 40) -> Case:
     """A random workload with random settings."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 4, 8, 16, 32])
-    count = rng.randint(1, 40)
+    count = rng.randint(1, most)
     longest_prompt, longest_output = rng.choice([(8, 40), (120, 60), (300, 10), (60, 120)])
     prompts = [rng.randint(1, longest_prompt) for _ in range(count)]
     outputs = [rng.choice([1, rng.randint(1, longest_output)]) for _ in range(count)]
@@ -263,6 +311,58 @@ def draw(seed: int) -> tuple[RequestLengths, SchedulerSettings, StepTime | None]
     return requests, settings, None if arrival_s is None else step_time
 
 
+# Layers of each kind, by what they look back over: None for all tokens, 0 for a state. Two windows or states are groups
+# of their own, as in models with many more of them than layers that keep all tokens.
+LAYERS: dict[str, list[list[int | None]]] = {
+    "window": [[5], [40]],
+    "windows beside all": [[None, 5], [40, None], [16, 16, None], [None, 100, 100, 100]],
+    "chunks": [[None, 16], [48, 48, 48, None]],
+    "states": [[None, 0], [0, 0, 0, None]],
+    "kept states": [[None, 0], [0, 0, 0, None]],
+    "windows and states": [[24, 0], [None, 24, 0, 0], [6, 40, None]],
+}
+
+
+def draw_layers(kind: str, seed: int) -> Case:
+    """A random workload with random settings, for a model with layers of a kind."""
+    requests, settings, timing = draw(seed, MOST_OF_LAYERS)
+    rng = random.Random(f"{kind} {seed}")
+    reaches = rng.choice(LAYERS[kind])
+    has_states = 0 in reaches
+    caching = {"states": False, "kept states": True}.get(kind, settings.enable_prefix_caching)
+    block_size = max(settings.block_size, 4) if has_states else settings.block_size
+    tokens = settings.max_num_batched_tokens
+    if has_states:
+        tokens = max(tokens, rng.choice([1, block_size, 3 * block_size]))
+    pool = KvPool(
+        groups=tuple(
+            KvGroup(kind, (number,), 1, reach, chunked=kind == "chunks" and reach is not None)
+            for number, reach in enumerate(reaches)
+        ),
+        page_bytes=1,
+        block_size=block_size,
+        state_blocks=rng.choice([2, 3]) if caching else 1,
+        in_flight_tokens=tokens * (2 if settings.async_scheduling else 1),
+    )
+    settings = replace(
+        settings,
+        block_size=block_size,
+        max_num_batched_tokens=tokens,
+        enable_prefix_caching=caching,
+        enable_chunked_prefill=settings.enable_chunked_prefill or (has_states and caching),
+        pool=pool,
+    )
+    longest = int((requests.prompt_tokens + requests.output_tokens).max())
+    most = [pool.blocks_of_group(group, settings.max_model_len) for group in pool.groups]
+    least = 1 + sum(
+        blocks if reach == 0 else min(blocks, -(-longest // block_size))
+        for reach, blocks in zip(reaches, most, strict=True)
+    )
+    tight = rng.random() < 0.8
+    blocks = least + rng.randint(0, least // 2) if tight else len(requests) * least
+    return requests, replace(settings, num_blocks=blocks), timing
+
+
 def test_defaults_are_those_that_are_reproduced(engine_config: Any) -> None:
     limits = engine_config.scheduler_config
     assert not limits.async_scheduling  # on a CPU
@@ -273,10 +373,10 @@ def test_defaults_are_those_that_are_reproduced(engine_config: Any) -> None:
     assert limits.max_num_active_seqs is None
 
 
-def test_every_step_is_vllms(engine_config: Any) -> None:
+def compare(engine_config: Any, cases: Iterable[Case]) -> Counter[str]:
+    """Compare every step of these cases; return how many there were of each kind."""
     seen: Counter[str] = Counter()
-    for seed in range(CASES):
-        requests, settings, timing = draw(seed)
+    for seed, (requests, settings, timing) in enumerate(cases):
         engine = Engine(engine_config, requests, settings, timing)
         theirs = list(engine.run())
         schedule, ours = our_steps(requests, settings, timing)
@@ -297,7 +397,24 @@ def test_every_step_is_vllms(engine_config: Any) -> None:
             synchronous=not settings.async_scheduling,
             short_of_blocks=schedule.needs_blocks is None,
         )
+    return seen
+
+
+def test_every_step_is_vllms(engine_config: Any) -> None:
+    seen = compare(engine_config, map(draw, range(CASES)))
     assert min(seen.values()) >= ENOUGH, seen
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_step_of_other_layers_is_vllms(engine_config: Any, kind: str) -> None:
+    seen = compare(engine_config, (draw_layers(kind, seed) for seed in range(CASES_OF_LAYERS)))
+    if kind == "states":  # their caches find nothing
+        assert not seen["with_cache_hits"]
+    else:
+        assert seen["with_cache_hits_and_preemptions"], seen
+        assert seen["with_cache_hits"] >= FEW, seen
+    wanted = ("with_preemptions", "with_arrivals", "synchronous", "short_of_blocks")
+    assert min(seen[name] for name in wanted) >= FEW, seen
 
 
 def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_told(engine_config: Any) -> None:

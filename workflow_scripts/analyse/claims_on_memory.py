@@ -53,7 +53,8 @@ _PLACE = ["study", "gpu", "model", "workload", "max_model_len_effective"]
 def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> list[Record]:
     """Means over the cells with the same device, model, workload and longest request, in one layout, and their ids."""
     waste, cells = evidence.tables["waste"], evidence.tables["cells"]
-    rows = waste[(waste["layout"] == layout) & (waste["block_size"].eq(block_size) if block_size else True)]
+    of_layout = (waste["layout"] == layout) & waste["layer_kind"].isna()
+    rows = waste[of_layout & (waste["block_size"].eq(block_size) if block_size else True)]
     rows = rows.merge(cells[["cell_id", *_PLACE]].drop_duplicates("cell_id"), on="cell_id")
     means = rows.groupby(_PLACE, sort=False).agg(
         waste_pct=("waste_pct", "mean"),

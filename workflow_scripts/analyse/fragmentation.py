@@ -8,6 +8,7 @@ One row per repeat and layout. docs/fragmentation.md says how the numbers are ma
 
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,18 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
-from workflow_scripts.analyse.repeats import numbers
+from workflow_scripts.analyse.layer_memory import POOL, block_in_tokens, held_by_layout, kinds_of_layers
+from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.request_lives import TIMES, Texts, by_repeat, lengths, paged, request_lives, shared_texts
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.common.command import PARSED
+from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study.study_file import Study
 
 PREDICTED = "predicted"
@@ -37,8 +43,10 @@ SCHEMA = table_schema(
         "layout",
         TEXT,
         "`paged`, `block_size_whatif`, `contiguous_max_model_len`, `contiguous_request_length`, `padded_batch`, "
-        "`hf_dynamic_cache` or `hf_static_cache`",
+        "`hf_dynamic_cache` or `hf_static_cache`; for models with layers of several kinds `paged`, `paged_own_pages` "
+        "and `paged_every_token`",
     ),
+    columns("layer_kind", TEXT, "one kind of layers, e.g. `window of 128`; null for all layers together"),
     columns("block_size", INTEGER, "tokens per block; null for layouts without blocks"),
     columns("sequences_live_mean", NUMBER, "live sequences, mean over time"),
     columns(
@@ -60,6 +68,11 @@ SCHEMA = table_schema(
 )
 
 OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)
+
+OF_REPEAT = (
+    *("workload", "engine", "model", "dtype", "kv_cache_dtype", "block_size_effective", "max_model_len_effective"),
+    *("max_num_batched_tokens_effective", "batch_size", "engine_slots_held_mean", "engine_blocks_held_mean"),
+)
 
 
 def waste_table(cells: pd.DataFrame, parsed: Path, texts: Texts) -> pd.DataFrame:
@@ -85,7 +98,10 @@ def timeline(cells: pd.DataFrame, requests: pd.DataFrame, texts: Texts) -> pd.Da
     of_repeat = cells.assign(
         batch_size=cells["max_num_seqs_effective"].fillna(cells["max_concurrency_allowed"]),
         engine_slots_held_mean=cells["kv_cache_usage_mean"] * cells["kv_cache_tokens"],
-    )[[*REPEAT, "workload", "block_size_effective", "max_model_len_effective", "batch_size", "engine_slots_held_mean"]]
+        engine_blocks_held_mean=cells["kv_cache_usage_mean"] * cells["num_gpu_blocks"],
+        dtype=dtypes(cells),
+        kv_cache_dtype=as_applied(cells, "kv_cache_dtype"),
+    )[[*REPEAT, *OF_REPEAT]]
     return request_lives(requests.merge(of_repeat, on=REPEAT), texts)
 
 
@@ -123,10 +139,60 @@ def _held_over_steps(t: pd.DataFrame) -> FloatArray:
 
 def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """Rows of the table: the result of the requests' lives in each layout."""
+    kinds = t.groupby(["engine", "model", "dtype", "kv_cache_dtype"], sort=False)
+    for names, part in kinds:
+        engine, model, dtype, kv_cache_dtype = map(str, names)
+        facts = _facts_if_layered(model, dtype)
+        if facts is None:
+            yield from _of_tokens(part)
+        # How other engines share memory among kinds of layers is not known.
+        elif issubclass(get_engine(engine).knobs, VllmKnobs):
+            yield from _of_layers(part, facts, kv_cache_dtype)
+
+
+@cache
+def _facts_if_layered(model: str, dtype: str) -> ModelFacts | None:
+    """Facts of a model whose layers do not all keep all tokens; None for others, and if they are not known."""
+    try:
+        facts = read_model_facts(load_models()[model].config, dtype)
+    except (CatalogError, KeyError, ModelFactsError):
+        return None
+    return facts if kinds_of_layers(facts) else None
+
+
+def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[pd.DataFrame]:
+    """Rows of a model with layers of several kinds."""
+    rows = _repeats(t)
+    block_size = rows["block_size_effective"]
+    of_block = block_in_tokens(facts, kv_cache_dtype, numbers(block_size))
+    rows["engine_slots_held_mean"] = rows["engine_blocks_held_mean"] * of_block
+    found: dict[str, list[pd.DataFrame]] = {}
+    for layout, kind, held in held_by_layout(t, facts, kv_cache_dtype):
+        found.setdefault(layout, []).append(held)
+        own = rows.drop(columns="engine_slots_held_mean")
+        yield _means(layout, own, held, source=_source(layout)).assign(layer_kind=kind, block_size=float("nan"))
+    for layout, parts in found.items():
+        own = rows if layout == POOL else rows.drop(columns="engine_slots_held_mean")
+        table = _means(layout, own, sum(parts[1:], start=parts[0]), source=_source(layout))
+        yield table.assign(block_size=block_size.loc[table.index]) if layout == POOL else table
+
+
+def _source(layout: str) -> str:
+    return MEASURED if layout == POOL else PREDICTED
+
+
+def _repeats(t: pd.DataFrame) -> pd.DataFrame:
+    """One row per repeat, with the time in which its requests lived."""
     by_row = t.groupby("row")
-    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean"]].first()
+    rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean", "engine_blocks_held_mean"]].first()
     rows["live_s"] = by_row["live_s"].sum()
     rows["span_s"] = by_row["last_token_s"].max() - by_row["scheduled_s"].min()
+    return rows
+
+
+def _of_tokens(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Rows of a model that keeps all tokens in all layers."""
+    rows = _repeats(t)
     block_size = t["block_size_effective"]
     yield _means("paged", rows, paged(t, numbers(block_size)), rows["block_size_effective"], source=MEASURED)
     rows = rows.drop(columns="engine_slots_held_mean")

@@ -114,11 +114,16 @@ class ModelFacts:
         Raises:
             ModelFactsError: layers differ, or keep less than all tokens.
         """
-        mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
-        if len(mixers) != 1 or any(isinstance(mixer, State) or mixer.reach for mixer in mixers):
-            kinds = sorted(mixer.kind for mixer in mixers)
-            raise ModelFactsError(f"{self.model_type}: layers with memory of kind {', '.join(kinds)}")
+        if not self.is_uniform:
+            kinds = sorted(mixer.kind for layer in self.layer_counts for mixer in layer.mixers)
+            raise ModelFactsError(f"{self.model_type}: layers with memory of kind {', '.join(dict.fromkeys(kinds))}")
         return self
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have the same memory, of all earlier tokens."""
+        mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
+        return len(mixers) == 1 and not any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
 
     @cached_property
     def reaches(self) -> tuple["Reach", ...]:

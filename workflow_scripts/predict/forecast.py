@@ -165,7 +165,7 @@ class _Known:
 
     def _facts_of(self, cell: Cell) -> ModelFacts:
         try:
-            return self.facts(cell.gpu, cell.model, cell.knobs.quantized_as).uniform()
+            return self.facts(cell.gpu, cell.model, cell.knobs.quantized_as)
         except ModelFactsError as e:
             raise UnpredictableError(str(e)) from None
 

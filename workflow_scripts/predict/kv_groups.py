@@ -8,33 +8,21 @@ bounded number where only a window is, and one or two for a state. (vllm/v1/core
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workflow_scripts.physics.layers import MAMBA_2, Attention, LatentAttention, Layer, Mixer, State
+from workflow_scripts.physics.layer_groups import KvGroup, layer_groups, layers_with_memory
+from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.engine_memory import Batch, EngineSettings, PipelineRank, Term
 
 # vLLM versions at which the planning of the pool changed.
 _IN_FLIGHT = (0, 26)  # a window also keeps the tokens of the batch that is planned while another one runs
 _PREFILL_CHECKPOINT = (0, 32)  # a Mamba-2 layer keeps a further state, made within a prefill for later prompts
+_FREES_CHUNKS = (0, 13)  # chunks are given back by default (vllm-project/vllm#29627)
 _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency times max_model_len
 
 _KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
 _KERNEL_BLOCK_LATENT = 128  # if there are also states
-
-
-@dataclass(frozen=True)
-class KvGroup:
-    """Layers of one kind that share a block table, by their numbers; `slots` counts padding too.
-
-    `reach`: tokens that a layer looks back over, None for all; 0 for a state, which has no tokens.
-    """
-
-    kind: str
-    layers: tuple[int, ...]
-    slots: int
-    reach: int | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +34,11 @@ class KvPool:
     block_size: int
     state_blocks: int
     in_flight_tokens: int
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all layers keep all tokens in blocks of the same size."""
+        return len(self.groups) == 1 and self.groups[0].reach is None
 
     def bytes_per_block(self, rank: PipelineRank) -> int:
         """Bytes of one block on a pipeline rank: pages of its layers in the group of which it has most."""
@@ -61,6 +54,8 @@ class KvPool:
             return self.state_blocks
         if group.reach is None:
             return math.ceil(max_model_len / self.block_size)
+        if group.chunked:
+            return math.ceil(min(group.reach + self.in_flight_tokens, max_model_len) / self.block_size)
         tokens = min(group.reach - 1 + self.in_flight_tokens, max_model_len)
         return math.ceil(tokens / self.block_size) + 1
 
@@ -76,7 +71,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         ModelFactsError: the planning of such layers is not known here.
     """
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
-    layers = list(_layers_with_memory(facts.stack))
+    layers = list(layers_with_memory(facts.stack))
     per_token = {mixer.cache_elements(tensor) * element for mixer, _ in layers if not isinstance(mixer, State)}
     states = {facts.bytes_of_state(mixer, tensor) for mixer, _ in layers if isinstance(mixer, State)}
     if len(per_token) != 1 or len(states) > 1:
@@ -92,7 +87,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
     return KvPool(
-        groups=tuple(_groups(layers)),
+        groups=tuple(layer_groups(facts.stack, settings.version >= _FREES_CHUNKS)),
         page_bytes=block_size * token_bytes,
         block_size=block_size,
         state_blocks=_state_blocks(settings, {mixer.kind for mixer, _ in layers}),
@@ -102,7 +97,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
 
 def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: EngineSettings) -> Term:
     """Tokens that vLLM says fit, and how it counts them: as blocks, and since 0.21 as requests of full length."""
-    if len(pool.groups) == 1 and pool.groups[0].reach is None:
+    if pool.keeps_all:
         return Term(num_blocks * pool.block_size, "tokens", "num_blocks x block_size")
     if settings.version < _TOKENS_BY_CONCURRENCY:
         how = f"num_blocks / {len(pool.groups)} groups, rounded down, x {pool.block_size} tokens"
@@ -123,30 +118,3 @@ def _batches_in_flight(settings: EngineSettings, kind: str) -> int:
     if settings.version < _IN_FLIGHT:
         return 1
     return settings.pipeline_parallel_size + (kind != "cpu")
-
-
-def _layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
-    for number, layer in enumerate(stack):
-        yield from ((mixer, number) for mixer in layer.mixers)
-
-
-def _reach(mixer: Mixer) -> int | None:
-    """Tokens that vLLM keeps for a layer: those of chunks are all kept, unless an environment variable is set."""
-    if isinstance(mixer, State):
-        return 0
-    return mixer.window if isinstance(mixer, Attention) else None
-
-
-def _groups(layers: Sequence[tuple[Mixer, int]]) -> Iterator[KvGroup]:
-    of_kind: dict[int | None, list[tuple[Mixer, int]]] = {}
-    for mixer, number in layers:
-        of_kind.setdefault(_reach(mixer), []).append((mixer, number))
-    sizes = [len(members) for members in of_kind.values()]
-    # The smallest kind gives the size, unless the largest is hardly larger: then padding costs less than more groups.
-    size = max(sizes) if max(sizes) < 1.5 * min(sizes) else min(sizes)
-    for reach, members in of_kind.items():
-        count = math.ceil(len(members) / size)
-        for first in range(count):
-            # Every `count`-th layer, so that each stage of a pipeline has layers of each group.
-            own = members[first::count]
-            yield KvGroup(own[0][0].kind, tuple(number for _, number in own), size, reach)

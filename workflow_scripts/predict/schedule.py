@@ -7,12 +7,13 @@ again. It also serves other numbers of KV blocks, within the limits of `Schedule
 `predict.scheduler` makes schedules.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from workflow_scripts.predict.kv_groups import KvPool
 from workflow_scripts.workloads.request import Request
 
 IntArray = npt.NDArray[np.int64]
@@ -78,6 +79,8 @@ class SchedulerSettings:
     `num_blocks`: KV blocks of the device, of which the engine reserves one; None for as many as needed.
     `async_scheduling`: vLLM's default; a step is planned while the previous one still runs, so a request that ends
     keeps its place and its blocks for one more step.
+    `pool`: how layers of several kinds share the blocks, which then have its `block_size`; None if all layers keep all
+    tokens.
     """
 
     max_num_seqs: int
@@ -88,6 +91,7 @@ class SchedulerSettings:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
+    pool: KvPool | None = None
 
 
 @dataclass(frozen=True)
@@ -127,14 +131,65 @@ class Segments:
     def __len__(self) -> int:
         return len(self.steps)
 
+    def within(self, limit: int | None, chunked: bool) -> "Within":
+        """What tokens look at in layers that look back over at most `limit` tokens, or over chunks of so many.
+
+        Raises:
+            ScheduleError: the schedule is one of a model whose layers look at all tokens.
+        """
+        if limit is not None:
+            raise ScheduleError("the schedule does not tell what layers with a window or chunks look at")
+        looked_back = self.decode_kv_tokens - self.decode_seqs + self.prefill_kv_tokens - self.prefill_tokens
+        return Within(self.decode_kv_tokens, looked_back, self.prefill_attended_tokens)
+
     @property
     def first_step(self) -> IntArray:
         """Number of each run's first step, counted from 0."""
         return np.cumsum(self.steps) - self.steps
 
 
+@dataclass(frozen=True)
+class Within:
+    """Sums over the tokens of a step, one element per segment, of the tokens within reach of a layer.
+
+    `decode_kv_tokens`: that decoding sequences attend to, their new ones included. `looked_back`: earlier ones, which
+    are read. `prefill_attended_tokens`: as in `Segments`.
+    """
+
+    decode_kv_tokens: IntArray
+    looked_back: IntArray
+    prefill_attended_tokens: IntArray
+
+
+@dataclass(frozen=True)
+class LayeredSegments(Segments):
+    """Segments of one step each of a model with windows or chunks, by `limit` and `chunked`."""
+
+    near: Mapping[tuple[int, bool], Within]
+
+    def within(self, limit: int | None, chunked: bool) -> Within:
+        """What tokens look at in layers with this reach."""
+        return super().within(limit, chunked) if limit is None else self.near[limit, chunked]
+
+
 # Seconds of each step, for segments of one step each.
 StepTime = Callable[[Segments], FloatArray]
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """A run of equal steps with its requests by index, for detailed checks.
+
+    `running`: in the engine's order, after the step was planned. `scheduled_tokens`: of each request that computes
+    something, in one step. `blocks_held`: in each step of the run.
+    """
+
+    steps: int
+    running: list[int]
+    waiting: list[int]
+    scheduled_tokens: dict[int, int]
+    preempted: list[int]
+    blocks_held: list[int]
 
 
 @dataclass(frozen=True)

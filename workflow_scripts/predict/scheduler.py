@@ -15,7 +15,6 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,24 +27,10 @@ from workflow_scripts.predict.schedule import (
     ScheduleError,
     SchedulerSettings,
     Segments,
+    StepRun,
     StepTime,
 )
-
-
-@dataclass(frozen=True)
-class StepRun:
-    """A run of equal steps with its requests by index, for detailed checks.
-
-    `running`: in the engine's order, after the step was planned. `scheduled_tokens`: of each request that computes
-    something, in one step. `blocks_held`: in each step of the run.
-    """
-
-    steps: int
-    running: list[int]
-    waiting: list[int]
-    scheduled_tokens: dict[int, int]
-    preempted: list[int]
-    blocks_held: list[int]
+from workflow_scripts.predict.step_scheduler import StepScheduler
 
 
 def make_schedule(
@@ -66,6 +51,8 @@ def make_schedule(
         ScheduleError: a request can never run with these settings, or there are arrivals but no step times.
     """
     _check(requests, settings, step_time)
+    if settings.pool is not None and not settings.pool.keeps_all:
+        return StepScheduler(requests, settings, step_time, observe).run()
     return _Scheduler(requests, settings, step_time, observe).run()
 
 
@@ -87,7 +74,7 @@ def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: Ste
         )
     # The last generated token is never computed.
     needed = -(-(longest - 1) // settings.block_size) + 1
-    if settings.num_blocks is not None and settings.num_blocks < needed:
+    if settings.pool is None and settings.num_blocks is not None and settings.num_blocks < needed:
         raise ScheduleError(
             f"a request of {longest} tokens takes {needed} blocks of {settings.block_size} tokens, the engine's own "
             f"included; there are {settings.num_blocks}"

@@ -15,9 +15,9 @@ def step_work(
 ) -> StepWork:
     """Work of each segment's steps on one of `ranks` devices that share every matrix evenly.
 
-    A step reads all weights, but of the experts only those that its tokens are expected to use, and the KV of the
-    earlier tokens that its own tokens attend to. Logits are computed once per sequence, even if its prompt is not
-    complete. Communication between devices takes no time here.
+    A step reads all weights, but of the experts only those that its tokens are expected to use, the KV of the earlier
+    tokens that its own tokens attend to, and the states of its sequences, which it also writes. Logits are computed
+    once per sequence, even if its prompt is not complete. Communication between devices takes no time here.
 
     Args:
         segments: of a schedule.
@@ -26,20 +26,27 @@ def step_work(
         ranks: devices that share the model.
         taken_in: requests that the engine takes in before the first step, or in each segment.
     """
-    per_token, (reach,) = facts.bytes_per_token(kv_cache_dtype), facts.uniform().reaches
-    looked_back_at = segments.decode_kv_tokens - segments.decode_seqs
-    looked_back_at = looked_back_at + segments.prefill_kv_tokens - segments.prefill_tokens
     tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
-    pairs = segments.decode_kv_tokens * float(reach.decode_pair_flops)
-    pairs = pairs + segments.prefill_attended_tokens * float(reach.prefill_pair_flops)
+    element = facts.kv_dtype_bytes(kv_cache_dtype)
+    # A state is read and written once per step.
+    read = sequences * (2.0 * facts.state_bytes())
+    computed = tokens * float(facts.state_flops)
+    read_more = computed_more = 0.0  # per further step of a run and decoding sequence
+    for reach in facts.reaches:
+        near = segments.within(reach.limit, reach.chunked)
+        read = read + near.looked_back * float(reach.kv_elements * element)
+        computed = computed + near.decode_kv_tokens * float(reach.decode_pair_flops)
+        computed = computed + near.prefill_attended_tokens * float(reach.prefill_pair_flops)
+        if reach.limit is None:
+            read_more, computed_more = float(reach.kv_elements * element), float(reach.decode_pair_flops)
     decoding = segments.decode_seqs.astype(float)
     return StepWork.of(
         segments.steps.astype(float),
         {
             "weight_bytes": facts.step_weight_bytes(tokens.astype(float)) / ranks,
-            "kv_bytes": looked_back_at * (per_token / ranks),
+            "kv_bytes": read / ranks,
             "matrix_flops": matrix_flops(facts, tokens.astype(float), sequences.astype(float)) / ranks,
-            "attention_flops": pairs / ranks,
+            "attention_flops": computed / ranks,
             "layers": float(facts.layers),
             "activation_bytes": tokens * activation_bytes_per_token(facts, ranks),
             "sequences": sequences.astype(float),
@@ -47,8 +54,8 @@ def step_work(
             "requests": np.where((np.arange(len(segments)) == 0) | (np.ndim(taken_in) == 1), taken_in, 0.0),
         },
         {
-            "kv_bytes": decoding * (per_token / ranks),
-            "attention_flops": decoding * (float(reach.decode_pair_flops) / ranks),
+            "kv_bytes": decoding * (read_more / ranks),
+            "attention_flops": decoding * (computed_more / ranks),
         },
     )
 

@@ -11,6 +11,7 @@ from workflow_scripts.predict.compute_capability import why_gpu_is_refused
 from workflow_scripts.predict.engine_memory import GIB, CapacityError, EngineSettings, Term, batch_of
 from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
 from workflow_scripts.predict.kv_capacity import predict_capacity
+from workflow_scripts.predict.kv_groups import kv_pool
 from workflow_scripts.predict.schedule import SchedulerSettings
 
 DEFAULT_UTILIZATION = 0.92  # vLLM 0.32's own; 0.9 before
@@ -94,7 +95,7 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
     """The scheduler of vLLM with these settings.
 
     Raises:
-        UnpredictableError: what the settings do is not modelled.
+        UnpredictableError: what the settings do is not modelled, or how vLLM plans the KV cache of such layers.
     """
     if knobs.drafts:
         raise UnpredictableError("speculative decoding: which drafted tokens are accepted is not known beforehand")
@@ -104,14 +105,19 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
         raise UnpredictableError("tensor_parallel_size above 1: ranks that share a CPU are not modelled")
     engine = engine_settings(knobs, gpu)
     batch = batch_of(engine, facts, gpu)
+    try:
+        pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
+    except ModelFactsError as e:
+        raise UnpredictableError(str(e)) from None
     scheduler = SchedulerSettings(
         max_num_seqs=batch.max_num_seqs,
         max_num_batched_tokens=batch.max_num_batched_tokens,
-        block_size=engine.block_size,
+        block_size=engine.block_size if pool is None else pool.block_size,
         max_model_len=batch.max_model_len,
         enable_prefix_caching=engine.enable_prefix_caching,
         enable_chunked_prefill=knobs.enable_chunked_prefill is not False,
         async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
+        pool=pool,
     )
     return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager)
 

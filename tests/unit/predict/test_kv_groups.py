@@ -159,9 +159,12 @@ def test_kinds_of_nearly_equal_numbers_form_one_group_each():
     assert [(len(group.layers), group.slots) for group in groups] == [(12, 13), (13, 13)]
 
 
-def test_chunks_are_kept_like_all_tokens():
+def test_chunks_are_given_back_as_versions_do():
     config = GPT_OSS | {"model_type": "llama4_text", "intermediate_size_mlp": 64, "attention_chunk_size": 128}
-    assert len(pool_of(config).groups) == 1
+    assert len(pool_of(config, vllm_version="0.12").groups) == 1
+    now = pool_of(config)
+    assert [(group.kind, len(group.layers)) for group in now.groups] == [("chunks of 128", 9)] * 3 + [("full", 9)]
+    assert now.blocks_per_request(40960) == 3 * -(-(128 + 2 * 8192) // 16) + 40960 // 16
 
 
 def test_a_window_keeps_the_tokens_of_every_batch_in_flight():

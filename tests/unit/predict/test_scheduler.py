@@ -16,8 +16,9 @@ from workflow_scripts.predict.schedule import (
     ScheduleError,
     SchedulerSettings,
     Segments,
+    StepRun,
 )
-from workflow_scripts.predict.scheduler import StepRun, make_schedule
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.workloads.request import Request
 
 SETTINGS = SchedulerSettings(

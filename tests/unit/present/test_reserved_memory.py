@@ -36,7 +36,7 @@ def report(results: Results, tmp_path: Path) -> Report:
     measured = cells.loc[cells["repeat"].notna(), ["cell_id", "start", "repeat"]].assign(
         layout="paged", source="measured"
     )
-    held = measured.assign(slots_held_mean=150.0, tokens_held_mean=100.0)
+    held = measured.assign(slots_held_mean=150.0, tokens_held_mean=100.0, layer_kind=None)
     what_if = held.assign(layout="block_size_whatif", source="predicted", slots_held_mean=1000.0)
     pd.concat([held, what_if]).to_parquet(tmp_path / "waste.parquet")
     root = results.root

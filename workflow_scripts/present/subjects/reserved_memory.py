@@ -58,7 +58,8 @@ def medians(cells: pd.DataFrame) -> pd.DataFrame:
 def kv_reserved_and_used(tables: Tables) -> Plot:
     """Bytes reserved at the peak, held by requests and used by tokens, one line per cell."""
     waste = tables.need("waste")
-    known = _known(tables.need("cells")).merge(waste[waste["source"] == "measured"], on=REPEAT)
+    of_engines = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
+    known = _known(tables.need("cells")).merge(of_engines, on=REPEAT)
     known = known.assign(held_bytes=known["used_bytes"] * known["slots_held_mean"] / known["tokens_held_mean"])
     rows = known.groupby(_PLACES, sort=False)[list(DRAWN)].median().dropna().reset_index()
     if rows.empty:
@@ -132,7 +133,7 @@ SUBJECT = Subject(
             kv_reserved_and_used,
             {
                 "cells": [*REPEAT, *_VALUES.values()],
-                "waste": [*REPEAT, "slots_held_mean", "tokens_held_mean", "source"],
+                "waste": [*REPEAT, "layer_kind", "slots_held_mean", "tokens_held_mean", "source"],
             },
             Caption(
                 shows="Bytes of keys and values, one line per cell: the maximum that the engine reserved, what "

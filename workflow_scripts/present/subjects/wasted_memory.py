@@ -1,6 +1,6 @@
 """How much of the memory reserved for keys and values held no token."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -9,7 +9,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from workflow_scripts.present.blocks import Block
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
+from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
@@ -30,6 +32,8 @@ LEVEL: Mapping[str, Layout] = {
     "contiguous_max_model_len": Layout("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
     "contiguous_request_length": Layout("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
     "padded_batch": Layout("padded static batch (predicted)", COLOURS[4], (0, (5, 1.5))),
+    "paged_own_pages": Layout("paged, pages of each layer's own (predicted)", COLOURS[5], (0, (5, 1.5))),
+    "paged_every_token": Layout("paged, every layer keeps all (predicted)", COLOURS[6], (0, (5, 1.5))),
     "hf_dynamic_cache": Layout("HF dynamic cache (measured)", COLOURS[2], "-"),
     "hf_static_cache": Layout("HF static cache (measured)", COLOURS[7], "-"),
 }
@@ -38,6 +42,7 @@ LEVEL: Mapping[str, Layout] = {
 def waste_by_block_size(tables: Tables) -> Plot:
     """Share of the reserved KV memory that held no token, by block size, beside other layouts."""
     waste = tables.need("waste")
+    waste = waste[waste["layer_kind"].isna()]
     cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
     rows = waste.merge(cells, on="cell_id")
     if rows.empty:
@@ -101,6 +106,28 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_ylim(0, 100)
 
 
+_BY_KIND_OF_LAYER = TablePart(
+    "waste",
+    {
+        "cell_id": "Cell",
+        "layer_kind": "Layers",
+        "layout": "Layout",
+        "tokens_held_mean": "Tokens needed",
+        "slots_held_mean": "Slots held",
+        "waste_pct": "Memory without tokens (%)",
+        "source": "Source",
+    },
+    "Waste by kind of layer, in tokens of all layers, medians over repeats",
+    lambda waste: medians_by_cell(waste[waste["layer_kind"].notna()], "layout", "layer_kind"),
+)
+
+
+def _by_kind_of_layer(report: Report) -> Iterator[Block]:
+    """The table of kinds of layers, for models that have several."""
+    if report.tables.need("waste")["layer_kind"].notna().any():
+        yield from _BY_KIND_OF_LAYER(report)
+
+
 SUBJECT = Subject(
     id="waste",
     title="Memory waste by block size",
@@ -109,16 +136,20 @@ SUBJECT = Subject(
         FigurePart(
             "waste_by_block_size",
             waste_by_block_size,
-            {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
+            {"waste": [*REPEAT, "layout", "layer_kind", "block_size", "waste_pct", "source"]},
             Caption(
                 shows="The share of the memory reserved for keys and values that held no token, over the time of a "
                 "repeat, against the block size. Dots are the layout that the engine had. All other layouts are "
                 "computed for the same requests at the same times: other block sizes, one contiguous stretch per "
                 "request, and padded static batches. For HuggingFace, its own caches were measured. Marks and lines "
-                "are medians over all cells and repeats of a panel; bars and bands are the range.",
+                "are medians over all cells and repeats of a panel; bars and bands are the range. For a model with "
+                "windows or states there are two other layouts: every layer with attention keeps all tokens, and pages "
+                "have each layer's own size.",
                 reading="With blocks, only the end of each sequence's last block is empty. So the share grows with the "
                 "block size, and it is large if sequences are short. A contiguous stretch of max-model-len wastes "
-                "whatever a request does not use.",
+                "whatever a request does not use. With windows, a token that no later token looks at counts as "
+                "empty. So the distance between the dot and the line of layers that keep all is what windows save, and "
+                "its distance to the line of own pages is what pages of equal bytes and groups of equal size cost.",
                 not_shown="Wasted memory costs speed only if it keeps requests waiting. A small share with tiny blocks "
                 "is no reason to choose them: kernels read larger blocks with less effort, and engines refuse some "
                 "sizes.",
@@ -136,7 +167,10 @@ SUBJECT = Subject(
                 "source": "Source",
             },
             "Waste in the layouts that engines had, medians over repeats",
-            lambda waste: medians_by_cell(waste[waste["source"] == "measured"], "layout"),
+            lambda waste: medians_by_cell(
+                waste[(waste["source"] == "measured") & waste["layer_kind"].isna()], "layout"
+            ),
         ),
+        _by_kind_of_layer,
     ],
 )

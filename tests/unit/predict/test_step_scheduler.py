@@ -1,0 +1,134 @@
+"""Schedules of layers of several kinds, worked out by hand. An integration test compares them with vLLM's."""
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow_scripts.physics.layer_groups import KvGroup
+from workflow_scripts.predict.kv_groups import KvPool
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings, Segments
+from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.predict.step_scheduler import StepScheduler
+
+ALL, STATE = None, 0
+
+
+def pool(*reaches: int | None, state_blocks: int = 1, in_flight_tokens: int = 64) -> KvPool:
+    groups = tuple(KvGroup("layers", (number,), 1, reach) for number, reach in enumerate(reaches))
+    return KvPool(groups, 1, 4, state_blocks, in_flight_tokens)
+
+
+def settings_of(*reaches: int | None, caching: bool = False, state_blocks: int = 1) -> SchedulerSettings:
+    return SchedulerSettings(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        block_size=4,
+        max_model_len=64,
+        enable_prefix_caching=caching,
+        async_scheduling=False,
+        pool=pool(*reaches, state_blocks=state_blocks),
+    )
+
+
+def one(prompt: int, output: int) -> RequestLengths:
+    return RequestLengths(np.array([prompt]), np.array([output]))
+
+
+@pytest.mark.parametrize(
+    ("reaches", "held"),
+    [
+        # Before the 11th token the first block lies behind the window of 4, before the 12th the second.
+        ((4,), [3, 2, 1, 2, 2, 2]),
+        ((4, ALL), [6, 5, 4, 6, 6, 6]),
+        ((ALL, STATE), [4, 4, 4, 5, 5, 5]),
+    ],
+)
+def test_blocks_of_each_kind_of_layer(reaches: tuple[int | None, ...], held: list[int]) -> None:
+    schedule = make_schedule(one(10, 6), settings_of(*reaches))
+    assert schedule.segments.blocks_held.tolist() == held
+    assert schedule.peak_blocks_held == max(held)
+
+
+def test_what_tokens_look_at_within_a_window_and_a_chunk() -> None:
+    chunks = KvGroup("chunks", (1,), 1, 4, chunked=True)
+    both = KvPool((KvGroup("window", (0,), 1, 3), chunks), 1, 4, 1, 64)
+    segments = make_schedule(one(6, 3), replace(settings_of(ALL), pool=both)).segments
+    # A prompt of 6 tokens, and the 7th and 8th: windows hold 3 of them, chunks the 5th to the 8th.
+    window, chunk = segments.within(3, False), segments.within(4, True)
+    assert window.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 3 + 3 + 3, 0, 0]
+    assert (window.decode_kv_tokens.tolist(), window.looked_back.tolist()) == ([0, 3, 3], [0, 2, 2])
+    assert chunk.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4 + 1 + 2, 0, 0]
+    assert (chunk.decode_kv_tokens.tolist(), chunk.looked_back.tolist()) == ([0, 3, 4], [0, 2, 3])
+    assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
+    with pytest.raises(ScheduleError, match="does not tell what layers with a window"):
+        make_schedule(one(6, 3), replace(settings_of(), pool=None)).segments.within(3, False)
+
+
+def test_with_prefix_caching_a_prompt_ends_a_chunk_where_its_state_can_be_found_again() -> None:
+    segments = make_schedule(one(10, 2), settings_of(ALL, STATE, caching=True, state_blocks=2)).segments
+    assert segments.prefill_tokens.tolist() == [8, 2, 0]
+    # Mamba-2 layers leave that state behind, which takes a block.
+    left = make_schedule(one(10, 2), settings_of(ALL, STATE, caching=True, state_blocks=3)).segments
+    assert (left.prefill_tokens.tolist(), left.blocks_held.tolist()) == ([10, 0], [5, 4])
+
+
+def test_a_prompt_goes_on_from_the_state_at_the_end_of_the_text_that_it_shares() -> None:
+    shares = {"prefix_id": np.array([0, 0]), "prefix_tokens": np.array([9, 9])}
+    two = RequestLengths(np.array([10, 10]), np.array([1, 1]), **shares)
+    in_turn = replace(settings_of(ALL, STATE, caching=True, state_blocks=2), max_num_seqs=1)
+    assert make_schedule(two, in_turn).cached_tokens.tolist() == [0, 8]
+    # A window of 4 tokens, too, is only kept there; a state that is being made is not yet used.
+    assert make_schedule(two, replace(in_turn, pool=pool(ALL, 4))).cached_tokens.tolist() == [0, 8]
+    together = make_schedule(two, replace(in_turn, max_num_seqs=2))
+    assert (together.first_step.tolist(), together.cached_tokens.tolist()) == ([0, 2], [0, 8])
+
+
+def test_too_few_blocks_for_one_request_are_refused() -> None:
+    # 15 computed tokens: 4 blocks that keep all, 1 for the state.
+    least = replace(settings_of(ALL, STATE), num_blocks=6)
+    assert make_schedule(one(10, 6), least).peak_blocks_held == 5
+    with pytest.raises(ScheduleError, match="16 tokens takes more blocks than the 4 of 4 tokens"):
+        make_schedule(one(10, 6), replace(least, num_blocks=5))
+
+
+lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths, st.integers(1, 64), st.integers(0, 12), st.booleans(), st.booleans())
+def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(
+    rows: list[tuple[int, int, int]], tokens: int, spare: int, is_async: bool, caching: bool
+) -> None:
+    prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
+    shared = np.minimum(prompts, shared)
+    requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+    dense = SchedulerSettings(4, tokens, 4, 64, 12 + spare, caching, async_scheduling=is_async)
+    expected = make_schedule(requests, dense)
+    found = StepScheduler(requests, replace(dense, pool=pool(ALL)), None, None).run()
+    for name, values in asdict(expected.segments).items():
+        if name in ("steps", "decode_kv_tokens", "blocks_held", "idle_s"):
+            continue  # a run of steps has those of its first step
+        assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
+    for name in ("first_step", "first_token_step", "last_token_step", "preemptions", "cached_tokens"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+    assert found.peak_blocks_held == expected.peak_blocks_held
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths, st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
+def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(
+    rows: list[tuple[int, int, int]], reaches: tuple[int | None, ...], caching: bool
+) -> None:
+    prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
+    shared = np.minimum(prompts, shared)
+    requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+    free = make_schedule(requests, settings_of(*reaches, caching=caching, state_blocks=2 if caching else 1))
+    assert free.needs_blocks is not None
+    again = make_schedule(requests, replace(free.settings, num_blocks=free.needs_blocks))
+    assert again.needs_blocks == free.needs_blocks
+    for name in Segments.__dataclass_fields__:
+        assert np.array_equal(getattr(free.segments, name), getattr(again.segments, name)), name
+    assert free.segments.sampled_tokens.sum() == outputs.sum()

@@ -1,0 +1,336 @@
+"""KV blocks of a pool that layers of several kinds share, block by block: who holds which, and what each holds.
+
+Each group of layers (`predict.kv_groups`) has a table of blocks for each request. Layers that keep all tokens have a
+block for each `block_size` tokens. Those with a window give back the blocks behind it. Those with a state have the
+block of the latest state, and with prefix caching those of former states from which a later prompt may go on.
+(vllm/v1/core/single_type_kv_cache_manager.py and kv_cache_coordinator.py of vLLM 0.32.)
+
+Where all layers keep all tokens, `predict.kv_blocks` comes to the same by counting, which is much faster.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from workflow_scripts.predict.kv_groups import KvPool
+
+# What a block holds: the number of its group, whose tokens, and which block of these tokens.
+Content = tuple[int, int, int]
+
+
+class Owner(Protocol):
+    """What a table must know of a request.
+
+    `prompt`, `tokens`, `computed`: tokens of its prompt, known so far, and computed. `in_flight`: computed in steps
+    that still run. `junction`: up to where its prompt is known to be shared beyond what was found, or 0.
+    """
+
+    index: int
+    prompt: int
+    tokens: int
+    computed: int
+    in_flight: int
+    junction: int
+
+    def owner(self, block: int) -> int:
+        """Whose tokens a block of its text holds: a shared text's, or its own."""
+
+
+class Block:
+    """A block that a request holds, or that keeps its content until it is needed."""
+
+    __slots__ = ("content", "users")
+
+    def __init__(self) -> None:
+        self.content: Content | None = None
+        self.users = 1
+
+
+class Blocks:
+    """The free and the kept blocks of one device. Those that keep nothing are counted, and used first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.most_filled = 0
+        self.evicted = False
+        # What was put there in the step that is being planned: no state can be taken from it yet.
+        self.new: set[Content] = set()
+        self._empty = capacity
+        self._kept: OrderedDict[Block, None] = OrderedDict()
+        self._holders: dict[Content, dict[Block, None]] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be taken."""
+        return self._empty + len(self._kept)
+
+    @property
+    def held(self) -> int:
+        """Blocks that requests hold."""
+        return self.capacity - self.free
+
+    def find(self, content: Content) -> Block | None:
+        """A block with this content."""
+        return next(iter(self._holders.get(content, ())), None)
+
+    def take(self) -> Block:
+        """A block without content: an empty one, or the one that was given back first."""
+        if self._empty:
+            self._empty -= 1
+            self.most_filled = max(self.most_filled, self.capacity - self._empty)
+        else:
+            block, _ = self._kept.popitem(last=False)
+            self.forget(block)
+            self.evicted = True
+        return Block()
+
+    def share(self, block: Block) -> None:
+        """Give a block to one more request."""
+        if not block.users:
+            del self._kept[block]
+        block.users += 1
+
+    def release(self, blocks: Iterable[Block | None]) -> None:
+        """Take blocks back; of those that keep their content, the first is used again first."""
+        for block in blocks:
+            if block is not None:
+                block.users -= 1
+                if not block.users and block.content is None:
+                    self._empty += 1
+                elif not block.users:
+                    self._kept[block] = None
+
+    def keep(self, block: Block, content: Content) -> None:
+        """Note what a block holds."""
+        if block.content is None:
+            block.content = content
+            self._holders.setdefault(content, {})[block] = None
+        assert block.content == content
+
+    def forget(self, block: Block) -> None:
+        """A block no longer holds what it held."""
+        if block.content is not None:
+            holders = self._holders[block.content]
+            del holders[block]
+            if not holders:
+                del self._holders[block.content]
+            block.content = None
+
+
+class Table:
+    """Blocks of a group of layers that keep all tokens, or with `reach` only a window or the current chunk of them."""
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
+        self.number = number
+        self.reach, self.chunked = pool.groups[number].reach, pool.groups[number].chunked
+        self.block_size = pool.block_size
+        self.most = pool.blocks_of_group(pool.groups[number], max_model_len)
+        self.blocks = blocks
+        self.of: dict[int, list[Block | None]] = {}
+        self.kept: dict[int, int] = {}  # blocks of a request up to which contents are noted
+
+    def skipped(self, tokens: int) -> int:
+        """Blocks at the beginning that are not needed once `tokens` tokens are computed."""
+        if self.reach is None:
+            return 0
+        if self.chunked:
+            return tokens // self.reach * self.reach // self.block_size
+        return max(0, tokens - self.reach + 1) // self.block_size
+
+    def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        """Free blocks that it takes to compute the tokens from `start` to before `end`; `whole`: at any one time."""
+        required = -(-end // self.block_size)
+        if whole:
+            required = min(required, self.most)
+        held, skipped = len(self.of.get(r.index, ())), self.skipped(start)
+        new = max(0, required - max(skipped, len(found) + held))
+        return new + _unused(found[max(0, skipped - held) :])
+
+    def too_new(self, found: Sequence[Block | None]) -> bool:
+        """Whether what was found is being made in the same step, and cannot be used in it."""
+        return False
+
+    def give_back(self, r: Owner, processed: int) -> None:
+        """Give back what no token after the first `processed` ones looks at."""
+        table = self.of.get(r.index, [])
+        for place in range(min(self.skipped(processed), len(table)) - 1, -1, -1):
+            if table[place] is None:
+                return
+            self.blocks.release([table[place]])
+            table[place] = None
+
+    def adopt(self, r: Owner, found: Sequence[Block | None], start: int) -> None:
+        """Give a request the blocks that were found, as far as it needs them."""
+        skipped = self.skipped(start)
+        used = found[skipped:]
+        for block in used:
+            if block is not None:
+                self.blocks.share(block)
+        table: list[Block | None] = [None] * skipped
+        self.of[r.index] = table + list(used)
+        self.kept[r.index] = len(self.of[r.index])
+
+    def extend(self, r: Owner, end: int) -> None:
+        """Take blocks for all tokens before `end`."""
+        table = self.of.setdefault(r.index, [])
+        table.extend(self.blocks.take() for _ in range(-(-end // self.block_size) - len(table)))
+
+    def keep(self, r: Owner, tokens: int) -> None:
+        """Note the contents of the full blocks among `tokens` computed tokens, where a later prompt may begin."""
+        table, full = self.of[r.index], tokens // self.block_size
+        for place in range(self.kept.get(r.index, 0), full):
+            block = table[place]
+            if block is not None and self.may_be_found(r, place):
+                self.blocks.keep(block, self.content(r, place))
+        self.kept[r.index] = max(full, self.kept.get(r.index, 0))
+
+    def content(self, r: Owner, place: int) -> Content:
+        """What a block of a request holds when it is full."""
+        return self.number, r.owner(place), place
+
+    def may_be_found(self, r: Owner, place: int) -> bool:
+        """Whether a later prompt may go on from here: of a window, at the prompt's end or where texts part."""
+        if self.reach is None or self.chunked:
+            return True
+        ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
+        return any(end - self.window_blocks <= place < end for end in ends)
+
+    @property
+    def window_blocks(self) -> int:
+        """Full blocks that a window may reach back to."""
+        assert self.reach is not None
+        return -(-(self.reach - 1) // self.block_size)
+
+    def free(self, r: Owner) -> None:
+        """Give back all blocks of a request, the last first."""
+        self.kept.pop(r.index, None)
+        self.blocks.release(reversed(self.of.pop(r.index, [])))
+
+
+class StateTable(Table):
+    """Blocks of a group of layers with a state, without prefix caching: one per request."""
+
+    def skipped(self, tokens: int) -> int:
+        """None: the state is overwritten."""
+        return 0
+
+    def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        """One block, when the request begins."""
+        return 1 - len(self.of.get(r.index, ()))
+
+    def extend(self, r: Owner, end: int) -> None:
+        """Take the block."""
+        if not self.of.get(r.index):
+            self.of[r.index] = [self.blocks.take()]
+
+
+class KeptStateTable(Table):
+    """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again.
+
+    A step writes its state to a new block if it passes the end of one, and the former one is given back later. With
+    `checkpoints`, a prefill also leaves the state at the last block's end behind (Mamba-2 since vLLM 0.32).
+    """
+
+    def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
+        super().__init__(number, pool, max_model_len, blocks)
+        self.checkpoints = pool.state_blocks > 2
+        self.former: dict[int, int] = {}  # place of the state before the latest
+        self.given_back: dict[int, int] = {}
+        self.checkpoint: dict[int, int] = {}  # place of the state that the planned chunk leaves behind
+
+    def skipped(self, tokens: int) -> int:
+        """All blocks but that of the latest state."""
+        return max(0, tokens - 1) // self.block_size
+
+    def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
+        """At most one block for the state, and one for what a prefill leaves behind."""
+        held, required = self.of.get(r.index, []), -(-end // self.block_size)
+        place = required - 2
+        leaves = (
+            self.checkpoints
+            and end >= max(r.prompt, r.tokens - 1)
+            and leaves_a_state(start, end, self.block_size)
+            and (place >= len(held) or held[place] is None)
+        )
+        if leaves and not whole:
+            self.checkpoint[r.index] = place
+        elif not whole:
+            self.checkpoint.pop(r.index, None)
+        return min(required - len(found) - len(held), 1 + leaves) + _unused(found)
+
+    def too_new(self, found: Sequence[Block | None]) -> bool:
+        """Whether the state that was found is that of a step that has not run."""
+        return bool(found) and found[-1] is not None and found[-1].content in self.blocks.new
+
+    def give_back(self, r: Owner, processed: int) -> None:
+        """Give back states before the latest two."""
+        table = self.of.get(r.index, [])
+        last = min(self.skipped(processed), len(table))
+        for place in range(last - 1, self.given_back.get(r.index, 0) - 1, -1):
+            self._drop(table, place)
+        self.given_back[r.index] = max(last, self.given_back.get(r.index, 0))
+        former = self.former.get(r.index)
+        if former is not None and former < -(-processed // self.block_size) - 1:
+            self._drop(table, former)
+
+    def _drop(self, table: list[Block | None], place: int) -> None:
+        self.blocks.release([table[place]])
+        table[place] = None
+
+    def extend(self, r: Owner, end: int) -> None:
+        """Take blocks for the state after `end` tokens, and for what a prefill leaves behind."""
+        table, required = self.of.setdefault(r.index, []), -(-end // self.block_size)
+        leaves = r.index in self.checkpoint
+        if required > len(table) or leaves:
+            if table:
+                self.former[r.index] = len(table) - 1
+            table.extend([None] * (required - 1 - leaves - len(table)))
+            table.extend(self.blocks.take() for _ in range(required - len(table)))
+
+    def keep(self, r: Owner, tokens: int) -> None:
+        """Note which states can be found again."""
+        before = self.kept.get(r.index, 0)
+        super().keep(r, tokens)
+        at_end = (r.prompt - 1) // self.block_size - 1  # the last place from which the same prompt can go on
+        table = self.of[r.index]
+        if (left := self.checkpoint.get(r.index)) is not None:
+            block = table[left]
+            assert block is not None  # taken for this chunk
+            if left not in (at_end, r.junction // self.block_size - 1):
+                self.blocks.forget(block)
+            elif block.content is None:
+                self.blocks.keep(block, self.content(r, left))
+                self.blocks.new.add(self.content(r, left))
+        elif tokens // self.block_size - 1 == at_end >= 0 and at_end < len(table):
+            block = table[at_end]
+            if block is not None:
+                self.blocks.keep(block, self.content(r, at_end))
+                self.blocks.new.add(self.content(r, at_end))
+        for block in table[before : self.kept[r.index]]:
+            if block is not None and block.content is not None:
+                self.blocks.new.add(block.content)
+
+    def may_be_found(self, r: Owner, place: int) -> bool:
+        """Whether this is the state at the end of the prompt's last block, or where texts part."""
+        return place + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
+
+    def free(self, r: Owner) -> None:
+        """Give back all blocks of a request."""
+        super().free(r)
+        for places in (self.former, self.given_back, self.checkpoint):
+            places.pop(r.index, None)
+
+
+def leaves_a_state(start: int, end: int, block_size: int) -> bool:
+    """Whether a chunk of a prompt passes the end of a block after its first, so that it can leave that state behind.
+
+    >>> leaves_a_state(0, 33, 32), leaves_a_state(0, 32, 32), leaves_a_state(8, 70, 32)
+    (True, False, False)
+    """
+    last = (end - 1) // block_size * block_size
+    return start % block_size == 0 and start + block_size <= last
+
+
+def _unused(found: Sequence[Block | None]) -> int:
+    """Blocks that count as free until a request adopts them."""
+    return sum(block is not None and not block.users for block in found)

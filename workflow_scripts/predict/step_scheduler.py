@@ -1,0 +1,335 @@
+"""The schedule of a model whose layers are of several kinds, made step by step.
+
+The rules are those of `predict.scheduler`. But blocks are given back behind a window, states end chunks of prompts at
+the ends of blocks, and what the prefix cache finds depends on every group of layers. So each step visits each running
+request, as vLLM does: the cost grows with the tokens.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workflow_scripts.physics.formulas import attended_tokens
+from workflow_scripts.predict.block_tables import leaves_a_state
+from workflow_scripts.predict.kv_blocks import UNLIMITED
+from workflow_scripts.predict.layered_pool import LayeredPool
+from workflow_scripts.predict.schedule import (
+    IntArray,
+    LayeredSegments,
+    RequestLengths,
+    Schedule,
+    ScheduleError,
+    SchedulerSettings,
+    Segments,
+    StepRun,
+    StepTime,
+    Within,
+)
+
+_WORK = [name for name in Segments.__dataclass_fields__ if name not in ("steps", "idle_s")]
+
+# A request that lost its blocks so often with no other running, and without a new token, never ends. What remains in
+# the prefix cache may help it after a few times.
+_HOPELESS = 100
+
+
+class _Request:
+    """A request. `tokens`: of its prompt and of the answer as far as it is known. `awaited`: tokens of the answer that
+    steps still make. `stale`: of `in_flight`, computed before its blocks were taken away.
+    """
+
+    def __init__(self, index: int, prompt: int, output: int, text: int, shared_blocks: int) -> None:
+        self.index = index
+        self.prompt = self.tokens = prompt
+        self.last = prompt + output
+        self.text, self.shared_blocks = text, shared_blocks
+        self.computed = self.in_flight = self.stale = self.awaited = self.junction = 0
+        self.runs = self.is_prefill = False
+        # How often it lost its blocks with no other running, and how many tokens were known then.
+        self.lost = self.lost_at = 0
+
+    def owner(self, block: int) -> int:
+        """Whose tokens a block of its text holds: a shared text's, or its own."""
+        return self.text if block < self.shared_blocks else -1 - self.index
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The work of one step: computed tokens of each request, and whether it makes a token of the answer."""
+
+    step: int
+    work: list[tuple[_Request, int, bool]]
+    end_s: float
+
+
+class StepScheduler:
+    """The engine's state between steps. The arguments are those of `make_schedule`."""
+
+    def __init__(
+        self,
+        requests: RequestLengths,
+        settings: SchedulerSettings,
+        step_time: StepTime | None,
+        observe: Callable[[StepRun], None] | None,
+    ) -> None:
+        assert settings.pool is not None
+        self.settings, self.pool = settings, settings.pool
+        self.block_size = settings.pool.block_size
+        capacity = UNLIMITED if settings.num_blocks is None else settings.num_blocks - 1
+        self.kv = LayeredPool(settings.pool, capacity, settings.max_model_len, caching=settings.enable_prefix_caching)
+        count = len(requests)
+        self.shares = settings.enable_prefix_caching and requests.prefix_id is not None
+        text = requests.prefix_id if requests.prefix_id is not None else np.full(count, -1)
+        shared = requests.prefix_tokens if requests.prefix_tokens is not None else np.zeros(count, np.int64)
+        columns = (requests.prompt_tokens, requests.output_tokens, text, shared // self.block_size)
+        self.coming = deque(
+            _Request(index, *values)
+            for index, values in enumerate(zip(*(column.tolist() for column in columns), strict=True))
+        )
+        self.arrivals = [0.0] * count if requests.arrival_s is None else requests.arrival_s.tolist()
+        self.step_time, self.observe = step_time, observe
+        self.waiting: deque[_Request] = deque()
+        self.running: list[_Request] = []
+        self.someone_ended = False  # the engine tells this in a step, even if it has no work
+        self.now_s = self.free_s = 0.0
+        self.step = 0
+
+        self.first_step, self.first_token_step, self.last_token_step = ([-1] * count for _ in range(3))
+        self.preemptions, self.cached_tokens = [0] * count, [0] * count
+        self.peak_blocks_held = 0
+        self.columns = {name: array("q") for name in _WORK}
+        reaches = [(group.reach, group.chunked) for group in self.pool.groups if group.reach]
+        self.near = {reach: tuple(array("q") for _ in range(3)) for reach in dict.fromkeys(reaches)}
+        self.idle_s = array("d")
+
+    def run(self) -> Schedule:
+        """Schedule steps until all requests have ended."""
+        depth = 2 if self.settings.async_scheduling else 1
+        batches: deque[_Batch] = deque()
+        while True:
+            while self.coming and self.arrivals[self.coming[0].index] <= self.now_s:
+                self.waiting.append(self.coming.popleft())
+            if self.waiting or self.running or self.someone_ended:
+                self.someone_ended = False
+                batch = self._plan()
+                if not batch.work and not batches and self.waiting and not self.running:
+                    raise ScheduleError(_too_few(self.waiting[0], self.kv))  # nothing will change
+                batches.appendleft(batch)
+                if len(batches) < depth:
+                    continue
+            elif not batches:
+                if not self.coming:
+                    return self._schedule()
+                self.now_s = self.arrivals[self.coming[0].index]
+                continue
+            batch = batches.pop()
+            self.now_s = max(self.now_s, batch.end_s)
+            for work in batch.work:
+                self._computed(batch.step, *work)
+
+    def _plan(self) -> _Batch:
+        """Put the next step together."""
+        self.kv.blocks.new.clear()
+        decoding = {request.index for request in self.running if not request.is_prefill}
+        scheduled, preempted = self._schedule_running()
+        if not preempted:
+            scheduled = scheduled | self._admit(self.settings.max_num_batched_tokens - sum(scheduled.values()))
+        self.peak_blocks_held = max(self.peak_blocks_held, self.kv.blocks.held)
+        work = []
+        for request, tokens in scheduled.items():
+            request.computed += tokens
+            request.in_flight += tokens
+            request.is_prefill = request.computed < request.tokens + request.awaited
+            if self.settings.async_scheduling and not request.is_prefill:
+                request.awaited += 1
+            work.append((request, tokens, not request.is_prefill))
+        if not work:
+            return _Batch(self.step, [], self.now_s)
+        batch = _Batch(self.step, work, self._record(work, decoding, preempted))
+        self.step += 1
+        return batch
+
+    def _schedule_running(self) -> tuple[dict[_Request, int], list[_Request]]:
+        """Give running requests their blocks; return the tokens of each in this step, and who lost its blocks."""
+        scheduled: dict[_Request, int] = {}
+        preempted: list[_Request] = []
+        budget, turn = self.settings.max_num_batched_tokens, 0
+        while turn < len(self.running) and budget:
+            request = self.running[turn]
+            turn += 1
+            if request.awaited and request.computed + 2 - request.awaited >= request.last:
+                continue  # its last token is being made
+            tokens = min(request.tokens + request.awaited - request.computed, budget)
+            tokens = self._aligned(request, request.computed, tokens)
+            if not tokens:
+                continue
+            while not self.kv.allocate(request, tokens):
+                victim = self.running.pop()
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is request:
+                    return scheduled, preempted
+            scheduled[request] = tokens
+            budget -= tokens
+        return scheduled, preempted
+
+    def _admit(self, budget: int) -> dict[_Request, int]:
+        """Admit waiting requests, first come, first served; return the tokens of each in this step."""
+        admitted: dict[_Request, int] = {}
+        while budget and self.waiting and len(self.running) < self.settings.max_num_seqs:
+            request = self.waiting[0]
+            found, start = self.kv.find(request)
+            tokens = request.tokens - start
+            if tokens > budget and not self.settings.enable_chunked_prefill:
+                break
+            tokens = self._aligned(request, start, min(tokens, budget))
+            if not tokens or not self.kv.allocate(request, tokens, found, start):
+                break
+            self.running.append(self.waiting.popleft())
+            request.runs = True
+            if self.first_step[request.index] < 0:
+                self.first_step[request.index] = self.step
+                self.cached_tokens[request.index] = start
+            request.computed = start
+            admitted[request] = tokens
+            budget -= tokens
+        return admitted
+
+    def _aligned(self, request: _Request, start: int, tokens: int) -> int:
+        """Tokens of a chunk, cut where a state is to be kept (`_mamba_block_aligned_split` in vLLM's scheduler)."""
+        prefill_end = max(request.prompt, request.tokens - 1)
+        if not self.kv.keeps_states or start >= prefill_end:
+            return tokens
+        size, end = self.block_size, start + tokens
+        # Where a chunk leaves its state behind, it need not stop.
+        leaves = self.kv.leaves_states and end >= prefill_end and leaves_a_state(start, prefill_end, size)
+        if end < prefill_end and (end // size * size > start or size <= self.settings.max_num_batched_tokens):
+            end = end // size * size
+        stops = [0 if leaves else (request.tokens - 1) // size * size]
+        if start % size and not leaves:
+            stops.append((start // size + 1) * size)
+        if start < request.junction < end:
+            stops.append(start + (request.junction - start) // size * size)
+        return max(0, min((stop for stop in stops if start < stop < end), default=end) - start)
+
+    def _preempt(self, request: _Request) -> None:
+        self.kv.free(request)
+        if not self.running:
+            request.lost = request.lost + 1 if request.lost_at == request.tokens else 0
+            request.lost_at = request.tokens
+            if request.lost > _HOPELESS:
+                raise ScheduleError(_too_few(request, self.kv))
+        request.runs = False
+        request.computed = request.awaited = 0
+        request.stale = request.in_flight
+        self.preemptions[request.index] += 1
+        self.waiting.appendleft(request)
+
+    def _computed(self, step: int, request: _Request, tokens: int, makes_token: bool) -> None:
+        """A step has computed tokens of a request."""
+        request.in_flight -= tokens
+        is_stale = request.stale > 0
+        request.stale -= tokens if is_stale else 0
+        if not makes_token:
+            return
+        if request.tokens == request.prompt:
+            self.first_token_step[request.index] = step
+        request.tokens += 1
+        if self.settings.async_scheduling:
+            request.awaited -= 0 if is_stale else 1
+            if request.runs:
+                self.kv.keep(request, request.computed - request.awaited)
+        if request.tokens == request.last:
+            self.last_token_step[request.index] = step
+            self.someone_ended = True
+            (self.running if request.runs else self.waiting).remove(request)
+            self.kv.free(request)
+
+    def _record(self, work: list[tuple[_Request, int, bool]], decoding: set[int], preempted: list[_Request]) -> float:
+        """Note what a step does; return when it ends."""
+        row = dict.fromkeys(_WORK, 0)
+        for request, tokens, makes_token in work:
+            end = request.computed
+            if request.index in decoding:
+                row["decode_seqs"] += 1
+                row["decode_kv_tokens"] += end
+            else:
+                row["prefill_seqs"] += 1
+                row["prefill_tokens"] += tokens
+                row["prefill_kv_tokens"] += end
+                row["prefill_attended_tokens"] += (2 * end - tokens + 1) * tokens // 2
+            row["sampled_tokens"] += makes_token
+        self._note_near(work, decoding)
+        row |= {
+            "running_seqs": len(self.running),
+            "waiting_seqs": len(self.waiting),
+            "blocks_held": self.kv.blocks.held,
+        }
+        for name, value in row.items():
+            self.columns[name].append(value)
+        if self.observe is not None:
+            running, waiting, lost = (
+                [request.index for request in group] for group in (self.running, self.waiting, preempted)
+            )
+            scheduled = {request.index: tokens for request, tokens, _ in work}
+            self.observe(StepRun(1, running, waiting, scheduled, lost, [self.kv.blocks.held]))
+        if self.step_time is None:
+            self.idle_s.append(0.0)
+            return self.now_s
+        start_s = max(self.free_s, self.now_s)
+        self.idle_s.append(start_s - self.free_s)
+        self.free_s = start_s + float(self.step_time(self._segments(last=1))[0])
+        return self.free_s
+
+    def _note_near(self, work: list[tuple[_Request, int, bool]], decoding: set[int]) -> None:
+        """Note what the step's tokens look at in layers with a window or chunks."""
+        for (limit, chunked), columns in self.near.items():
+            attended = read = pairs = 0
+            for request, tokens, _ in work:
+                end, start = request.computed, request.computed - tokens
+                if request.index in decoding:
+                    kept = start % limit + 1 if chunked else min(end, limit)
+                    attended, read = attended + kept, read + kept - 1
+                else:
+                    read += start % limit if chunked else min(start, limit - 1)
+                    pairs += int(attended_tokens(end, limit, chunked) - attended_tokens(start, limit, chunked))
+            for column, value in zip(columns, (attended, read, pairs), strict=True):
+                column.append(value)
+
+    def _segments(self, last: int) -> LayeredSegments:
+        """The `last` steps."""
+
+        def end(column: Sequence[int]) -> IntArray:
+            return np.array(column[-last:], dtype=np.int64)
+
+        return LayeredSegments(
+            steps=np.ones(last, np.int64),
+            **{name: end(column) for name, column in self.columns.items()},
+            idle_s=np.array(self.idle_s[-last:]),
+            near={reach: Within(*map(end, columns)) for reach, columns in self.near.items()},
+        )
+
+    def _schedule(self) -> Schedule:
+        filled = self.kv.blocks.most_filled if self.shares else 0
+        depends_on_blocks = self.kv.short or any(self.preemptions) or (self.shares and self.kv.blocks.evicted)
+        per_request = {
+            name: np.array(getattr(self, name), dtype=np.int64)
+            for name in ("first_step", "first_token_step", "last_token_step", "preemptions", "cached_tokens")
+        }
+        return Schedule(
+            self.settings,
+            self._segments(last=self.step),
+            **per_request,
+            peak_blocks_held=self.peak_blocks_held,
+            needs_blocks=None if depends_on_blocks else max(self.peak_blocks_held, self.kv.most_asked, filled) + 1,
+        )
+
+
+def _too_few(request: _Request, kv: LayeredPool) -> str:
+    return (
+        f"a request of {request.last} tokens takes more blocks than the {kv.blocks.capacity} of {kv.block_size} tokens "
+        "that the engine gives out"
+    )
