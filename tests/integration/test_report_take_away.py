@@ -79,6 +79,11 @@ def test_every_table_is_saved_as_csv_markdown_and_latex(tab: Tab, report: Path, 
     assert lines.splitlines()[1] == "| --- | --- | ---: | --- |"
     assert "&lt;script>" in lines
     assert len(lines.splitlines()) == len(cells) + 2
+    saved = tab.download(f"{table}.querySelectorAll('.save button')[2]", tmp_path)
+    assert saved.suffix == ".tex"
+    assert saved.read_text(encoding="utf-8").startswith(
+        "\\begin{tabular}{llrl}\n\\toprule\nOutcome & Reason & Cells & "
+    )
 
 
 def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_rows(
@@ -102,7 +107,7 @@ def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_ro
     assert png_size(tab.download(button("#view-explore", "PNG"), tmp_path))[0] == 3 * width
     assert tab.evaluate("document.querySelectorAll('#view-explore tbody tr').length") == 50
     rows = rows_of(tab.download(button("#view-explore", "CSV"), tmp_path))
-    assert len(rows) == 1 + 77
+    assert len(rows) == 1 + 79
     # Numbers are plain.
     assert all(float(row[4]) > 0 for row in rows[1:] if row[4])
 

@@ -143,6 +143,7 @@ class Engine:
         self.new_token = itertools.count(1_000_000)  # no two are the same
         self.live: dict[str, Any] = {}
         self.cached_tokens: dict[int, int] = {}
+        self.recomputed_tokens: Counter[int] = Counter()
 
     def run(self) -> Iterator[Step]:
         """All steps that compute something."""
@@ -216,6 +217,8 @@ class Engine:
                 work["prefill_tokens"] += tokens
                 work["prefill_kv_tokens"] += end
                 work["prefill_attended_tokens"] += sum(range(end - tokens + 1, end + 1))
+            if name in output.scheduled_cached_reqs.resumed_req_ids:
+                self.recomputed_tokens[int(name)] += request.num_tokens - (end - tokens)
             work["sampled_tokens"] += not request.is_prefill_chunk
             self.cached_tokens.setdefault(int(name), end - tokens)
         running = [int(request.request_id) for request in self.scheduler.running]
@@ -386,6 +389,8 @@ def compare(engine_config: Any, cases: Iterable[Case]) -> Counter[str]:
         assert schedule.cached_tokens.tolist() == [engine.cached_tokens[index] for index in range(len(requests))]
         preemptions = [engine.live[str(index)].num_preemptions for index in range(len(requests))]
         assert schedule.preemptions.tolist() == preemptions
+        recomputed = [engine.recomputed_tokens[index] for index in range(len(requests))]
+        assert schedule.recomputed_tokens.tolist() == recomputed
         seen += Counter(
             cases=1,
             steps=len(ours),

@@ -94,6 +94,12 @@ SCHEMA = table_schema(
     columns("kv_cache_usage_peak kv_cache_usage_mean", NUMBER, "share of KV blocks in use, 0 to 1"),
     columns("preemptions", INTEGER, "requests that lost their blocks and were recomputed"),
     columns(
+        "recomputed_tokens",
+        INTEGER,
+        "tokens that preempted requests computed again; null if there were preemptions and the engine has no prefix "
+        "cache, because vLLM then does not count them",
+    ),
+    columns(
         "draft_tokens accepted_draft_tokens",
         NUMBER,
         "tokens drafted by speculative decoding, and how many of them were accepted; null without it, but "
@@ -410,6 +416,7 @@ def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
 
 def _derived(t: pd.DataFrame) -> pd.DataFrame:
     wall_s = t["wall_s"].where(t["wall_s"] > 0)
+    preemptions = t["preemptions"].fillna(t["preemptions_counted"])
     started = pd.to_datetime(t["start_unix_s"], unit="s", utc=True).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
     # The first and last sample are up to a tenth of a second inside the repeat.
     energy_j = (t["energy_j"] * wall_s / t["sampled_s"]).where(t["sampled_s"] >= _LEAST_SAMPLED * wall_s)
@@ -429,7 +436,8 @@ def _derived(t: pd.DataFrame) -> pd.DataFrame:
         # The engine's own token count if it prints one; on hybrid models it is not blocks times block size.
         kv_cache_tokens=t["kv_cache_tokens"].fillna(t["num_gpu_blocks"] * t["block_size_effective"]),
         started_at=started,
-        preemptions=t["preemptions"].fillna(t["preemptions_counted"]),
+        preemptions=preemptions,
+        recomputed_tokens=t["recomputed_tokens"].where((t["prefix_cache_queries"] > 0) | (preemptions == 0)),
     ).drop(columns=list(_USED_UP))
 
 

@@ -26,15 +26,24 @@ from workflow_scripts.study.study_file import Study
 
 # Quantity -> whether a cell is flagged if this quantity is outside its band. Latencies of single requests depend on the
 # order within a step, which no band covers.
-QUANTITIES = {"output_tokens_per_s": True, "total_tokens_per_s": False, "ttft_s_p50": False, "tpot_s_p50": False}
+QUANTITIES = {
+    "output_tokens_per_s": True,
+    "total_tokens_per_s": False,
+    "ttft_s_p50": False,
+    "tpot_s_p50": False,
+    "preemptions": False,
+    "recomputed_tokens": False,
+    "prefix_cache_hit_rate": False,
+}
 
 # (engine, model, device, max-num-seqs) -> tokens per s.
 Rates = Mapping[tuple[str, str, str, float], float]
 
 SCHEMA = table_schema(
     "predictions",
-    "Predicted and measured values of each cell of the plan; one row per cell and quantity (`output_tokens_per_s`, "
-    "`total_tokens_per_s`, `ttft_s_p50`, `tpot_s_p50`). docs/plan.md says how predictions are made.",
+    "Predicted and measured values of each cell of the plan; one row per cell and quantity "
+    f"({', '.join(f'`{name}`' for name in QUANTITIES)}). "
+    "The last three follow from the schedule alone and have no band. docs/plan.md says how predictions are made.",
     columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
     columns("quantity", TEXT, "a column of the cells table"),
     columns(
@@ -96,7 +105,8 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     """
     found = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
-    plan = plan.assign(published=[found.get(point, np.nan) for point in points])
+    cached = plan["cached_tokens"] / plan["prompt_tokens"].where(plan["prompt_tokens"] > 0)
+    plan = plan.assign(prefix_cache_hit_rate=cached, published=[found.get(point, np.nan) for point in points])
     measured = counted(cells).groupby("cell_id")[[*QUANTITIES, "running_peak"]].median()
     became = cells.drop_duplicates("cell_id").set_index("cell_id")[["outcome", "reason"]]
     table = plan.join(measured.add_prefix("measured_"), on="cell_id").join(became, on="cell_id")
@@ -107,7 +117,8 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
 
 
 def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    predicted, low, high = (table[name].astype(float) for name in (quantity, f"{quantity}_low", f"{quantity}_high"))
+    names = [quantity, f"{quantity}_low", f"{quantity}_high"]
+    predicted, low, high = (column.astype(float) for _, column in table.reindex(columns=names).items())
     measured = table[f"measured_{quantity}"].astype(float)
     surprise = _surprise(table) if QUANTITIES[quantity] else pd.Series(None, index=table.index, dtype="string")
     if QUANTITIES[quantity]:
@@ -121,7 +132,9 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         high=high,
         measured=measured,
         error_pct=100 * (predicted / measured.where(measured > 0) - 1),
-        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"].astype(float),
+        band_pct=table["ttft_error_pct" if quantity.startswith("ttft") else "error_pct"]
+        .astype(float)
+        .where(high.notna()),
         flagged=surprise.notna(),
         why=surprise,
         running_peak_predicted=table["running_peak"].astype(float),

@@ -128,6 +128,7 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "waiting_peak": groups["waiting"].max(),
+            "recomputed_tokens": groups["recomputed_tokens"].sum(min_count=1),
             "kv_cache_usage_peak": groups["kv_cache_usage"].max(),
             "kv_cache_usage_mean": mean_over_time("kv_cache_usage"),
             "kv_tokens_live_mean": mean_over_time("kv_tokens_live"),

@@ -88,6 +88,14 @@ class VllmKnobs(Knobs):
             said="{} GiB of KV cache",
         ),
     ] = None
+    num_gpu_blocks_override: Annotated[
+        Annotated[
+            int,
+            Field(ge=2, description="blocks of the KV cache, of which vLLM keeps one; replaces the number that fit"),
+        ]
+        | None,
+        Knob("pool", value_in="num_gpu_blocks", limits="kv_cache", reserves="amount", said="{} KV blocks"),
+    ] = None
     speculative_method: Annotated[
         Literal["ngram", "draft_model"] | None, Knob("spec", argument="speculative_config.method")
     ] = None

@@ -72,6 +72,7 @@ class Step(TypedDict, total=False):
     preempted: int
     prefix_queries: int
     prefix_hits: int
+    recomputed_tokens: int
     kv_tokens_live: int
     kv_slots_reserved: int
     kv_bytes_reserved: int

@@ -224,6 +224,7 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
         "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
         "prefix_queries": getattr(prefix, "queries", 0),
         "prefix_hits": getattr(prefix, "hits", 0),
+        "recomputed_tokens": getattr(prefix, "preempted_queries", 0) - getattr(prefix, "preempted_hits", 0),
     }
 
 

@@ -56,6 +56,7 @@ STEP_COLUMNS = {
     "preempted": "Int64",
     "prefix_queries": "Int64",
     "prefix_hits": "Int64",
+    "recomputed_tokens": "Int64",
     "kv_tokens_live": "Int64",
     "kv_slots_reserved": "Int64",
     "kv_bytes_reserved": "Int64",

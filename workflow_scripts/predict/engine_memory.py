@@ -78,6 +78,7 @@ class EngineSettings:
     max_num_batched_tokens: int | None = None
     enforce_eager: bool = False
     kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
     vllm_version: str = "0.32.0"
     enable_prefix_caching: bool = True
     usage: Literal["server", "offline"] = "server"

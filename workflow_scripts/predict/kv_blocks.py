@@ -44,7 +44,7 @@ class BlockPool:
         self.block_size = block_size
         self.caching = caching
         self.shared_contents = shared_contents
-        self.evicted_shared = False
+        self.evicted_shared = 0  # blocks of shared texts
         self.most_filled = 0
         self._empty = capacity
         self._evictable: OrderedDict[int | SharedBlock, int] = OrderedDict()
@@ -77,7 +77,7 @@ class BlockPool:
                 self._forget(owner)
 
     def _forget(self, block: SharedBlock) -> None:
-        self.evicted_shared = True
+        self.evicted_shared += 1
         holders = self._holders[block.content]
         holders.remove(block)
         if not holders:

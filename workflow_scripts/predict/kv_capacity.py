@@ -103,7 +103,10 @@ def _of_rank(
     else:
         pages = f"{per_block // pool.page_bytes} layers of a group x pages of {pool.page_bytes:,} bytes"
         how = f"{pages}, {pool.block_size} tokens in a page of attention; {len(pool.groups)} groups"
-    memory = memory_terms(facts, gpu, settings, rank, log_gib)
+    if given := settings.num_gpu_blocks_override:
+        memory = {"available_kv_cache": Term(given * per_block, "bytes", "num_gpu_blocks_override x bytes_per_block")}
+    else:
+        memory = memory_terms(facts, gpu, settings, rank, log_gib)
     blocks = formulas.num_blocks(memory["available_kv_cache"].value, per_block)
     return {
         "pipeline_rank": Term(rank.index, "rank", f"fewest blocks of {settings.pipeline_parallel_size}"),

@@ -201,7 +201,11 @@ class Schedule:
     `first_token_step`, `last_token_step`: the steps that generate its first and its last token.
     `preemptions`: how often its blocks were taken away; all its tokens except cached ones are then computed again.
     `cached_tokens`: prompt tokens that it found in the prefix cache when it was first scheduled.
+    `recomputed_tokens`: tokens that it computed because it had been preempted: all of its own so far that it did not
+    find in the prefix cache when it was scheduled again.
 
+    `evicted_blocks`: how often a block of a text that prompts share lost its content to another one; None for pools of
+    several kinds of layers, whose blocks are not told apart.
     `peak_blocks_held`: maximum number of KV blocks that sequences held in any step.
     `needs_blocks`: with at least this many blocks (including the one that the engine reserves) every decision is the
     same; None if it holds only for `settings.num_blocks`, because blocks were short.
@@ -214,6 +218,8 @@ class Schedule:
     last_token_step: IntArray
     preemptions: IntArray
     cached_tokens: IntArray
+    recomputed_tokens: IntArray
+    evicted_blocks: int | None
     peak_blocks_held: int
     needs_blocks: int | None
 

@@ -151,6 +151,7 @@ class _Scheduler:
         self.last_token_step = [-1] * count
         self.preemptions = [0] * count
         self.cached_tokens = [0] * count
+        self.recomputed_tokens = [0] * count
         self.peak_blocks_held = 0
         self.peak_blocks_asked = 0
         self.short_of_blocks = False
@@ -279,6 +280,8 @@ class _Scheduler:
             if self.first_step[request] < 0:
                 self.first_step[request] = self.step
                 self.cached_tokens[request] = start
+            else:
+                self.recomputed_tokens[request] += tokens - start
             chunks.append(_Chunk(request, start, end))
             budget -= end - start
 
@@ -404,6 +407,8 @@ class _Scheduler:
             last_token_step=np.array(self.last_token_step, dtype=np.int64),
             preemptions=np.array(self.preemptions, dtype=np.int64),
             cached_tokens=np.array(self.cached_tokens, dtype=np.int64),
+            recomputed_tokens=np.array(self.recomputed_tokens, dtype=np.int64),
+            evicted_blocks=self.pool.evicted_shared,
             peak_blocks_held=self.peak_blocks_held,
             needs_blocks=self._needs_blocks(),
         )

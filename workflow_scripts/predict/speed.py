@@ -61,6 +61,8 @@ COUNTS = (
     "blocks_peak",
     "preemptions",
     "cached_tokens",
+    "recomputed_tokens",
+    "evicted_blocks",
     "prompts_to_fill",
 )
 SHARES = ("memory_share", "arithmetic_share", "overhead_share")
@@ -197,6 +199,8 @@ def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) ->
         "blocks_peak": found.peak_blocks_held,
         "preemptions": int(found.preemptions.sum()),
         "cached_tokens": int(found.cached_tokens.sum()),
+        "recomputed_tokens": int(found.recomputed_tokens.sum()),
+        "evicted_blocks": found.evicted_blocks,
     }
 
 

@@ -94,6 +94,8 @@ def static_schedule(requests: RequestLengths, batch_size: int) -> Schedule:
         last_token_step=first + requests.output_tokens - 1,
         preemptions=nothing,
         cached_tokens=nothing,
+        recomputed_tokens=nothing,
+        evicted_blocks=0,
         peak_blocks_held=0,
         needs_blocks=0,
     )

@@ -98,7 +98,7 @@ class StepScheduler:
         self.step = 0
 
         self.first_step, self.first_token_step, self.last_token_step = ([-1] * count for _ in range(3))
-        self.preemptions, self.cached_tokens = [0] * count, [0] * count
+        self.preemptions, self.cached_tokens, self.recomputed_tokens = ([0] * count for _ in range(3))
         self.peak_blocks_held = 0
         self.columns = {name: array("q") for name in _WORK}
         reaches = [(group.reach, group.chunked) for group in self.pool.groups if group.reach]
@@ -193,6 +193,8 @@ class StepScheduler:
             if self.first_step[request.index] < 0:
                 self.first_step[request.index] = self.step
                 self.cached_tokens[request.index] = start
+            else:
+                self.recomputed_tokens[request.index] += request.tokens - start
             request.computed = start
             admitted[request] = tokens
             budget -= tokens
@@ -315,14 +317,15 @@ class StepScheduler:
     def _schedule(self) -> Schedule:
         filled = self.kv.blocks.most_filled if self.shares else 0
         depends_on_blocks = self.kv.short or any(self.preemptions) or (self.shares and self.kv.blocks.evicted)
+        of_requests = ("first_step", "first_token_step", "last_token_step", "preemptions", "cached_tokens")
         per_request = {
-            name: np.array(getattr(self, name), dtype=np.int64)
-            for name in ("first_step", "first_token_step", "last_token_step", "preemptions", "cached_tokens")
+            name: np.array(getattr(self, name), dtype=np.int64) for name in (*of_requests, "recomputed_tokens")
         }
         return Schedule(
             self.settings,
             self._segments(last=self.step),
             **per_request,
+            evicted_blocks=None,
             peak_blocks_held=self.peak_blocks_held,
             needs_blocks=None if depends_on_blocks else max(self.peak_blocks_held, self.kv.most_asked, filled) + 1,
         )

@@ -1,6 +1,7 @@
 """What vLLM does with the settings of a cell: its KV capacity, and how it forms steps."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
@@ -32,6 +33,7 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
         enable_prefix_caching=knobs.enable_prefix_caching is not False,
         enforce_eager=bool(knobs.enforce_eager),
         kv_cache_memory_bytes=given_gib * GIB if given_gib else None,
+        num_gpu_blocks_override=knobs.num_gpu_blocks_override,
         usage="server" if isinstance(knobs, VllmServeKnobs) else "offline",
     )
 
@@ -44,7 +46,7 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
         or why_block_size_is_refused(gpu.kind, settings.block_size)
         or _too_long(settings, facts)
     )
-    if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None:
+    if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None and knobs.num_gpu_blocks_override is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
         return record_of_settings(settings, {}, infeasible=refused, unknown=unknown)
     if knobs.draft_model:
@@ -52,6 +54,7 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
         return record_of_settings(settings, {}, infeasible=refused, unknown=unknown)
     try:
         terms = predict_capacity(facts, gpu, settings)
+        refused = refused or _beyond_the_gpu(facts, gpu, settings)
     except CapacityError as e:
         return record_of_settings(settings, {}, infeasible=refused or str(e))
     except ModelFactsError as e:
@@ -63,6 +66,16 @@ def _too_long(settings: EngineSettings, facts: ModelFacts) -> str | None:
     if settings.max_model_len is None or settings.max_model_len <= facts.max_positions:
         return None
     return f"max_model_len {settings.max_model_len} is beyond the model's {facts.max_positions} positions"
+
+
+def _beyond_the_gpu(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> str | None:
+    """Why the blocks asked for do not fit; None if they do, or on a CPU, where nothing limits them but its memory."""
+    asked = settings.num_gpu_blocks_override
+    if asked is None or gpu.kind == "cpu":
+        return None
+    terms = predict_capacity(facts, gpu, replace(settings, num_gpu_blocks_override=None, gpu_memory_utilization=1.0))
+    fit = max(0, int(terms["num_blocks"].value))
+    return None if asked <= fit else f"num_gpu_blocks_override {asked} is beyond the {fit} blocks that fit on the GPU"
 
 
 def _too_small(terms: Mapping[str, Term]) -> str | None:
@@ -80,7 +93,7 @@ def record_of_settings(
     settings: EngineSettings, terms: Mapping[str, Term], *, infeasible: str | None = None, unknown: str | None = None
 ) -> Record:
     """The record of an engine with these settings."""
-    given = settings.kv_cache_memory_bytes is not None
+    given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
     return capacity_record(
         terms,
         block_size=settings.block_size,

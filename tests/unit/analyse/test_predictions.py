@@ -3,7 +3,7 @@ import pytest
 import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.predictions import main, predictions_table, published_rates
+from workflow_scripts.analyse.predictions import QUANTITIES, main, predictions_table, published_rates
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
@@ -23,6 +23,8 @@ def plan_of(cells, **columns):
         full_share=0.5,
         prompts_to_fill=np.nan,
         infeasible=None,
+        cached_tokens=np.nan,
+        prompt_tokens=np.nan,
     )
     for name, value in {
         "output_tokens_per_s": 100,
@@ -60,6 +62,17 @@ def test_only_output_rates_are_flagged():
     assert (rows.loc["ttft_s_p50", "band_pct"], rows.loc["tpot_s_p50", "band_pct"]) == (50, 25)
     assert not rows["flagged"].any()
     assert rows.loc["total_tokens_per_s", "measured"] == 400
+
+
+def test_what_follows_from_the_schedule_is_compared_too():
+    cells = cell({"max_num_seqs": 1}, [100, 100], preemptions=4, recomputed_tokens=90, prefix_cache_hit_rate=0.25)
+    measured = table(cells)
+    plan = plan_of(measured, preemptions=4, recomputed_tokens=100, cached_tokens=30, prompt_tokens=100)
+    rows = predictions_table(measured, plan).set_index("quantity")
+    assert rows.loc["preemptions", ["predicted", "measured", "error_pct"]].tolist() == [4, 4, 0]
+    assert rows.loc["recomputed_tokens", ["predicted", "measured"]].tolist() == [100, 90]
+    assert rows.loc["prefix_cache_hit_rate", ["predicted", "measured"]].tolist() == [0.3, 0.25]
+    assert rows.loc["preemptions", ["low", "high", "band_pct"]].isna().all()
 
 
 def test_a_cell_that_did_not_run_or_is_of_another_definition_was_not_measured():
@@ -132,7 +145,7 @@ def test_the_command_writes_the_table(tmp_path):
     ]
     assert main([str(option) for option in options]) == 0
     rows = read_table(out)
-    assert len(rows) == 4
+    assert len(rows) == len(QUANTITIES)
     assert rows["measured"].iloc[0] == 100
 
 

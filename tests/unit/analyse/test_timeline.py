@@ -195,6 +195,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
             "time_s": [0.0, 1.0, 4.0],
             "waiting": [3, 2, 0],
             "kv_cache_usage": [0.1, 0.2, 0.6],
+            "recomputed_tokens": [None, 5, 7],
             "kv_tokens_live": [None, None, None],
             "kv_slots_reserved": [10, 20, 40],
             "kv_bytes_reserved": [10, 20, 40],
@@ -202,6 +203,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
     )
     facts = only(step_facts(steps, NOT_KNOWN))
     assert facts["waiting_peak"] == 3
+    assert facts["recomputed_tokens"] == 12
     assert facts["kv_cache_usage_peak"] == 0.6
     assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
     assert facts["kv_slots_reserved_mean"] == pytest.approx((20 * 1 + 40 * 3) / 4)
@@ -218,6 +220,7 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
             "repeat": 0,
             "time_s": [0.5, 0.0, 1.0, 0.1, 0.0],
             "waiting": [0, 2, 7, 1, 5],
+            "recomputed_tokens": None,
             "kv_cache_usage": [0.5, 0.9, 0.4, 0.1, 0.2],
             "kv_tokens_live": [30.0, 10.0, None, 20.0, None],
             "kv_slots_reserved": [64, 64, 8, 64, 8],
@@ -237,7 +240,7 @@ def test_the_first_step_lasts_from_when_a_request_was_scheduled() -> None:
     # Prompts are read in 3 s, then two steps of 1 s; of the other cell nothing is known.
     steps = pd.DataFrame({"cell_id": ["c"] * 3 + ["d"] * 3, "start": 1, "repeat": 0, "time_s": [3.5, 4.5, 5.5] * 2})
     held = ["kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"]
-    steps = steps.assign(waiting=0, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
+    steps = steps.assign(waiting=0, recomputed_tokens=None, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
     facts = step_facts(steps, began({("c", 1, 0): 0.5, ("d", 1, 0): None}))
     assert facts.loc[("c", 1, 0), "kv_tokens_live_mean"] == pytest.approx((10 * 3 + 20 + 30) / 5)
     assert facts.loc[("d", 1, 0), "kv_bytes_reserved_mean"] == pytest.approx((20 + 30) / 2)
@@ -245,7 +248,7 @@ def test_the_first_step_lasts_from_when_a_request_was_scheduled() -> None:
 
 def test_one_step_has_peaks_and_no_mean() -> None:
     step = {"time_s": 1.0, "waiting": 1, "kv_cache_usage": 0.5, "kv_tokens_live": 1.0, "kv_slots_reserved": 2.0}
-    step |= {"kv_bytes_reserved": 8.0}
+    step |= {"kv_bytes_reserved": 8.0, "recomputed_tokens": 0}
     steps = pd.DataFrame([{"cell_id": "c", "start": 1, "repeat": 0} | step])
     facts = only(step_facts(steps, NOT_KNOWN))
     assert facts["waiting_peak"] == 1

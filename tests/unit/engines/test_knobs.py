@@ -26,6 +26,7 @@ VLLM: dict[str, Any] = {
     "enforce_eager": True,
     "attention_backend": "FLASH_ATTN",
     "cpu_kv_cache_gib": 1,
+    "num_gpu_blocks_override": 65,
     "speculative_method": "draft_model",
     "num_speculative_tokens": 4,
     "speculative_model": "smollm-135m",
@@ -33,7 +34,7 @@ VLLM: dict[str, Any] = {
 LOAD = {"request_rate_per_s": 2.0, "ramp_to_per_s": 4.0, "burstiness": 0.5, "users": 7}
 OF_VLLM = (
     "bs16-seqs8-tokens512-len256-util0.9-pc1-cp0-kvfp8-quantawq-tp2-pp3-eager1-attnFLASH_ATTN-cpukv1"
-    "-specdraft_model-draft4-bysmollm-135m"
+    "-pool65-specdraft_model-draft4-bysmollm-135m"
 )
 LOOKUP = {
     "speculative_method": "ngram",
@@ -75,7 +76,7 @@ def test_the_hash_of_a_definition_sees_the_same_settings() -> None:
         {engine: load_engines()[engine].knobs.model_validate(s).set_values() for engine, s, _ in SLUGS[2:]}
     )
     canonical = json.dumps(json.loads(settings), sort_keys=True)
-    assert hashlib.sha256(canonical.encode()).hexdigest()[:12] == "39a86618d5d3"
+    assert hashlib.sha256(canonical.encode()).hexdigest()[:12] == "d6267267db5f"
 
 
 def test_a_field_without_a_description_is_refused_by_name() -> None:

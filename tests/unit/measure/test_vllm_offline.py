@@ -58,6 +58,9 @@ SCHEDULER_STATS["0.32.0"] = SCHEDULER_STATS["0.25.1"] | {
     "num_kv_fetch_reqs_by_stage": {},
     "iteration_details": None,
     "ec_connector_stats": None,
+    "prefix_cache_stats": SimpleNamespace(
+        reset=False, requests=1, queries=64, hits=48, preempted_requests=1, preempted_queries=37, preempted_hits=32
+    ),
 }
 VERSIONS = sorted(REQUEST_STATS)
 
@@ -88,6 +91,7 @@ def test_a_step_has_what_the_scheduler_did(version: str) -> None:
         "preempted": 1,
         "prefix_queries": 64,
         "prefix_hits": 48,
+        "recomputed_tokens": {"0.25.1": 0, "0.32.0": 5}[version],
     }
 
 

@@ -75,6 +75,24 @@ def test_every_knob_that_takes_memory_or_gives_it_is_passed_on(knobs):
     assert record["num_blocks"] == terms["num_blocks"].value != predict()["num_blocks"]
 
 
+def test_blocks_that_the_study_gives_replace_those_that_fit():
+    record = predict(num_gpu_blocks_override=1025, max_model_len=4096)
+    assert (record["num_blocks"], record["kv_cache_tokens"]) == (1025, 1025 * 16)
+    assert record["kv_cache_bytes"] == 1025 * record["bytes_per_block"]
+    assert (record["gpu_memory_utilization"], record["infeasible"]) == (None, None)
+    assert record["how"]["kv_cache_bytes"] == "num_gpu_blocks_override x bytes_per_block"
+    # 4,096 tokens take 256 blocks, and the engine keeps one.
+    assert predict(num_gpu_blocks_override=257, max_model_len=4096)["infeasible"] is None
+    assert "are 256 blocks, too few" in predict(num_gpu_blocks_override=256, max_model_len=4096)["infeasible"]
+    beyond = predict(num_gpu_blocks_override=40_000, max_model_len=4096)["infeasible"]
+    assert re.fullmatch(r"num_gpu_blocks_override 40000 is beyond the 3\d{4} blocks that fit on the GPU", beyond)
+
+
+def test_blocks_are_known_on_a_cpu_if_the_study_gives_them():
+    record = predict("cpu-all", TINY, num_gpu_blocks_override=65, block_size=32, max_model_len=256)
+    assert (record["num_blocks"], record["unknown"]) == (65, None)
+
+
 def test_what_a_study_leaves_out_has_the_engines_own_defaults():
     record = predict()
     assert (record["block_size"], record["gpu_memory_utilization"]) == (16, 0.92)

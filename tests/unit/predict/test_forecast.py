@@ -113,6 +113,7 @@ def test_blocks_bind_where_memory_is_short(tmp_path):
     record = one(tmp_path, workload, gpu="l40s", knobs={"block_size": 16, "max_num_seqs": 256})
     assert record["bound_by"] == "kv_blocks"
     assert record["preemptions"] > 0
+    assert record["recomputed_tokens"] >= 900 * record["preemptions"]
     assert record["blocks_peak"] == record["num_blocks"] - 1
     assert record["prompts_to_fill"] is None
 

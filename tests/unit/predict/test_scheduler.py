@@ -135,6 +135,7 @@ def test_the_last_that_runs_gives_its_blocks() -> None:
     assert scheduled(requests, settings) == expected
     schedule = make_schedule(requests, settings)
     assert schedule.preemptions.tolist() == [0, 1]
+    assert schedule.recomputed_tokens.tolist() == [0, 3]
     assert schedule.first_step.tolist() == [0, 0]
     assert schedule.first_token_step.tolist() == [0, 0]
     assert schedule.last_token_step.tolist() == [3, 6]
@@ -148,8 +149,10 @@ def test_what_was_preempted_finds_what_is_left_of_it() -> None:
     settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=5, enable_prefix_caching=True)
     # In step 3 the second has two full blocks and gives both; the first request takes one, of the later tokens.
     assert scheduled(lengths((2, 4), (2, 4)), settings) == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {1: 3}]
+    assert make_schedule(lengths((2, 4), (2, 4)), settings).recomputed_tokens.tolist() == [0, 3]
     uncached = replace(settings, enable_prefix_caching=False)
     assert scheduled(lengths((2, 4), (2, 4)), uncached)[-1] == {1: 5}
+    assert make_schedule(lengths((2, 4), (2, 4)), uncached).recomputed_tokens.tolist() == [0, 5]
 
 
 def test_a_token_on_its_way_when_its_request_is_preempted_counts() -> None:
@@ -196,11 +199,12 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed() -> None:
     requests = lengths((10, 1), (14, 1), (10, 1), prefix_id=[0, -1, 0], prefix_tokens=[8, 0, 8])
     lost = make_schedule(requests, one)
     assert lost.cached_tokens.tolist() == [0, 0, 0]
-    assert lost.needs_blocks is None
+    assert (lost.needs_blocks, lost.evicted_blocks) == (None, 2)
     # With one block more, the second block of the text is evicted and the first one, freed later, is not.
     assert make_schedule(requests, replace(one, num_blocks=6)).cached_tokens.tolist() == [0, 0, 4]
     kept = make_schedule(requests, replace(one, num_blocks=7))
     assert kept.cached_tokens.tolist() == [0, 0, 8]
+    assert kept.evicted_blocks == 0
     assert kept.needs_blocks == 7
 
 
@@ -313,6 +317,9 @@ def test_every_token_is_computed_within_the_limits(case: tuple[RequestLengths, S
     once = requests.prompt_tokens + requests.output_tokens - 1 - schedule.cached_tokens
     assert np.all(computed >= once)
     assert np.all((computed == once) | (schedule.preemptions > 0))
+    again = computed - once
+    assert np.all(schedule.recomputed_tokens >= again)
+    assert np.all((schedule.recomputed_tokens == 0) | (schedule.preemptions > 0))
     assert np.sum(segments.steps * segments.sampled_tokens) == requests.output_tokens.sum()
     assert np.sum(segments.steps * (segments.decode_seqs + segments.prefill_tokens)) == computed.sum()
     assert np.all(segments.steps[segments.prefill_seqs > 0] == 1)

@@ -112,7 +112,14 @@ def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(
         if name in ("steps", "decode_kv_tokens", "blocks_held", "idle_s"):
             continue  # a run of steps has those of its first step
         assert np.repeat(values, expected.segments.steps).tolist() == getattr(found.segments, name).tolist(), name
-    for name in ("first_step", "first_token_step", "last_token_step", "preemptions", "cached_tokens"):
+    for name in (
+        "first_step",
+        "first_token_step",
+        "last_token_step",
+        "preemptions",
+        "cached_tokens",
+        "recomputed_tokens",
+    ):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
     assert found.peak_blocks_held == expected.peak_blocks_held
 

@@ -87,6 +87,14 @@ STUDY = {
             "workload": "chat",
             "knobs": {"block_size": 16, "max_num_seqs": 64, "request_rate_per_s": [1, 4, 16]},
         },
+        {
+            "name": "pressure",
+            "gpu": "h200",
+            "engine": "vllm",
+            "model": "llama-3.1-8b-instruct",
+            "workload": "system-prompt",
+            "knobs": {"block_size": 16, "max_num_seqs": 64, "num_gpu_blocks_override": [257, 1025]},
+        },
     ],
 }
 
@@ -178,7 +186,7 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "kv_cache_usage_peak": 0.02 * seqs / 64,
         "preemptions": 0,
         "block_size_effective": cell.get("knob_block_size"),
-        "num_gpu_blocks": 30_000 * speed,
+        "num_gpu_blocks": cell.get("knob_num_gpu_blocks_override", 30_000 * speed),
         "kv_cache_tokens": 30_000 * speed * 16,
         "max_concurrency": 30_000 * speed * 16 / 4096,
         "memory_used_bytes_max": 60e9,
@@ -337,6 +345,8 @@ def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
         infeasible=np.where(rows["outcome"] == "infeasible", "blocks of that size", None),
         full_share=0.9,
         prompts_to_fill=np.nan,
+        cached_tokens=np.nan,
+        prompt_tokens=np.nan,
     )
     factor = np.where(rows["engine"] == "vllm", 1.05, 0.5)
     for name in QUANTITIES:

@@ -212,7 +212,7 @@ def test_the_trust_strip_counts_cells_and_names_hosts_versions_and_what_interval
     report: Report, tmp_path: Path
 ) -> None:
     trust = dict(first_screen(report).trust)
-    assert re.fullmatch(r"\d+ of 77 measured, \d+ failed \(.*infeasible.*\), 1 invalid, 1 not run yet", trust["Cells"])
+    assert re.fullmatch(r"\d+ of 79 measured, \d+ failed \(.*infeasible.*\), 1 invalid, 1 not run yet", trust["Cells"])
     told = "in brackets: 95 % of further runs, as far as they differ by what varies"
     assert trust["Intervals"].startswith(f"{told} within one start; ")
     assert "of the CPU" in trust["Load by others"]

@@ -254,7 +254,7 @@ def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Pat
     cells.to_parquet(tmp_path / "tables" / "cells.parquet")
     assert results.write_page(tmp_path / "report.html", tmp_path / "tables", tmp_path / "no figures") == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert any("77 cells: 77 missing." in text for text in page.text["p"])
+    assert any("79 cells: 79 missing." in text for text in page.text["p"])
     assert any("no cell recorded how busy its host was" in text for text in page.text["p"])
 
 
