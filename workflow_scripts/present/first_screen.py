@@ -172,7 +172,9 @@ def _simulated(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _cells(report: Report) -> Iterator[tuple[str, str]]:
-    outcomes = report.grid["outcome"]
+    grid = report.grid
+    elsewhere = grid["source"].eq("imported").to_numpy(dtype=bool)
+    outcomes = grid.loc[~elsewhere, "outcome"]
     failed = outcomes[outcomes.isin(_FAILED)].value_counts()
     how = (
         f" ({', '.join(f'{count} {outcome_words(outcome)}' for outcome, count in failed.items())})"
@@ -183,6 +185,8 @@ def _cells(report: Report) -> Iterator[tuple[str, str]]:
     counted.append(f"{outcomes.eq('invalid').sum()} invalid")
     if missing := outcomes.eq("missing").sum():
         counted.append(f"{missing} not run yet")
+    if elsewhere.any():
+        counted.append(f"{elsewhere.sum()} imported from runs elsewhere")
     yield "Cells", ", ".join(counted)
     effects = report.tables.get("effects")
     if effects is not None:

@@ -166,6 +166,17 @@ def test_settings_that_are_tied_are_said_to_be_in_an_order_that_no_mean_decides(
     assert note in said
 
 
+def test_imported_cells_are_not_counted_as_measured(report: Report, tmp_path: Path) -> None:
+    cells = pd.read_parquet(report.tables.folder / "cells.parquet")
+    some = cells["cell_id"].isin(cells.loc[cells["outcome"] == "ok", "cell_id"].unique()[:2])
+    before = dict(first_screen(report).trust)["Cells"]
+    now = changed(report, tmp_path, cells=cells.assign(source=cells["source"].mask(some, "imported")))
+    after = dict(first_screen(now).trust)["Cells"]
+    count = int(before.partition(" ")[0])
+    assert after.startswith(f"{count - 2} of 77 measured, ")
+    assert after.endswith(", 2 imported from runs elsewhere")
+
+
 def test_a_tie_shows_the_range_of_its_settings(report: Report, tmp_path: Path) -> None:
     table = pd.read_parquet(report.tables.folder / "recommendations.parquet")
     first = table["role"].eq("best_throughput") & table["gpu"].eq("h200") & table["workload"].eq("chat")
