@@ -29,6 +29,7 @@ ALL_KNOBS = VllmKnobs(
     enforce_eager=True,
     attention_backend="FLASH_ATTN",
     cpu_kv_cache_gib=4,
+    num_gpu_blocks_override=100,
     speculative_method="ngram",
     num_speculative_tokens=4,
     prompt_lookup_max=3,
@@ -41,7 +42,7 @@ ALL_COMMAND = (
     " --dtype bfloat16 --block-size 32 --max-num-seqs 64 --max-num-batched-tokens 4096 --max-model-len 2048"
     " --gpu-memory-utilization 0.85 --no-enable-prefix-caching --enable-chunked-prefill --kv-cache-dtype fp8"
     " --quantization awq --tensor-parallel-size 2 --pipeline-parallel-size 3 --enforce-eager"
-    " --attention-backend FLASH_ATTN --speculative-config"
+    " --attention-backend FLASH_ATTN --num-gpu-blocks-override 100 --speculative-config"
     """ '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'"""
 )
 
@@ -71,6 +72,7 @@ def test_every_knob_in_the_file():
         "pipeline-parallel-size": 3,
         "enforce-eager": True,
         "attention-backend": "FLASH_ATTN",
+        "num-gpu-blocks-override": 100,
         "speculative-config": {
             "method": "ngram",
             "num_speculative_tokens": 4,
