@@ -205,6 +205,22 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
     assert any("there is no table effects (effects.parquet was not made)" in text for text in absent)
 
 
+def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results: Results, tmp_path: Path) -> None:
+    caption = "Waste by kind of layer, in tokens of all layers, medians over repeats"
+    assert caption not in results.html
+    tables = shutil.copytree(results.root / "tables", tmp_path / "tables")
+    waste = pd.read_parquet(tables / "waste.parquet")
+    by_kind = waste[waste["layout"] == "paged"].assign(layer_kind="sliding window 1024")
+    pd.concat([waste, by_kind]).to_parquet(tables / "waste.parquet")
+    assert results.write_page(tmp_path / "report.html", tables) == 0
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    table = html[html.index(caption) :]
+    assert "sliding window 1024" in table[: table.index("</table>")]
+    waste.drop(columns="layer_kind").to_parquet(tables / "waste.parquet")
+    assert results.write_page(tmp_path / "report.html", tables) == 0
+    assert caption not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
     here = [attributes["id"] for attributes in page.all("section")][1:]
     order = [section.id for section in SUBJECTS]

@@ -39,10 +39,14 @@ LEVEL: Mapping[str, Layout] = {
 }
 
 
+def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count all layers together, which are all rows of a table made before kinds were told apart."""
+    return waste[waste["layer_kind"].isna()] if "layer_kind" in waste else waste
+
+
 def waste_by_block_size(tables: Tables) -> Plot:
     """Share of the reserved KV memory that held no token, by block size, beside other layouts."""
-    waste = tables.need("waste")
-    waste = waste[waste["layer_kind"].isna()]
+    waste = _of_all_layers(tables.need("waste"))
     cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
     rows = waste.merge(cells, on="cell_id")
     if rows.empty:
@@ -124,7 +128,8 @@ _BY_KIND_OF_LAYER = TablePart(
 
 def _by_kind_of_layer(report: Report) -> Iterator[Block]:
     """The table of kinds of layers, for models that have several."""
-    if report.tables.need("waste")["layer_kind"].notna().any():
+    waste = report.tables.need("waste")
+    if len(_of_all_layers(waste)) < len(waste):
         yield from _BY_KIND_OF_LAYER(report)
 
 
@@ -136,7 +141,7 @@ SUBJECT = Subject(
         FigurePart(
             "waste_by_block_size",
             waste_by_block_size,
-            {"waste": [*REPEAT, "layout", "layer_kind", "block_size", "waste_pct", "source"]},
+            {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
             Caption(
                 shows="The share of the memory reserved for keys and values that held no token, over the time of a "
                 "repeat, against the block size. Dots are the layout that the engine had. All other layouts are "
@@ -167,9 +172,7 @@ SUBJECT = Subject(
                 "source": "Source",
             },
             "Waste in the layouts that engines had, medians over repeats",
-            lambda waste: medians_by_cell(
-                waste[(waste["source"] == "measured") & waste["layer_kind"].isna()], "layout"
-            ),
+            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout"),
         ),
         _by_kind_of_layer,
     ],
