@@ -45,9 +45,9 @@ def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: At
     return failed
 
 
-def measure_again(study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> None:
-    """Measure the first cell of a batch once more, to show drift; nothing depends on it."""
-    first, position = batch.starts[0], batch.first_position + len(batch.starts)
+def measure_again(study_file: Path, paths: StudyPaths, batch: Batch, first: CellStart, attempt: Attempt) -> None:
+    """Measure the first cell of a batch that has an outcome once more, to show drift; nothing depends on it."""
+    position = batch.first_position + len(batch.starts)
     print(f"[once more, for drift] {first.cell}", flush=True)
     where = Start(start=first.start, round=batch.round, position=position, again=True)
     status = _measure_one(study_file, paths.again(first.cell, batch.round), paths, first.cell, where, attempt)
@@ -91,11 +91,13 @@ def main(args: Namespace) -> int:
     batch, attempt = read_batch(args.batch), Attempt(args.attempt, args.attempts)
     in_rounds = study.starts.at_most > 1
     failed = measure_batch(args.study, paths, batch, attempt)
+    measured = [one for one in batch.starts if one not in failed]
     if failed:
         print(f"{len(failed)} of {len(batch.starts)} cells have no outcome", file=sys.stderr)
-        return 0 if in_rounds and attempt.last else 1
-    if in_rounds and len(batch.starts) > 1:
-        measure_again(args.study, paths, batch, attempt)
-    if batch.gpu != HERE:
+        if not (in_rounds and attempt.last):
+            return 1
+    if in_rounds and len(measured) > 1:
+        measure_again(args.study, paths, batch, measured[0], attempt)
+    if batch.gpu != HERE and not failed:
         measure_device(batch.gpu, paths.device(batch.gpu))
     return 0

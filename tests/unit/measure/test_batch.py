@@ -74,8 +74,11 @@ def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(
 ) -> None:
     of_several.codes[CELLS[0]] = 1
     assert of_several.measure("--attempts", "2") == 1  # another attempt follows
-    assert of_several.measure("--attempt", "2", "--attempts", "2") == 0
     assert [one["cell"] for one in of_several.called] == [*CELLS]
+    assert of_several.measure("--attempt", "2", "--attempts", "2") == 0
+    # The first cell that was measured shows the drift of what was.
+    assert [(one["cell"], one["again"]) for one in of_several.called[3:]] == [(CELLS[1], True)]
+    assert of_several.called[3]["position"] == "9"
     assert "1 of 3 cells have no outcome" in capsys.readouterr().err
 
 
@@ -88,5 +91,11 @@ def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several: Ro
 
 def test_a_device_that_this_machine_lacks_stops_no_cell_of_another(of_several: Round) -> None:
     of_several.codes[CELLS[0]] = WRONG_DEVICE
+    assert of_several.measure() == 0
+    assert [one["cell"] for one in of_several.called] == [*CELLS, CELLS[1]]
+
+
+def test_one_cell_that_was_measured_shows_no_drift(of_several: Round) -> None:
+    of_several.codes = dict.fromkeys(CELLS, 1) | {CELLS[1]: 0}
     assert of_several.measure() == 0
     assert [one["cell"] for one in of_several.called] == [*CELLS]
