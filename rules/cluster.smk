@@ -72,7 +72,7 @@ def planned_limits_s():
 @cache
 def batch_resources(gpu, key, attempt):
     """Resources of a batch's attempt, for the cells that are still to be measured, if there are any."""
-    batch = read_batch(PATHS.batch(gpu, key))
+    batch = batch_of(gpu, key)
     left = [one.cell for one in batch.starts if not is_current(*one)]
     avoid = [path.name for path in PATHS.wrong_nodes(gpu).glob("*")]
     tries = Attempt(attempt, SITE.attempts)

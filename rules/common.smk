@@ -68,8 +68,8 @@ if PARTIAL:
 # Targets for which it does not matter which devices this machine has.
 MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare", "import"}
 
-# Filled by rules/rounds.smk: the batches of this call, in the order of their rounds.
-BATCHES = []
+# Filled by rules/rounds.smk: the batches of this call by GPU and key, in the order of their rounds.
+BATCHES = {}
 # Filled by rules/cluster.smk: where preparing and calibrating are queued, and rules that need a node.
 PREPARE_RESOURCES = {}
 CALIBRATE = {"resources": {"host_device": 1}, "setup": "", "launcher": "", "gpus": None}

@@ -3,31 +3,46 @@
 The path of a list of ended cells never changes: other inputs would parse and draw everything again.
 """
 
-PENDING = {one.cell.split("/")[0] for batch in BATCHES for one in batch.starts} | set(MEASURED_HERE if DECIDED else ())
-# A call that neither measures nor draws needs no list.
+PENDING = {one.cell.split("/")[0] for batch in BATCHES.values() for one in batch.starts}
+PENDING |= set(MEASURED_HERE if DECIDED else ())
+# GPUs with a list that is missing or does not hold what has ended. A call that neither measures nor draws needs none.
+CHANGED = set()
 if workflow.is_main_process and not (MEASURES_NOTHING - {"partial_report", "compare", "import"}) & set(sys.argv):
-    for gpu in PENDING:
-        # Without its output the job is needed, whatever that was made from.
-        PATHS.ended(gpu).unlink(missing_ok=True)
     for gpu in set(GPUS) - PENDING:
-        write_ended(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS))
+        if not is_list_of(PATHS.ended(gpu), ended_cells([cell for cell in CELLS.values() if cell.gpu == gpu], PATHS)):
+            CHANGED.add(gpu)
 
-if PENDING:
+
+rule begin:
+    """Begin to measure, or to list what has ended. Snakemake's lock refuses the second of two calls that begin."""
+    input:
+        THIS_CALL,
+    output:
+        PATHS.begun,
+    log:
+        PATHS.root / "logs/begin.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "touch {output} 2> {log}"
+
+
+if PENDING | CHANGED:
 
     rule ended_cells:
-        """Which cells of a GPU have ended, once its batches have; for GPUs without a batch the list already exists."""
+        """Which cells of a GPU have ended, once its batches have; for other GPUs the list is right as it is."""
         input:
-            lambda wildcards: markers_with(wildcards.gpu),
+            needed_by_list,
         output:
             PATHS.ended("{gpu}"),
         log:
             PATHS.root / "logs/ended_cells/{gpu}.log",
         wildcard_constraints:
-            gpu=one_of(PENDING),
+            gpu=one_of(PENDING | CHANGED),
         conda:
             "../envs/cpu.conda.yaml"
         params:
-            batches=lambda wildcards, input: [Path(marker).with_suffix(".json") for marker in input],
+            batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
         shell:
             "python -m workflow_scripts list-ended"
             " --study $STUDY"

@@ -50,11 +50,14 @@ rule measure_round:
 
 
 rule measure:
-    """Measure the first start of one cell by its name; nothing asks for it but the command line."""
+    """Measure one cell by its name; nothing asks for it but the command line.
+
+    A cell that has been measured is measured in a further start, and its first one stays.
+    """
     input:
         needed_to_measure,
     output:
-        PATHS.outcome(CELL_PATTERN),
+        update(PATHS.outcome(CELL_PATTERN)),
     log:
         PATHS.cell(CELL_PATTERN) / "measure.log",
     conda:

@@ -3,6 +3,9 @@
 Cells' own records decide what is pending, before the workflow is planned. What is measured together is a batch, one job
 with a marker as its output and not its cells: Snakemake deletes the outputs of a job that fails, and no measurement may
 be lost because another cell of the batch failed. workflow_scripts/study/rounds.py says what a round is.
+
+Reading this file changes no file, because another call may be measuring. The job `begin` is the first of all that
+measure. Snakemake has its lock then, and the batches are written.
 """
 
 import time
@@ -13,25 +16,20 @@ from workflow_scripts.cluster.batches import (
     batches_of_cluster,
     batches_of_machine,
     ended_cells,
-    known_sha256,
+    is_list_of,
+    pending,
     read_batch,
     write_batch,
-    write_ended,
 )
-from workflow_scripts.study.rounds import (
-    Round,
-    ended_starts,
-    interrupted,
-    last_plan,
-    last_round,
-    missing_rounds,
-    only_looks,
-    read_plan,
-)
+from workflow_scripts.study.rounds import Round, ended_starts, forget_plans, read_plan
 
 # The devices whose cells this call can measure.
 MEASURED_HERE = {}
 DECIDED = None
+# Newer than all results, so that `begin` runs in each call, and all that depends on it.
+THIS_CALL = workflow.snakemake_tmp_dir / "call"
+THIS_CALL.touch()
+DRY_RUN = any(re.match("--dry|-[a-zA-Z]*n", word) for word in sys.argv)
 
 
 def marker(gpu, key):
@@ -71,25 +69,24 @@ def plan_rounds(cells, batches_of):
             f"{len(repeated)} cells were measured by another definition or protocol, or did not run, and are measured"
             f" again. The first is {PATHS.outcome(repeated[0])}."
         )
-    OF_ROUND = lambda one: begun(batches_of(one, definitions=definitions()))
-    plan, now_s = last_plan(PATHS), time.time()
-    rest = interrupted(ended(), plan, now_s, cells)
-    rounds = ([rest] if rest else []) + missing_rounds(ended(), cells, STUDY.starts.at_least, now_s)
-    for one in rounds:
-        BATCHES.extend(OF_ROUND(one))
-    has_ended = not rounds and plan and plan.ended and not plan.failed and plan.known == known_sha256(STUDY, PATHS)
-    if STUDY.starts.is_adaptive and cells and not has_ended:
-        DECIDED = 1 + max([last_round(ended()), *(one.number for one in rounds)])
-        looks = only_looks(sys.argv[1:])
-        for old in PATHS.round_plan("*").parent.glob("round-*.json"):
-            # A round that has not begun may be that of another call, which runs now. A call that only looks leaves it.
-            if (found := read_plan(old)).round >= DECIDED and (found.ended or not looks):
-                old.unlink()
+    OF_ROUND = partial(batches_of, definitions=definitions())
+    found = pending(STUDY, PATHS, ended(), cells, time.time())
+    BATCHES.update({(batch.gpu, batch.key): batch for one in found.rounds for batch in OF_ROUND(one)})
+    DECIDED = found.decided
 
 
-def begun(batches):
-    """The batches, written for their jobs."""
-    batches = list(batches)
+def begun():
+    """The mark that all that measures needs; Snakemake's settings are not known any sooner."""
+    if workflow.execution_settings and workflow.execution_settings.no_hooks:
+        raise WorkflowError("--no-hooks: nothing can be measured, because a hook writes the lists of what is measured")
+    return PATHS.begun
+
+
+@cache
+def batches_of_decided(number):
+    """The batches of a round that was decided on in this call, written for their jobs; none if measuring ended there."""
+    starts = read_plan(PATHS.round_plan(number)).starts
+    batches = list(OF_ROUND(Round(number, starts))) if starts else []
     for batch in batches:
         write_batch(PATHS.batch(batch.gpu, batch.key), batch)
         # A batch of pending cells is not done, however it ended before.
@@ -97,16 +94,9 @@ def begun(batches):
     return batches
 
 
-@cache
-def batches_of_decided(number):
-    """The batches of a round that was decided on in this call; none if measuring ended there."""
-    starts = read_plan(PATHS.round_plan(number)).starts
-    return OF_ROUND(Round(number, starts)) if starts else []
-
-
 def all_batches():
     """The batches of this call, as far as they are known. Snakemake asks again after each decision."""
-    yield from BATCHES
+    yield from BATCHES.values()
     number = DECIDED
     while number:
         checkpoints.next_round.get(round=number)
@@ -114,20 +104,40 @@ def all_batches():
         number = None if read_plan(PATHS.round_plan(number)).ended else number + 1
 
 
+def batch_of(gpu, key):
+    """A batch; those that are known before are not written while a call is planned."""
+    return BATCHES.get((gpu, key)) or read_batch(PATHS.batch(gpu, key))
+
+
 def needed_by_decision(wildcards):
     """The batches of the rounds before."""
     number = int(wildcards.round)
-    batches = BATCHES if number == DECIDED else batches_of_decided(number - 1)
-    return [marker(batch.gpu, batch.key) for batch in batches]
+    if number == DECIDED:
+        return [begun(), *(marker(*place) for place in BATCHES)]
+    return [marker(batch.gpu, batch.key) for batch in batches_of_decided(number - 1)]
 
 
 def needed_by_batch(gpu, key):
     """Prepared files, and the batches of the round before: a round begins when that has ended."""
-    batch = read_batch(PATHS.batch(gpu, key))
+    batch = batch_of(gpu, key)
     cells = {one.cell for one in batch.starts}
     files = {prepared_workload(cell) for cell in cells}.union(*map(prepared_models, cells))
-    earlier = [other for other in BATCHES if other.gpu == gpu and other.round < batch.round]
-    return [ancient(file) for file in sorted(files)] + [marker(other.gpu, other.key) for other in earlier]
+    before = []
+    if (gpu, key) in BATCHES:
+        before = [marker(*place) for place, one in BATCHES.items() if one.gpu == gpu and one.round < batch.round]
+        before.append(begun())
+        if DRY_RUN:
+            tell(batch)
+    elif workflow.is_main_process:
+        before.append(PATHS.round_plan(batch.round))
+    return [ancient(file) for file in sorted(files)] + before
+
+
+@cache
+def tell(batch):
+    """Print what a job would measure."""
+    lines = (f"    {one.cell}, start {one.start}" for one in batch.starts)
+    logger.info("\n".join([f"Round {batch.round}, batch {batch.key} of {batch.gpu}:", *lines]))
 
 
 def markers_with(gpu):
@@ -136,12 +146,30 @@ def markers_with(gpu):
     return [marker(batch.gpu, batch.key) for batch in with_gpu]
 
 
+def needed_by_list(wildcards):
+    """The batches with cells of a GPU. A list is made again whatever there is: something in this call comes before."""
+    if wildcards.gpu in CHANGED:
+        return [PATHS.begun]
+    markers = markers_with(wildcards.gpu)
+    return [*markers, PATHS.round_plan(DECIDED)] if DECIDED else markers
+
+
+onstart:
+    # What a hook does, every call does that runs any job. The processes inside jobs have no hooks.
+    if any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
+        if DECIDED:
+            forget_plans(PATHS, DECIDED)
+        for batch in BATCHES.values():
+            write_batch(PATHS.batch(batch.gpu, batch.key), batch)
+
+
 if STUDY.starts.is_adaptive and not PARTIAL:
 
     checkpoint next_round:
         """Decide after a round which cells the next one measures again, or that measuring has ended."""
         input:
             needed_by_decision,
+            devices=lambda wildcards: device_records(),
         output:
             PATHS.round_plan("{round}"),
         log:
@@ -154,8 +182,9 @@ if STUDY.starts.is_adaptive and not PARTIAL:
         params:
             gpus=lambda wildcards: list(MEASURED_HERE),
             cells=PATHS.root / "cells",
-            batches=lambda wildcards, input: [Path(marker).with_suffix(".json") for marker in input],
+            batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
             first=lambda wildcards: "--first" if int(wildcards.round) == DECIDED else "",
+            devices=PATHS.device("any").parent,
             # Not that of the report's tables, which other jobs write.
             folder=PATHS.round_plan("").parent,
         shell:
@@ -166,6 +195,6 @@ if STUDY.starts.is_adaptive and not PARTIAL:
             " python -m workflow_scripts table-cells --study $STUDY --parsed {params.folder}/parsed"
             " --out {params.folder}/cells.parquet;"
             " python -m workflow_scripts next-round --study $STUDY --results $RESULTS --number {wildcards.round}"
-            " --gpus {params.gpus} --cells {params.folder}/cells.parquet --batches {params.batches} {params.first}"
-            " --out {output})"
+            " --gpus {params.gpus} --cells {params.folder}/cells.parquet --parsed {params.folder}/parsed"
+            " --devices {params.devices} --batches {params.batches} {params.first} --out {output})"
             " > {log} 2>&1"

@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from filelock import FileLock
 
 from tests.integration.conftest import CHECKOUT, SHORT, outcome_of, snakemake_command
 from workflow_scripts.catalog.gpus_and_models import get_model
@@ -31,7 +33,7 @@ from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.ladders import LadderRecord, read_ladder
 from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import last_plan, read_plan
+from workflow_scripts.study.rounds import RoundPlan, last_plan, read_plan
 
 Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
 WriteStudy = Callable[..., Path]
@@ -42,6 +44,9 @@ HF = "cpu-all/hf-static/tiny-llama-57m/short/static-batch4-cache"
 CONTINUOUS = "cpu-all/hf-continuous/tiny-llama-57m/short/continuous-page32-blocks64-tokens128"
 RANKS = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-tp2-eager1-attnFLASH_ATTN-cpukv1"
 INT8 = "cpu-all/vllm/tiny-llama-57m-w8a8/short/bs32-seqs4-len512-eager1-attnFLASH_ATTN-cpukv1"
+SHORT_STATIC = "cpu-all/hf-static/tiny-llama-57m/short/static-batch2-cachedynamic"
+DECIDED = {"round": 3, "starts": [[SHORT_STATIC, 3]], "undecided": [], "not_decidable": [], "decided": 0}
+DECIDED |= {"spent_s": 1.0, "left_s": 1.0, "ended": None, "known": ""}
 STATE = "tests.integration.process_state"
 GROWN = ("generation_tokens", "prefix_cache_hits")
 PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv1"
@@ -448,6 +453,11 @@ def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_
     study, results = prepared
     other = REFUSED
     assert snakemake(study, results, str(outcome_of(results, other))).returncode == 0
+    measured = outcome_of(results, other).read_bytes()
+    assert snakemake(study, results, "--force", str(outcome_of(results, other))).returncode == 0
+    assert outcome_of(results, other).read_bytes() == measured
+    further = read_outcome(outcome_of(results, other).parent / "start-2/outcome.json")
+    assert (further.outcome, further.start.start, further.start.round) == ("infeasible", 2, 2)
     before = outcome_of(results, other).stat().st_mtime_ns
     targets = [str(outcome_of(results, cell)) for cell in (ENDLESS, other)]
     first = subprocess.Popen(
@@ -569,6 +579,54 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(
     assert fourth.ended is not None
     assert last_plan(paths) == fourth
     assert re.search(r"^total +0$", measure("--dry-run", **as_needed), re.MULTILINE)
+    # The plan of the fourth round is there, but it was decided on another margin.
+    assert re.search(r"^next_round +1$", measure("--dry-run", **as_needed | {"equivalence_margin_pct": 4.0}), re.M)
+
+
+def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
+    tmp_path: Path, own_tmpdir: Path, write_study: WriteStudy, environment: dict[str, str]
+) -> None:
+    """Snakemake locks the folder it is called in, so this is another one than that of the other tests."""
+    for name in ("Snakefile", "rules", "config", "workflow_scripts", "envs", "report", "profiles"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    results = tmp_path / "results"
+    sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
+    starts = {"at_least": 2, "at_most": 3}
+    study = write_study(tmp_path, sweeps=[sweep | {"knobs": {"batch_size": [2, 4]}}], starts=starts)
+    command = [word for word in snakemake_command(study, results, "--until=measure_round") if word != "--nolock"]
+    (own_tmpdir / "kvsweep-locks").mkdir(exist_ok=True)
+    # The test holds the device meanwhile, so that no cell is measured.
+    with FileLock(own_tmpdir / "kvsweep-locks/cpu.lock", mode=0o666):
+        with (tmp_path / "first.log").open("w") as log:
+            first = subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            deadline = time.monotonic() + 120
+            while not (logs := [*results.glob("small/cells/**/measure.log")]) or "waiting" not in logs[0].read_text():
+                assert first.poll() is None, (tmp_path / "first.log").read_text()
+                assert time.monotonic() < deadline, (tmp_path / "first.log").read_text()
+                time.sleep(0.2)
+            # As if the first call had measured a round and decided on the next one, which it measures.
+            plan = StudyPaths(results, "small").round_plan(3)
+            plan.parent.mkdir()
+            plan.write_text(RoundPlan.model_validate(DECIDED).model_dump_json())
+
+            def files() -> dict[Path, tuple[int, bytes]]:
+                found = (path for path in results.rglob("*") if path.is_file())
+                return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+
+            before = files()
+            assert {"begun", "measure.log"} <= {path.name for path in before}
+            for options, status, said in (([], 1, "cannot be locked"), (["-n"], 0, f"    {SHORT_STATIC}, start 1\n")):
+                call = [*command[: command.index("--config")], *options, *command[command.index("--config") :]]
+                done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True)
+                assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+                assert files() == before
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(first.pid, signal.SIGKILL)
+            first.wait()
 
 
 def test_a_bad_study_stops_snakemake_before_any_job(
@@ -587,7 +645,7 @@ def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path: Path, snakemake: Snak
     done = snakemake(write_study(tmp_path), results, str(outcome_of(results, cell)))
     assert done.returncode != 0
     assert f"study 'small' has no cell '{cell}'" in done.stderr
-    assert [path.name for path in results.glob("*/*")] == ["batches"]  # what this call would have measured
+    assert not results.exists()
 
 
 def test_the_command_names_the_cells_there_are(

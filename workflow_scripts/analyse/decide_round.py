@@ -1,7 +1,8 @@
 """Decide which cells the next round of a study measures again, or that measuring has ended.
 
     kvsweep next-round --study config/studies/my-study.yaml --number 3 --gpus h200 \\
-        --cells results/my-study/rounds/cells.parquet --out results/my-study/rounds/round-3.json
+        --cells results/my-study/rounds/cells.parquet --parsed results/my-study/rounds/parsed \\
+        --devices results/my-study/prepared/devices --out results/my-study/rounds/round-3.json
 
 The cells table holds what was measured so far. The plan says which starts the round measures, which comparisons they
 may decide, which ones cannot be decided within the study's counts and device hours and what they would take, and why
@@ -9,7 +10,7 @@ measuring ended if it did.
 """
 
 from argparse import Namespace
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from itertools import count
 from math import inf
@@ -19,13 +20,14 @@ from statistics import fmean
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA, SIMULATED
+from workflow_scripts.analyse.limits import checked
 from workflow_scripts.analyse.next_round import next_round
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.cluster.batches import known_sha256, without_outcome
-from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
+from workflow_scripts.common.command import PARSED, RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import (
@@ -60,10 +62,13 @@ def decide_round(
     that have no outcome.
     """
     cells = [cell for cell in expand(study) if cell.gpu in gpus]
-    models = resolved_models(study)
-    ended = ended_starts({c.id: definition_sha256(cell_definition(study, c, models)) for c in cells}, paths)
-    seconds = {cell.id: list(_device_seconds(cell, ended[cell.id], study, paths)) for cell in cells}
-    spent_s = sum(map(sum, seconds.values()))
+    definitions = definitions_sha256(study)
+    ended = ended_starts({cell.id: definitions[cell.id] for cell in cells}, paths)
+    seconds = {
+        cell.id: [_device_seconds(cell, paths.outcome(cell, n), study) for n in ended[cell.id]] for cell in cells
+    }
+    drift = [_device_seconds(cell, path, study) for cell in cells for path in paths.drift_outcomes(cell)]
+    spent_s = sum(map(sum, [*seconds.values(), drift]))
     hours = study.starts.device_hours
     found = next_round(
         table[table["gpu"].isin(gpus) & table["source"].ne(SIMULATED)],
@@ -88,15 +93,14 @@ def decide_round(
         left_s=found.left_s,
         ended=found.ended or (None if chosen else NONE_TO_MEASURE),
         failed=tuple(sorted(failed)),
-        known=known_sha256(study, paths),
+        known=known_sha256(study, paths, gpus),
     )
 
 
-def _device_seconds(cell: Cell, starts: Iterable[int], study: Study, paths: StudyPaths) -> Iterable[float]:
-    """What each start of a cell took, times its devices; a start that was killed took all its time."""
-    for start in starts:
-        phases_s = read_json(paths.outcome(cell, start))["phases_s"]
-        yield cell.knobs.ranks * float(sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
+def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
+    """What a start of a cell took, times its devices; a start that was killed took all its time."""
+    phases_s = read_json(outcome)["phases_s"]
+    return cell.knobs.ranks * float(sum(phases_s.values()) if phases_s else study.cell_time_limit_s)
 
 
 def _failed(ended: EndedStarts, at_least: int, before: RoundPlan | None) -> set[str]:
@@ -118,6 +122,8 @@ def _free_number(ended: Collection[int]) -> int:
     option("--number", type=positive, required=True, help="the number of the round"),
     option("--gpus", nargs="+", required=True, help="devices whose cells can be measured"),
     option("--cells", type=Path, required=True, help="cells.parquet with what was measured so far"),
+    PARSED,
+    option("--devices", type=Path, required=True, help="folder with NAME.json of each measured device"),
     option("--batches", type=Path, nargs="*", default=[], help="files of batches that this call of snakemake measured"),
     option("--first", action="store_true", help="cells that failed in former calls of snakemake may be tried again"),
     out("the plan of the round, as JSON"),
@@ -131,6 +137,8 @@ def main(args: Namespace) -> None:
     last = paths.round_plan(args.number - 1)
     before = read_plan(last) if last.exists() and not args.first else None
     tried = {one.cell for one in without_outcome(args.batches, study, paths)}
-    plan = decide_round(study, paths, read_table(args.cells, SCHEMA.name), args.number, args.gpus, before, tried)
+    # A cell that is faster than its device can be decides nothing.
+    cells, _, _ = checked(read_table(args.cells, SCHEMA.name), study, args.parsed, args.devices)
+    plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried)
     plan.write(args.out)
     print(f"round {plan.round}: " + (plan.ended or f"{len(plan.starts)} cells, for {len(plan.undecided)} comparisons"))

@@ -39,7 +39,7 @@ def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
 
 
 def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Record]:
-    for path in sorted(paths.cell(cell).glob(f"{paths.again(cell, '*').name}/outcome.json")):
+    for path in paths.drift_outcomes(cell):
         again = read_outcome(path)
         first_path = paths.outcome(cell, again.start.start)
         first = read_outcome(first_path) if first_path.exists() else None

@@ -285,6 +285,16 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def checked(
+    cells: pd.DataFrame, study: Study, parsed: Path, devices: Path
+) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """The cells with those above a ceiling marked `invalid`, their limits, and why some repeats have none."""
+    # A table may also hold cells of other studies and published data; only the study's own have evidence here.
+    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
+    table, reasons = limits_table(read_work(own, parsed), devices)
+    return mark_invalid(cells, table), table, reasons
+
+
 @table_command(
     "limits",
     PARSED,
@@ -294,10 +304,8 @@ def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> Iterable[Output]:
     """Write the limits of a study's repeats."""
-    # A table may also hold cells of other studies and published data; only the study's own have evidence here.
-    own = cells[cells["study"].eq(study.name) & cells["source"].eq(MEASURED)]
-    table, reasons = limits_table(read_work(own, args.parsed), args.devices)
+    checked_cells, table, reasons = checked(cells, study, args.parsed, args.devices)
     for reason in reasons:
         print(reason, file=sys.stderr)
     yield args.out, "limits", table
-    yield args.checked_out, "cells", mark_invalid(cells, table)
+    yield args.checked_out, "cells", checked_cells

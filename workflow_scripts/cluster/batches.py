@@ -12,6 +12,7 @@ cell's present definition, whichever batch, call or machine produced it.
 
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +21,21 @@ from pydantic import JsonValue
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
 from workflow_scripts.common.files import read_json, sha256_of, write_json
-from workflow_scripts.study.definition import cell_definition, definition_sha256, json_sha256, resolved_models
+from workflow_scripts.study.definition import definitions_sha256, json_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import CellStart, Round
+from workflow_scripts.study.rounds import (
+    CellStart,
+    EndedStarts,
+    Round,
+    last_plan,
+    last_round,
+    last_seen_s,
+    plans,
+    present_round,
+    rounds_to_measure,
+)
 from workflow_scripts.study.study_file import Study, load_study
 
 # The place of the batches of a machine, which hold the cells of all its devices.
@@ -44,7 +55,7 @@ class Batch:
 
 def batches_of_machine(of: Round, definitions: Mapping[str, str]) -> Iterator[Batch]:
     """The one batch of a round on this machine; `definitions` holds the hash of each cell's definition."""
-    yield _batch(HERE, of, of.starts, of.done + 1, definitions)
+    yield _batch(HERE, of, of.starts, len(of.done) + 1, definitions)
 
 
 def batches_of_cluster(
@@ -54,9 +65,12 @@ def batches_of_cluster(
     alike: dict[tuple[str, int], list[CellStart]] = {}
     for one in of.starts:
         alike.setdefault((cells[one.cell].gpu, cells[one.cell].knobs.ranks), []).append(one)
+    places = Counter(cells[cell].gpu for cell in of.done)
     for (gpu, _), starts in alike.items():
         for first in range(0, len(starts), size):
-            yield _batch(gpu, of, starts[first : first + size], of.done + first + 1, definitions)
+            batch = _batch(gpu, of, starts[first : first + size], places[gpu] + 1, definitions)
+            places[gpu] += len(batch.starts)
+            yield batch
 
 
 def _batch(
@@ -88,23 +102,46 @@ def ended_cells(cells: Iterable[Cell], paths: StudyPaths) -> dict[str, str]:
     }
 
 
-def known_sha256(study: Study, paths: StudyPaths) -> str:
-    """A hash of all that the decision on a further round depends on."""
-    ended: dict[str, JsonValue] = {**ended_cells(expand(study), paths)}
+def is_list_of(path: Path, ended: Mapping[str, str]) -> bool:
+    """Whether a file lists just these starts."""
+    return path.exists() and bool(read_json(path) == ended)
+
+
+def known_sha256(study: Study, paths: StudyPaths, gpus: Iterable[str]) -> str:
+    """A hash of all that the decision on a further round of the cells on `gpus` depends on."""
+    names = sorted({*gpus})
+    ended: dict[str, JsonValue] = {**ended_cells([cell for cell in expand(study) if cell.gpu in names], paths)}
     counts, margin = study.starts.model_dump(mode="json"), study.equivalence_margin_pct
-    return json_sha256({"ended": ended, "starts": counts, "margin": margin})
+    return json_sha256({"gpus": [*names], "ended": ended, "starts": counts, "margin": margin})
 
 
-def write_ended(path: Path, ended: dict[str, str]) -> None:
-    """Write the list only if it changed: a newer file would cause everything to be parsed and drawn again."""
-    if not path.exists() or read_json(path) != ended:
-        write_json(path, ended)
+@dataclass(frozen=True)
+class Pending:
+    """What a call of snakemake measures: `rounds` that are known before, and further ones if these are decided on.
+
+    `decided`: the number of the first round that is decided on while measuring; None if none is.
+    """
+
+    rounds: Sequence[Round]
+    decided: int | None
+
+
+def pending(study: Study, paths: StudyPaths, ended: EndedStarts, cells: Sequence[str], now_s: float) -> Pending:
+    """What a call that can measure `cells` measures, at the Unix time `now_s`."""
+    present = present_round(ended, now_s, last_seen_s(ended, paths))
+    rounds = rounds_to_measure(ended, last_plan(paths), cells, study.starts.at_least, present)
+    if not study.starts.is_adaptive or not cells:
+        return Pending(rounds, None)
+    if not rounds:
+        known = known_sha256(study, paths, {cell.partition("/")[0] for cell in cells})
+        if any(plan.ended and not plan.failed and plan.known == known for plan in plans(paths)):
+            return Pending(rounds, None)
+    return Pending(rounds, 1 + max([last_round(ended), *(one.number for one in rounds)]))
 
 
 def without_outcome(batches: Iterable[Path], study: Study, paths: StudyPaths) -> list[CellStart]:
     """The starts of batches, given by their files, that have no outcome by their present definition."""
-    models = resolved_models(study)
-    known = {cell.id: definition_sha256(cell_definition(study, cell, models)) for cell in expand(study)}
+    known = definitions_sha256(study)
     starts = (one for path in batches for one in read_batch(path).starts)
     return [one for one in starts if not is_outcome_of(paths.outcome(one.cell, one.start), known.get(one.cell, ""))]
 
@@ -125,5 +162,5 @@ def main(args: Namespace) -> int:
         print(f"{len(missing)} starts have no outcome, and the next call tries them again:", file=sys.stderr)
         print("\n".join(f"    {one.cell}  {paths.log(one.cell, one.start)}" for one in missing), file=sys.stderr)
         return 1
-    write_ended(args.out, ended_cells([cell for cell in expand(study) if cell.gpu == args.gpu], paths))
+    write_json(args.out, ended_cells([cell for cell in expand(study) if cell.gpu == args.gpu], paths))
     return 0

@@ -4,8 +4,8 @@
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
-`outcome.json` beside it. `--start 2` measures the cell in a second start of its engine, into `start-2/` in that folder,
-and leaves the first as it is.
+`outcome.json` beside it. If the cell has been measured, it is measured in a further start of its engine, into
+`start-2/` in that folder and so on, and what was measured before stays. `--start 1` measures the first start again.
 
 If the engine refuses the cell, fails on it or takes too long, that is a result: the command
 writes an outcome and exits with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk),
@@ -37,6 +37,7 @@ from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
+    definitions_sha256,
     model_key,
     resolved_models,
     workload_key,
@@ -44,6 +45,7 @@ from workflow_scripts.study.definition import (
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
+from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
 LOG_TAIL_LINES = 60
@@ -187,6 +189,12 @@ def _is_done(study: Study, cell: Cell, folder: Path) -> bool:
     return is_outcome_of(folder / "outcome.json", definition_sha256(definition))
 
 
+def _next_start(study: Study, cell: Cell, paths: StudyPaths) -> tuple[CellStart, int]:
+    """The next start of the cell, and the round that it belongs to if it begins now."""
+    ended = ended_starts(definitions_sha256(study), paths)
+    return next_start(ended, cell.id, present_round(ended, time.time(), last_seen_s(ended, paths)))
+
+
 def find_cell(study: Study, cell_id: str) -> Cell:
     """The cell with that id.
 
@@ -207,8 +215,8 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     RESULTS,
     ATTEMPT,
     ATTEMPTS,
-    option("--start", type=positive, default=1, help="number of this start of the cell's engine (%(default)s)"),
-    option("--round", type=positive, help="the round of the study that it belongs to (default: that of the start)"),
+    option("--start", type=positive, help="number of this start of the cell's engine (default: the next)"),
+    option("--round", type=positive, help="the round of the study that it belongs to (default: by the present time)"),
     option("--position", type=positive, help="its place in the order of the round"),
     option("--again", action="store_true", help="measure it once more in its round, into again-ROUND, to show drift"),
     option("--unless-done", action="store_true", help="leave a start alone that already has its outcome"),
@@ -218,10 +226,14 @@ def main(args: Namespace) -> int:
     study = load_study(args.study)
     cell = find_cell(study, args.cell)
     paths = StudyPaths(args.results, study.name)
-    start = Start(start=args.start, round=args.round or args.start, position=args.position, again=args.again)
-    folder = _folder(paths, cell, start)
     try:
         with cell_lock(paths.lock(cell)):
+            number, round_number = args.start, args.round
+            if number is None or round_number is None:
+                (_, next_number), present = _next_start(study, cell, paths)
+                number, round_number = number or next_number, round_number or present
+            start = Start(start=number, round=round_number, position=args.position, again=args.again)
+            folder = _folder(paths, cell, start)
             if args.unless_done and _is_done(study, cell, folder):
                 print("this start of the cell has its outcome already")
                 return 0

@@ -150,8 +150,13 @@ def recorded_sha256(definition: Mapping[str, JsonValue]) -> str:
 
 def study_sha256(study: Study) -> str:
     """SHA-256 over the definitions of all cells of a study: what it measures, in one hash."""
+    return json_sha256([*sorted(definitions_sha256(study).values())])
+
+
+def definitions_sha256(study: Study) -> dict[str, str]:
+    """The hash of each cell's definition, by the cell's id."""
     models = resolved_models(study)
-    return json_sha256([*sorted(definition_sha256(cell_definition(study, cell, models)) for cell in expand(study))])
+    return {cell.id: definition_sha256(cell_definition(study, cell, models)) for cell in expand(study)}
 
 
 def model_key(model: ResolvedModel) -> str:

@@ -51,6 +51,14 @@ class StudyPaths:
         """Folder of the measurement at the end of a round that repeats its first cell, to show drift."""
         return self.cell(cell) / f"again-{number}"
 
+    def tried(self, cell: Cell | str) -> list[int]:
+        """The numbers of the further starts of a cell that have a log, whether they ended or not."""
+        return [start_number(path.parent) for path in self.cell(cell).glob(f"{START_FOLDER}*/measure.log")]
+
+    def drift_outcomes(self, cell: Cell | str) -> list[Path]:
+        """The outcome records of the measurements that show drift."""
+        return sorted(self.cell(cell).glob(f"{self.again(cell, '*').name}/outcome.json"))
+
     def log(self, cell: Cell | str, start: int = 1) -> Path:
         """Log of the measuring command."""
         return self.start(cell, start) / "measure.log"
@@ -99,8 +107,13 @@ class StudyPaths:
         return self.prepared / "ladders" / f"{gpu}.done"
 
     def batch(self, gpu: str, key: str) -> Path:
-        """Which cells share a cluster job."""
+        """Which starts of cells share a job."""
         return self.root / "batches" / gpu / f"{key}.json"
+
+    @property
+    def begun(self) -> Path:
+        """Mark that a call of snakemake began to measure or to list; each call makes it anew."""
+        return self.root / "batches" / "begun"
 
     def round_plan(self, number: int | str) -> Path:
         """What was decided before a round: which cells it measures again, or why there is none."""

@@ -5,22 +5,22 @@ together, and again in later rounds. Rounds are numbered in the order of time: a
 added, is measured in a new round, because what varies with time differs from that of the others' rounds.
 """
 
+import contextlib
 import datetime
+import math
 import random
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from workflow_scripts.common.files import read_json, write_text
 from workflow_scripts.common.records import Record
 from workflow_scripts.study.outcome import is_of
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import PARTIAL, StudyPaths
 
-# A round that was interrupted goes on as the same round if its last start ended no longer ago than this.
+# A round that was interrupted goes on as the same round if nothing was measured for no longer than this.
 LONGEST_BREAK_S = 1800.0
-_LOOKING = ("--dry", "--unlock", "--lint", "--list", "--summary", "--dag", "--rulegraph", "--filegraph", "--d3dag")
 
 
 class CellStart(NamedTuple):
@@ -43,11 +43,11 @@ EndedStarts = Mapping[str, Mapping[int, Ended]]
 
 @dataclass(frozen=True)
 class Round:
-    """The starts that a round still has to measure, in their order; `done` were measured in it before."""
+    """The starts that a round still has to measure, in their order; the cells `done` were measured in it before."""
 
     number: int
     starts: tuple[CellStart, ...]
-    done: int = 0
+    done: tuple[str, ...] = ()
 
 
 def ended_starts(definitions: Mapping[str, str], paths: StudyPaths) -> dict[str, dict[int, Ended]]:
@@ -121,24 +121,27 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2g} h"
 
 
-def only_looks(arguments: Iterable[str]) -> bool:
-    """Whether a call of snakemake with these arguments runs nothing; it may look at a study that another call measures.
-
-    >>> [only_looks([one]) for one in ("-n", "-np", "-pn", "--dry-run", "--unlock", "--nolock", "-p", "plan")]
-    [True, True, True, True, True, False, False, False]
-    """
-    return any(one.startswith(_LOOKING) or re.match("-[pkFft]*n", one) for one in arguments)
-
-
 def read_plan(path: Path) -> RoundPlan:
     """Read the plan of a round."""
     return RoundPlan.model_validate(read_json(path))
 
 
+def plans(paths: StudyPaths) -> list[RoundPlan]:
+    """The plans of all rounds that were decided on, in the order of their numbers."""
+    found = map(read_plan, paths.round_plan("*").parent.glob("round-*.json"))
+    return sorted(found, key=lambda plan: plan.round)
+
+
 def last_plan(paths: StudyPaths) -> RoundPlan | None:
     """The plan of the latest round that was decided on, if any was."""
-    found = sorted(paths.round_plan("*").parent.glob("round-*.json"), key=lambda path: int(path.stem.split("-")[1]))
-    return read_plan(found[-1]) if found else None
+    return next(iter(plans(paths)[::-1]), None)
+
+
+def forget_plans(paths: StudyPaths, first: int) -> None:
+    """Remove the plans of the round `first` and of later ones, which are decided on anew."""
+    for plan in plans(paths):
+        if plan.round >= first:
+            paths.round_plan(plan.round).unlink()
 
 
 def last_round(ended: EndedStarts) -> int:
@@ -146,38 +149,87 @@ def last_round(ended: EndedStarts) -> int:
     return max((one.round for starts in ended.values() for one in starts.values()), default=0)
 
 
+def last_seen_s(ended: EndedStarts, paths: StudyPaths) -> float:
+    """When a start that has not ended last wrote evidence (Unix time in seconds); -inf if there is none."""
+    seen = [-math.inf]
+    for cell, starts in ended.items():
+        evidence = paths.start(cell, _free_numbers(starts, len(starts) + 1)[0]) / PARTIAL
+        with contextlib.suppress(FileNotFoundError):  # the start has ended meanwhile
+            seen += [file.stat().st_mtime for file in evidence.iterdir()]
+    return max(seen)
+
+
+def present_round(ended: EndedStarts, now_s: float, seen_s: float = -math.inf) -> int:
+    """The round that a start now belongs to: the last one, or after a longer break the next.
+
+    `now_s` is the present Unix time, `seen_s` that of `last_seen_s`.
+    """
+    last = last_round(ended)
+    at_s = [one.at_s for starts in ended.values() for one in starts.values() if one.round == last]
+    return last if last and now_s - max(*at_s, seen_s) <= LONGEST_BREAK_S else last + 1
+
+
+def rounds_to_measure(
+    ended: EndedStarts, plan: RoundPlan | None, cells: Sequence[str], at_least: int, present: int
+) -> list[Round]:
+    """The rounds that are known before anything more is measured; `plan` is the last one, `present` the present round.
+
+    The rest of a round that was decided on and interrupted comes first, and then what `missing_rounds` says.
+    """
+    rest = interrupted(ended, plan, present, cells)
+    if rest is None:
+        return missing_rounds(ended, cells, at_least, present)
+    taken: dict[str, dict[int, Ended]] = {cell: {**starts} for cell, starts in ended.items()}
+    for one in rest.starts:
+        taken.setdefault(one.cell, {})[one.start] = Ended(rest.number, 0.0)
+    first, *later = [rest, *missing_rounds(taken, cells, at_least, present)]
+    if later and later[0].number == rest.number:
+        first = replace(rest, starts=rest.starts + later.pop(0).starts)
+    return [first, *later]
+
+
 def interrupted(
-    ended: EndedStarts, plan: RoundPlan | None, now_s: float, cells: Collection[str] | None = None
+    ended: EndedStarts, plan: RoundPlan | None, present: int, cells: Collection[str] | None = None
 ) -> Round | None:
     """The rest of a round that was decided on and then interrupted, if it may go on; only `cells` are measured."""
-    if plan is None or plan.round != last_round(ended) or _present_round(ended, now_s) != plan.round:
+    if plan is None or not plan.round == last_round(ended) == present:
         return None
-    left = [one for one in plan.starts if one.start not in ended.get(one.cell, {})]
+    left = (one for one in plan.starts if one.start not in ended.get(one.cell, {}))
     rest = tuple(one for one in left if cells is None or one.cell in cells)
-    return Round(plan.round, rest, len(plan.starts) - len(left)) if rest else None
+    return Round(plan.round, rest, _measured_in(ended, plan.round)) if rest else None
 
 
-def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, now_s: float) -> list[Round]:
-    """The rounds after which each of `cells` has that many starts, if none fails.
+def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, present: int) -> list[Round]:
+    """The rounds after which each of `cells` has that many starts, if none fails; the first may be the `present` one.
 
-    `now_s` is the present Unix time. Three cells, of which one was measured an hour ago and another one just now:
+    Three cells, of which one was measured an hour ago and another one just now:
 
     >>> ended = {"a": {1: Ended(1, 0.0)}, "b": {1: Ended(2, 3600.0)}, "c": {}}
-    >>> for each in missing_rounds(ended, ["a", "b", "c"], 1, now_s=3610.0):
+    >>> for each in missing_rounds(ended, ["a", "b", "c"], 1, present_round(ended, now_s=3610.0)):
     ...     print(each)
-    Round(number=2, starts=(CellStart(cell='c', start=1),), done=1)
+    Round(number=2, starts=(CellStart(cell='c', start=1),), done=('b',))
     """
     missing = {cell: _free_numbers(ended.get(cell, {}), at_least) for cell in cells}
     rounds: list[Round] = []
-    number = _present_round(ended, now_s)
+    number = present
     while any(missing.values()):
-        had = [cell for cell, starts in ended.items() if any(one.round == number for one in starts.values())]
+        had = _measured_in(ended, number)
         taking = [cell for cell in cells if missing[cell] and cell not in had]
         if taking:
             starts = tuple(CellStart(cell, missing[cell].pop(0)) for cell in in_random_order(taking, number))
-            rounds.append(Round(number, starts, len(had)))
+            rounds.append(Round(number, starts, had))
         number += 1
     return rounds
+
+
+def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, int]:
+    """The next start of a cell, which may have all that its study asks for, and its round.
+
+    >>> next_start({"a": {1: Ended(1, 0.0)}}, "a", present=1)
+    (CellStart(cell='a', start=2), 2)
+    """
+    (one,) = missing_rounds(ended, [cell], len(ended.get(cell, {})) + 1, present)
+    return one.starts[0], one.number
 
 
 def in_random_order(cells: Iterable[str], number: int) -> list[str]:
@@ -187,15 +239,11 @@ def in_random_order(cells: Iterable[str], number: int) -> list[str]:
     return order
 
 
+def _measured_in(ended: EndedStarts, number: int) -> tuple[str, ...]:
+    return tuple(cell for cell, starts in ended.items() if any(one.round == number for one in starts.values()))
+
+
 def _free_numbers(ended: Mapping[int, Ended], at_least: int) -> list[int]:
     """Numbers of the starts that are missing; one that failed is tried again under its number."""
     numbers = [number for number in range(1, at_least + 1) if number not in ended]
     return numbers[: max(0, at_least - len(ended))]
-
-
-def _present_round(ended: EndedStarts, now_s: float) -> int:
-    """The round that a start now belongs to: the last one, or after a longer break the next."""
-    known = [one for starts in ended.values() for one in starts.values()]
-    last = last_round(ended)
-    since_s = now_s - max((one.at_s for one in known if one.round == last), default=now_s)
-    return last if last and since_s <= LONGEST_BREAK_S else last + 1

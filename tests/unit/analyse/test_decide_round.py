@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from workflow_scripts.analyse.decide_round import NO_START, NONE_TO_MEASURE, decide_round, main
 from workflow_scripts.analyse.effects import main as table_effects
@@ -89,7 +90,17 @@ def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_star
     assert set(opened.cells) == set(measured.ids[:2])
     assert plan.spent_s == 9 * SECONDS
     assert plan.left_s >= 2 * SECONDS
-    assert plan.known == known_sha256(measured.study, measured.paths)
+    assert plan.known == known_sha256(measured.study, measured.paths, ["h200"])
+
+
+def test_what_shows_drift_takes_device_time_too(tmp_path: Path) -> None:
+    measured = Measured(tmp_path)
+    table = measured.end(3)
+    outcome = measured.paths.outcome(measured.ids[0])
+    again = measured.paths.again(measured.ids[0], 3) / "outcome.json"
+    again.parent.mkdir()
+    again.write_bytes(outcome.read_bytes())
+    assert measured.plan(table, 4).spent_s == 10 * SECONDS
 
 
 def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path: Path) -> None:
@@ -128,7 +139,18 @@ def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path: Path) -> No
     batch = tmp_path / "batch.json"
     write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
     called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
-    called += ["--cells", str(tmp_path / "cells.parquet"), "--number", "5", "--out", str(tmp_path / "plan.json")]
+    called += [
+        "--parsed",
+        str(tmp_path / "parsed"),
+        "--devices",
+        str(tmp_path / "devices"),
+        "--cells",
+        str(tmp_path / "cells.parquet"),
+        "--number",
+        "5",
+        "--out",
+        str(tmp_path / "plan.json"),
+    ]
     assert main([*called, "--first"]) == 0
     assert set(read_plan(tmp_path / "plan.json").starts) == {CellStart(first, 4), CellStart(second, 5)}
     for goes_on in ([], ["--first", "--batches", str(batch)]):
@@ -141,12 +163,40 @@ def test_the_command_writes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     write_table(measured.end(2), tmp_path / "cells.parquet", "cells")
     out = measured.paths.round_plan(3)
     called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
-    called += ["--cells", str(tmp_path / "cells.parquet"), "--number", "3", "--out", str(out)]
+    called += [
+        "--parsed",
+        str(tmp_path / "parsed"),
+        "--devices",
+        str(tmp_path / "devices"),
+        "--cells",
+        str(tmp_path / "cells.parquet"),
+        "--number",
+        "3",
+        "--out",
+        str(out),
+    ]
     assert main(called) == 0
     plan = read_plan(out)
     assert capsys.readouterr().out.startswith("round 3: ")
     assert json.loads(out.read_text())["starts"] == [list(one) for one in plan.starts]
     assert plan.ended in (None, ALL_DECIDED)
+
+
+def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path: Path) -> None:
+    measured = Measured(tmp_path)
+    write_table(measured.end(3), tmp_path / "cells.parquet", "cells")
+    called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
+    called += ["--parsed", str(tmp_path / "parsed"), "--devices", str(tmp_path / "devices"), "--number", "4"]
+    called += ["--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "plan.json")]
+    assert main(called) == 0
+    assert {one.cell for one in read_plan(tmp_path / "plan.json").starts} == set(measured.ids[:2])
+    # 100 output tokens per second, with a prompt of 100,000 tokens for every two of them.
+    impossible = measured.ids[0]
+    write_parsed(tmp_path / "parsed/h200", "requests", requests(impossible, (100_000, 2, 0)))
+    write_parsed(tmp_path / "parsed/h200", "steps", steps(impossible, 0))
+    assert main(called) == 0
+    plan = read_plan(tmp_path / "plan.json")
+    assert (plan.starts, plan.undecided, plan.ended) == ((), (), ALL_DECIDED)
 
 
 @pytest.mark.parametrize(("at_most", "verdict"), [(3, "flat"), (20, "not decided")])
@@ -162,6 +212,7 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path: Path, 
 
 def test_a_fixed_number_of_starts_leaves_nothing_to_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measured(tmp_path, at_least=3, at_most=3)
-    called = ["--study", str(measured.file), "--gpus", "h200", "--cells", "none", "--number", "3", "--out", "none"]
+    called = ["--study", str(measured.file), "--gpus", "h200", "--number", "3"]
+    called += [word for name in ("cells", "parsed", "devices", "out") for word in (f"--{name}", "none")]
     assert main(called) == 2
     assert "starts: every cell gets 3; there is nothing to decide" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from workflow_scripts.cluster.batches import (
     HERE,
     batches_of_cluster,
     batches_of_machine,
-    ended_cells,
     read_batch,
     write_batch,
-    write_ended,
 )
 from workflow_scripts.cluster.batches import (
     main as list_ended,
@@ -188,7 +185,7 @@ SAME = dict.fromkeys(GRID, "definition")
 
 
 def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes() -> None:
-    (of,) = missing_rounds({}, list(GRID), 1, now_s=0.0)
+    (of,) = missing_rounds({}, list(GRID), 1, present=1)
     made = list(batches_of_cluster(of, GRID, SAME, 3))
     assert sorted(one for batch in made for one in batch.starts) == sorted(of.starts)
     assert sorted(len(batch.starts) for batch in made) == [1, 1, 1, 1, 3, 3, 3, 3]
@@ -197,18 +194,20 @@ def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes() -
         assert {c.gpu for c in cells} == {batch.gpu}
         assert len({c.knobs.ranks for c in cells}) == 1
         assert batch.round == 1
-    # Places in the round go on from one batch to the next.
-    assert sorted((batch.first_position, len(batch.starts)) for batch in made) == [(1, 3)] * 4 + [(4, 1)] * 4
+    # Places in the round go on from one batch of a GPU type to the next.
+    for gpu in ("h200", "l40s"):
+        places = sorted((batch.first_position, len(batch.starts)) for batch in made if batch.gpu == gpu)
+        assert places == [(1, 3), (4, 1), (5, 3), (8, 1)]
 
 
 def test_a_machine_measures_a_round_of_all_its_devices_as_one_batch() -> None:
-    (of,) = missing_rounds({}, list(GRID), 1, now_s=0.0)
+    (of,) = missing_rounds({}, list(GRID), 1, present=1)
     (batch,) = batches_of_machine(of, SAME)
     assert (batch.gpu, batch.starts, batch.first_position) == (HERE, of.starts, 1)
 
 
 def test_a_batch_is_another_one_when_a_definition_or_the_round_changes() -> None:
-    first, second = missing_rounds({}, list(GRID), 2, now_s=0.0)
+    first, second = missing_rounds({}, list(GRID), 2, present=1)
     one = next(batches_of_machine(first, SAME))
     assert one == next(batches_of_machine(first, SAME))
     changed = next(batches_of_machine(first, {**SAME, first.starts[0].cell: "other"}))
@@ -216,7 +215,7 @@ def test_a_batch_is_another_one_when_a_definition_or_the_round_changes() -> None
 
 
 def test_a_batch_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (of,) = missing_rounds({}, list(GRID), 1, now_s=0.0)
+    (of,) = missing_rounds({}, list(GRID), 1, present=1)
     (batch,) = batches_of_machine(of, SAME)
     write_batch(tmp_path / "new.json", batch)
     assert read_batch(tmp_path / "new.json") == batch
@@ -229,7 +228,7 @@ def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(
     study = load_study(study_file)
     paths = StudyPaths(tmp_path, study.name)
     first, second = expand(study)[:2]
-    (of,) = missing_rounds({}, [first.id, second.id], 1, now_s=0.0)
+    (of,) = missing_rounds({}, [first.id, second.id], 1, present=1)
     (batch,) = batches_of_machine(of, {first.id: "1", second.id: "2"})
     write_batch(tmp_path / "batch.json", batch)
     called = ["--study", str(study_file), "--results", str(tmp_path), "--gpu", first.gpu]
@@ -249,21 +248,3 @@ def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(
     assert sorted(json.loads((tmp_path / "ended.json").read_text())) == sorted(
         c.id for c in (first, second) if c.gpu == first.gpu
     )
-
-
-def test_the_list_of_ended_cells_changes_only_when_an_outcome_does(tmp_path: Path) -> None:
-    paths = StudyPaths(tmp_path, "seen")
-    cells = [cell(block_size=16), cell(block_size=32)]
-    listed = paths.ended("h200")
-    write_ended(listed, ended_cells(cells, paths))
-    assert json.loads(listed.read_text()) == {}
-    paths.cell(cells[0]).mkdir(parents=True)
-    paths.outcome(cells[0]).write_text("{}")
-    write_ended(listed, ended_cells(cells, paths))
-    assert list(json.loads(listed.read_text())) == [cells[0].id]
-    os.utime(listed, ns=(1, 1))
-    write_ended(listed, ended_cells(cells, paths))
-    assert listed.stat().st_mtime_ns == 1
-    paths.outcome(cells[0]).write_text('{"outcome": "ok"}')
-    write_ended(listed, ended_cells(cells, paths))
-    assert listed.stat().st_mtime_ns > 1

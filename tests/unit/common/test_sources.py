@@ -11,7 +11,13 @@ import pytest
 import yaml
 
 from workflow_scripts.__main__ import COMMANDS
+from workflow_scripts.cluster.batches import ended_cells
+from workflow_scripts.common.files import write_json
 from workflow_scripts.common.sources import PACKAGE, sources
+from workflow_scripts.study.definition import cell_definition, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -42,7 +48,8 @@ def test_imports_are_followed_however_they_are_written(tmp_path: Path, monkeypat
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout in which every output of the demo lies, each an empty file newer than the code.
+    """A checkout in which every cell of the demo is measured and every output lies, each an empty file newer than the
+    code.
 
     Its cells have one start each, because a decision on further rounds cannot be empty.
     """
@@ -52,6 +59,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(CHECKOUT / name, root / name)
     demo = root / "config/studies/demo.yaml"
     demo.write_text(yaml.safe_dump(yaml.safe_load(demo.read_text()) | {"starts": 1}))
+    study = load_study(demo)
+    paths, models = StudyPaths(root / "results", study.name), resolved_models(study)
+    for cell in expand(study):
+        definition = cell_definition(study, cell, models).as_json()
+        write_json(paths.outcome(cell), {"outcome": "ok", "definition": definition, "provenance": {}})
+    for gpu in {cell.gpu for cell in expand(study)}:
+        write_json(paths.ended(gpu), ended_cells([cell for cell in expand(study) if cell.gpu == gpu], paths))
     for path in root.rglob("*"):
         os.utime(path, (1e9, 1e9))
     for line in snakemake(root, "--summary").splitlines()[1:]:

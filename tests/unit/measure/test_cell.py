@@ -58,20 +58,43 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
 
     monkeypatch.setattr(command, "run_forked", measured)
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--unless-done"]
-    further = [*called, "--start", "2", "--round", "4", "--position", "7"]
-    assert [command.main(arguments) for arguments in (called, further, called, further)] == [0] * 4
+    first, further = [*called, "--start", "1"], [*called, "--start", "2", "--round", "4", "--position", "7"]
+    assert [command.main(arguments) for arguments in (first, further, first, further)] == [0] * 4
     assert {start: path.relative_to(paths.cell(one)).as_posix() for start, path in paths.outcomes(one).items()} == {
         1: "outcome.json",
         2: "start-2/outcome.json",
     }
-    first, second = (read_outcome(path) for path in paths.outcomes(one).values())
-    assert (first.outcome, second.outcome) == ("ok", "timeout")
-    assert (first.start.start, first.start.round, first.start.position) == (1, 1, None)
+    one_start, second = (read_outcome(path) for path in paths.outcomes(one).values())
+    assert (one_start.outcome, second.outcome) == ("ok", "timeout")
+    assert (one_start.start.start, one_start.start.round, one_start.start.position) == (1, 1, None)
     assert (second.start.start, second.start.round, second.start.position) == (2, 4, 7)
     assert second.start.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The first start let the device go before the second one got it.
     assert second.start.idle_before_s is not None
     assert second.start.idle_before_s < 600
+
+
+def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(DEMO)
+    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
+    prepare(study, one, paths)
+
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
+        (Path(arguments[0]).parent / "measured.json").write_text(
+            json.dumps({"outcome": "ok", "phases_s": {"start": 1.0}})
+        )
+        return Ended(0)
+
+    monkeypatch.setattr(command, "run_forked", measured)
+    called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
+    assert command.main([*called, "--start", "1", "--round", "5"]) == 0
+    first = paths.outcome(one).read_bytes()
+    assert [command.main(called) for _ in range(2)] == [0, 0]
+    assert paths.outcome(one).read_bytes() == first
+    found = {start: read_outcome(path).start for start, path in paths.outcomes(one).items()}
+    assert {start: (of.start, of.round) for start, of in found.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
 
 
 def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 import yaml
 
-from workflow_scripts.cluster.batches import HERE, read_batch
+from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here
@@ -127,19 +127,20 @@ def dry_run(study: Path, results: Path, *targets: str, nvml: str = NO_DRIVER) ->
     return done.stdout + done.stderr
 
 
-def measured_in(planned: str, study_file: Path, results: Path) -> list[set[str]]:
+def measured_in(planned: str) -> list[set[str]]:
     """The cells of each round that a dry run would measure, as GPU and knobs."""
-    paths = StudyPaths(results, load_study(study_file).name)
     keys = re.findall(r"rule measure_round:(?:\n.+)*?\n +wildcards: key=(.+)", planned)
-    rounds = sorted((read_batch(paths.batch(HERE, key)) for key in keys), key=lambda batch: batch.round)
-    return [{f"{one.cell.split('/')[0]} {one.cell.split('/')[4]}" for one in batch.starts} for batch in rounds]
+    told = re.findall(r"^Round (\d+), batch (\w+) of here:\n((?: {4}\S+, start \d+\n)+)", planned, re.MULTILINE)
+    assert sorted(keys) == sorted(key for _, key, _ in told)
+    cells = {int(number): re.findall(r"(\S+), start", lines) for number, _, lines in told}
+    return [{f"{one.split('/')[0]} {one.split('/')[4]}" for one in cells[number]} for number in sorted(cells)]
 
 
 def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path: Path) -> None:
     study_file, results = write_study(tmp_path), tmp_path / "results"
     planned = dry_run(study_file, results)
     assert "2 cells are left out, because this machine has no GPU: 2 need h200." in planned
-    assert measured_in(planned, study_file, results) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
+    assert measured_in(planned) == [{"cpu-1core seqs1", "cpu-1core seqs2"}]
     assert "prepared/devices/cpu-1core.json" in planned
     assert "prepared/devices/h200.json" not in planned
     # The call ends with the same words, after the report.
@@ -164,15 +165,15 @@ def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path: Path) -> None:
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
     both = {"cpu-1core seqs1", "cpu-1core seqs2"}  # and none of the GPU that is not here
-    assert measured_in(dry_run(study_file, results), study_file, results) == [both] * 3
+    assert measured_in(dry_run(study_file, results)) == [both] * 3
     here = [c for c in expand(study) if c.gpu == "cpu-1core"]
     for start in (1, 2, 3):
         for one in here:
             write_outcome(study, one, paths, start, start={"start": start, "round": start})
-    assert measured_in(dry_run(study_file, results), study_file, results) == []
+    assert measured_in(dry_run(study_file, results)) == []
     # A start that is missing, for whatever reason, is measured; nothing else is.
     paths.outcome(here[0], 3).unlink()
-    assert measured_in(dry_run(study_file, results), study_file, results) == [{f"cpu-1core {here[0].knobs.slug()}"}]
+    assert measured_in(dry_run(study_file, results)) == [{f"cpu-1core {here[0].knobs.slug()}"}]
 
 
 def write_outcome(study, cell: Cell, paths: StudyPaths, number: int = 1, **changes) -> None:
@@ -203,11 +204,16 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> 
     paths = StudyPaths(results, study.name)
     for one in expand(study):
         write_outcome(study, one, paths)
-    dry_run(study_file, results)
+    listing = re.compile(r"^rule ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
+    called = ["--study", str(study_file), "--results", str(results), "--gpu", "h200"]
+    assert listing.search(dry_run(study_file, results))
+    assert list_ended([*called, "--out", str(paths.ended("h200"))]) == 0
+    assert not listing.search(dry_run(study_file, results))
     first = json.loads(paths.ended("h200").read_text())
     again = next(one for one in expand(study) if one.gpu == "h200")
     write_outcome(study, again, paths, 2)
-    dry_run(study_file, results)
+    assert listing.search(dry_run(study_file, results))
+    assert list_ended([*called, "--out", str(paths.ended("h200"))]) == 0
     assert json.loads(paths.ended("h200").read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
 
 
@@ -224,7 +230,7 @@ def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) 
     write_outcome(study, at_hand, paths, outcome="invalid", reason="cpu-1core needs 1 cores")
     planned = dry_run(study_file, results)
     assert "1 cells were measured by another definition or protocol, or did not run" in planned
-    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned, study_file, results)[0]
+    assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
     # One that ran and was found wrong afterwards has ended.
     write_outcome(study, wrong, paths, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
     assert is_outcome_of(paths.outcome(wrong), definition)

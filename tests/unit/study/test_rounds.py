@@ -1,6 +1,7 @@
 """Which starts of which cells a call measures, and in which rounds."""
 
 import json
+import os
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -15,13 +16,23 @@ from workflow_scripts.study.rounds import (
     Round,
     RoundPlan,
     ended_starts,
+    forget_plans,
     interrupted,
     last_plan,
+    last_seen_s,
     missing_rounds,
+    next_start,
+    plans,
+    present_round,
+    rounds_to_measure,
 )
 
 CELLS = [f"cpu/engine/model/workload/{name}" for name in "abcdefgh"]
 HOUR = 3600.0
+
+
+def missing(ended: dict[str, dict[int, Ended]], cells: list[str], at_least: int, now_s: float) -> list[Round]:
+    return missing_rounds(ended, cells, at_least, present_round(ended, now_s))
 
 
 def cells_of(one: Round) -> set[str]:
@@ -29,28 +40,28 @@ def cells_of(one: Round) -> set[str]:
 
 
 def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order() -> None:
-    rounds = missing_rounds({}, CELLS, 3, now_s=0.0)
-    assert [(one.number, one.done, len(one.starts)) for one in rounds] == [(1, 0, 8), (2, 0, 8), (3, 0, 8)]
+    rounds = missing({}, CELLS, 3, now_s=0.0)
+    assert [(one.number, one.done, len(one.starts)) for one in rounds] == [(1, (), 8), (2, (), 8), (3, (), 8)]
     for one in rounds:
         assert cells_of(one) == set(CELLS)
         assert {start.start for start in one.starts} == {one.number}
     orders = [tuple(start.cell for start in one.starts) for one in rounds]
     assert len({*orders, tuple(CELLS)}) == 4
-    assert rounds == missing_rounds({}, CELLS[::-1], 3, now_s=0.0)  # whatever the order of the study's sweeps
+    assert rounds == missing({}, CELLS[::-1], 3, now_s=0.0)  # whatever the order of the study's sweeps
 
 
 def test_further_starts_repeat_nothing_that_was_measured() -> None:
     once = {cell: {1: Ended(1, 0.0)} for cell in CELLS}
-    assert missing_rounds(once, CELLS, 1, now_s=HOUR) == []
-    (more,) = missing_rounds(once, CELLS, 2, now_s=HOUR)
+    assert missing(once, CELLS, 1, now_s=HOUR) == []
+    (more,) = missing(once, CELLS, 2, now_s=HOUR)
     assert more.number == 2
     assert set(more.starts) == {CellStart(cell, 2) for cell in CELLS}
 
 
 def test_an_interrupted_round_goes_on_and_after_a_longer_break_a_new_one_begins() -> None:
     ended = {cell: {1: Ended(1, 0.0)} for cell in CELLS[:3]}
-    for since_s, number, done in ((LONGEST_BREAK_S, 1, 3), (LONGEST_BREAK_S + 1, 2, 0)):
-        (rest,) = missing_rounds(ended, CELLS, 1, now_s=since_s)
+    for since_s, number, done in ((LONGEST_BREAK_S, 1, tuple(CELLS[:3])), (LONGEST_BREAK_S + 1, 2, ())):
+        (rest,) = missing(ended, CELLS, 1, now_s=since_s)
         assert (rest.number, rest.done, cells_of(rest)) == (number, done, set(CELLS[3:]))
 
 
@@ -58,9 +69,9 @@ def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time() -> None
     """The first start of one cell had no outcome; its second had one."""
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, HOUR)} for cell in CELLS}
     del ended[CELLS[0]][1]
-    assert missing_rounds(ended, CELLS, 2, now_s=9 * HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
+    assert missing(ended, CELLS, 2, now_s=9 * HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
     # At once, it still is another round than the one in which the cell was measured.
-    assert missing_rounds(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
+    assert missing(ended, CELLS, 2, now_s=HOUR) == [Round(3, (CellStart(CELLS[0], 1),))]
 
 
 def plan_of(number: int, starts: list[tuple[str, int]], **changes: object) -> RoundPlan:
@@ -80,20 +91,54 @@ def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_an
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS}
     ended[CELLS[1]][3] = Ended(3, HOUR)
     plan = plan_of(3, [(CELLS[1], 3), (CELLS[4], 3)])
-    assert interrupted(ended, plan, HOUR + 60) == Round(3, (CellStart(CELLS[4], 3),), 1)
-    assert interrupted(ended, plan, 9 * HOUR) is None
+    assert interrupted(ended, plan, present_round(ended, HOUR + 60)) == Round(3, (CellStart(CELLS[4], 3),), (CELLS[1],))
+    assert interrupted(ended, plan, present_round(ended, 9 * HOUR)) is None
     ended[CELLS[4]][3] = Ended(3, HOUR)
-    assert interrupted(ended, plan, HOUR + 60) is None  # it is complete
-    assert interrupted(ended, plan_of(4, [(CELLS[0], 3)]), HOUR + 60) is None  # it has not begun
-    assert interrupted(ended, None, HOUR + 60) is None
+    assert interrupted(ended, plan, 3) is None  # it is complete
+    assert interrupted(ended, plan_of(4, [(CELLS[0], 3)]), 3) is None  # it has not begun
+    assert interrupted(ended, None, 3) is None
 
 
 def test_the_rest_of_a_round_has_only_cells_that_the_call_measures() -> None:
     """A cell may have left the study, or be on a device of another machine."""
     ended = {cell: {1: Ended(3, HOUR)} for cell in CELLS[:1]}
     plan = plan_of(3, [(cell, 1) for cell in CELLS[:3]])
-    assert interrupted(ended, plan, HOUR, CELLS[:2]) == Round(3, (CellStart(CELLS[1], 1),), 1)
-    assert interrupted(ended, plan, HOUR, CELLS[:1]) is None
+    assert interrupted(ended, plan, 3, CELLS[:2]) == Round(3, (CellStart(CELLS[1], 1),), (CELLS[0],))
+    assert interrupted(ended, plan, 3, CELLS[:1]) is None
+
+
+def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_it_and_nothing_twice() -> None:
+    """The second start of cell 1 failed, and in the interrupted round it is due; cell 5 is new."""
+    ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS[:5]} | {CELLS[5]: {}}
+    del ended[CELLS[1]][2]
+    ended[CELLS[0]][3] = Ended(3, HOUR)
+    plan = plan_of(3, [(CELLS[0], 3), (CELLS[1], 2)])
+    rounds = rounds_to_measure(ended, plan, CELLS[:6], 2, present_round(ended, HOUR + 60))
+    assert [(one.number, one.starts, one.done) for one in rounds] == [
+        (3, (CellStart(CELLS[1], 2), CellStart(CELLS[5], 1)), (CELLS[0],)),
+        (4, (CellStart(CELLS[5], 2),), ()),
+    ]
+    assert rounds_to_measure(ended, None, CELLS[:6], 2, 3) == missing_rounds(ended, CELLS[:6], 2, 3)
+
+
+def test_a_start_that_still_runs_is_no_break(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path, "seen")
+    ended = {CELLS[0]: {1: Ended(1, HOUR)}, CELLS[1]: {}}
+    later_s = HOUR + LONGEST_BREAK_S + 60
+    assert present_round(ended, later_s, last_seen_s(ended, paths)) == 2
+    evidence = paths.cell(CELLS[1]) / "raw.partial/device_trace.jsonl"
+    evidence.parent.mkdir(parents=True)
+    evidence.touch()
+    os.utime(evidence, (later_s - 1, later_s - 1))
+    assert present_round(ended, later_s, last_seen_s(ended, paths)) == 1
+    assert present_round({}, later_s, last_seen_s(ended, paths)) == 1
+
+
+def test_a_further_start_by_hand_has_the_next_free_number_and_a_round_without_its_cell() -> None:
+    ended = {CELLS[0]: {1: Ended(1, 0.0), 3: Ended(2, HOUR)}, CELLS[1]: {1: Ended(1, 0.0)}}
+    assert next_start(ended, CELLS[0], 2) == (CellStart(CELLS[0], 2), 3)
+    assert next_start(ended, CELLS[1], 2) == (CellStart(CELLS[1], 2), 2)
+    assert next_start(ended, CELLS[2], 2) == (CellStart(CELLS[2], 1), 2)
 
 
 def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
@@ -102,6 +147,8 @@ def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
     for number in (9, 10):
         plan_of(number, [(CELLS[0], number)]).write(paths.round_plan(number))
     assert last_plan(paths) == plan_of(10, [(CELLS[0], 10)])
+    forget_plans(paths, 10)
+    assert [plan.round for plan in plans(paths)] == [9]
 
 
 @settings(max_examples=30, deadline=None)
@@ -114,7 +161,7 @@ def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(
     known: dict[str, dict[int, int]], at_least: int, now_s: float
 ) -> None:
     ended = {c: {n: Ended(r, 0.0) for n, r in starts.items()} for c, starts in known.items()}
-    rounds = missing_rounds(ended, CELLS, at_least, now_s)
+    rounds = missing(ended, CELLS, at_least, now_s)
     numbers = [one.number for one in rounds]
     assert numbers == sorted(set(numbers))
     for cell in CELLS:

@@ -1,0 +1,152 @@
+"""Which batches a call of snakemake has, from what has ended."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflow_scripts.cluster.batches import (
+    Pending,
+    batches_of_cluster,
+    batches_of_machine,
+    ended_cells,
+    is_list_of,
+    known_sha256,
+    main,
+    pending,
+)
+from workflow_scripts.common.files import read_json
+from workflow_scripts.study.definition import cell_definition, definition_sha256, definitions_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import CellStart, Round, RoundPlan, ended_starts
+from workflow_scripts.study.study_file import load_study
+
+HOUR = 3600.0
+
+
+class Called:
+    """A study on two GPU types, some cells of which have ended."""
+
+    def __init__(self, folder: Path) -> None:
+        sweep = {"name": "only", "gpu": ["h200", "l40s"], "engine": "vllm", "model": "opt-125m", "workload": "chat"}
+        study = {
+            "schema_version": 1,
+            "name": "called",
+            "question": "?",
+            "starts": {"at_least": 2, "at_most": 4},
+            "workloads": {"chat": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
+            "sweeps": [sweep | {"knobs": {"max_num_seqs": [1, 2], "tensor_parallel_size": [1, 2]}}],
+        }
+        self.file = folder / "called.yaml"
+        self.file.write_text(yaml.safe_dump(study))
+        self.study = load_study(self.file)
+        self.paths = StudyPaths(folder / "results", "called")
+        self.cells = {cell.id: cell for cell in expand(self.study)}
+        self.definitions = definitions_sha256(self.study)
+
+    def on(self, gpu: str) -> list[str]:
+        return [name for name, cell in self.cells.items() if cell.gpu == gpu]
+
+    def end_all(self) -> None:
+        for start in (1, 2):
+            self.end(*self.cells, start=start)
+
+    def end(self, *ids: str, start: int = 1) -> None:
+        models = resolved_models(self.study)
+        for name in ids:
+            definition = cell_definition(self.study, self.cells[name], models)
+            record = {
+                "cell_id": name,
+                "outcome": "ok",
+                "definition": definition.as_json(),
+                "definition_sha256": definition_sha256(definition),
+                "start": {"start": start, "round": start},
+                "provenance": {"ended_at": "1970-01-01T00:00:00+00:00"},
+            }
+            self.paths.outcome(name, start).parent.mkdir(parents=True, exist_ok=True)
+            Outcome.model_validate(record).write(self.paths.outcome(name, start))
+
+    def pending(self, *gpus: str) -> Pending:
+        cells = [name for gpu in gpus for name in self.on(gpu)]
+        return pending(self.study, self.paths, ended_starts(self.definitions, self.paths), cells, now_s=HOUR)
+
+    def decide(self, number: int, gpus: list[str], **changes: object) -> None:
+        """Write the plan with which measuring on these GPUs ended."""
+        known = known_sha256(self.study, self.paths, gpus)
+        plan = {
+            "round": number,
+            "starts": [],
+            "undecided": [],
+            "not_decidable": [],
+            "decided": 1,
+            "ended": "all is said",
+        }
+        plan |= {"spent_s": 1.0, "left_s": 0.0, "known": known}
+        RoundPlan.model_validate(plan | changes).write(self.paths.round_plan(number))
+
+
+@pytest.fixture
+def called(tmp_path: Path) -> Called:
+    return Called(tmp_path)
+
+
+def test_a_new_study_measures_every_cell_and_decides_on_the_round_after(called: Called) -> None:
+    found = called.pending("h200", "l40s")
+    assert [{one.cell for one in each.starts} for each in found.rounds] == [{*called.cells}] * 2
+    assert found.decided == 3
+    assert not called.paths.root.exists()  # planning writes nothing
+
+
+def test_what_was_decided_is_decided_again_only_if_something_it_depends_on_has_changed(called: Called) -> None:
+    called.end_all()
+    assert called.pending("h200") == Pending([], 3)
+    called.decide(3, ["h200"])
+    assert called.pending("h200") == Pending([], None)
+    called.decide(3, ["h200"], failed=("any",))
+    assert called.pending("h200") == Pending([], 3)
+    called.decide(3, ["h200"])
+    called.end(called.on("h200")[0], start=3)
+    assert called.pending("h200") == Pending([], 4)
+
+
+def test_a_decision_holds_for_the_devices_that_its_call_could_measure(called: Called) -> None:
+    called.end_all()
+    called.decide(3, ["h200"])
+    assert called.pending("l40s") == Pending([], 3)
+    assert called.pending("h200", "l40s") == Pending([], 3)
+    # What another machine measures and decides later on its own devices changes nothing on these.
+    called.end(*called.on("l40s"), start=3)
+    called.decide(4, ["l40s"])
+    assert called.pending("h200") == called.pending("l40s") == Pending([], None)
+
+
+def test_places_in_a_round_are_counted_for_each_gpu_type(called: Called) -> None:
+    h200, l40s = called.on("h200"), called.on("l40s")
+    of = Round(3, tuple(CellStart(name, 2) for name in [*l40s[1:], *h200]), done=(l40s[0],))
+    batches = list(batches_of_cluster(of, called.cells, called.definitions, size=2))
+    for gpu, first in (("h200", 1), ("l40s", 2)):
+        mine = [batch for batch in batches if batch.gpu == gpu]
+        places = [batch.first_position + place for batch in mine for place in range(len(batch.starts))]
+        assert sorted(places) == [*range(first, 5)]
+        # Cells that need different numbers of GPUs share no job.
+        assert all(len({called.cells[one.cell].knobs.ranks for one in batch.starts}) == 1 for batch in mine)
+    (here,) = batches_of_machine(of, called.definitions)
+    assert (here.first_position, here.starts) == (2, of.starts)
+
+
+def test_the_list_of_what_has_ended_says_so_until_something_else_ends(
+    called: Called, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [called.cells[name] for name in called.on("h200")]
+    listed = called.paths.ended("h200")
+    assert not is_list_of(listed, ended_cells(cells, called.paths))
+    called.end(cells[0].id)
+    places = ["--study", str(called.file), "--results", str(called.paths.results), "--gpu", "h200"]
+    assert main([*places, "--out", str(listed)]) == 0
+    assert list(read_json(listed)) == [cells[0].id]
+    assert is_list_of(listed, ended_cells(cells, called.paths))
+    outcome = called.paths.outcome(cells[0])
+    outcome.write_text(outcome.read_text().replace('"ok"', '"timeout"'))
+    assert not is_list_of(listed, ended_cells(cells, called.paths))
