@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from workflow_scripts.common.files import last_line, read_json
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_of, never_ran
 from workflow_scripts.study.paths import StudyPaths
@@ -34,13 +34,12 @@ class CellStatus:
 
 
 def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellStatus]]:
-    """The starts that the study asks for and those beyond, by their number, for every cell of the grid in its order."""
-    models = resolved_models(study)
+    """The starts that the study asks for and those tried beyond, by number, for every cell of the grid in its order."""
+    definitions = definitions_sha256(study)
     found = {}
     for cell in expand(study):
-        definition = definition_sha256(cell_definition(study, cell, models))
-        numbers = sorted({*range(1, study.starts.at_least + 1), *paths.outcomes(cell)})
-        found[cell] = [_status_of_start(study, cell, paths, definition, start) for start in numbers]
+        numbers = sorted({*range(1, study.starts.at_least + 1), *paths.outcomes(cell), *paths.tried(cell)})
+        found[cell] = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
     return found
 
 
@@ -50,9 +49,13 @@ def progress(study: Study, paths: StudyPaths, starts: Mapping[Cell, Sequence[Cel
     return progress_of(study, paths, runs, now_s)
 
 
-def status_of_cell(starts: Sequence[CellStatus]) -> CellStatus:
-    """The status of a cell, given those of its starts: that of the first one that is not ok."""
-    return next((one for one in starts if one.state != "ok"), starts[0])
+def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
+    """The status of a cell, given those of its starts: that of the first one that is not ok.
+
+    A start beyond `at_least` that has no outcome leaves the cell as it was.
+    """
+    bad = (one for one in starts if one.state != "ok" and not (one.state == "missing" and one.start > at_least))
+    return next(bad, starts[0])
 
 
 def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:

@@ -4,9 +4,9 @@
 
 says how far an unfinished study is, counts cells by GPU, engine, model and workload, then lists each start of a cell
 that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
-counts as its first start that is not `ok`. Cells that have not ended are `missing`; those of an older protocol or
-another definition are `outdated`; `snakemake` measures both again. If further starts depend on what is not decided, the
-open comparisons follow.
+counts as its first start that is not `ok`; one beyond those of every cell counts only if it has ended. Cells that have
+not ended are `missing`; those of an older protocol or another definition are `outdated`; `snakemake` measures both
+again. If further starts depend on what is not decided, the open comparisons follow.
 
 `--watch` shows how far the study is, and its counts, again and again until all cells have ended; Ctrl-C ends it.
 """
@@ -106,7 +106,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
             began_s = time.monotonic()
             starts = status_of_starts(study, paths)
             seen = progress(study, paths, starts, time.time())
-            table = counts(map(status_of_cell, starts.values()))
+            table = counts(status_of_cell(one, study.starts.at_least) for one in starts.values())
             live.update(Group(*map(Text, seen.in_words()), "", table), refresh=True)
             if seen.is_complete:
                 return
@@ -141,6 +141,6 @@ def main(args: Namespace) -> None:
     seen = progress(study, paths, starts, time.time())
     if not seen.is_complete:
         console.print(*seen.in_words(), "", sep="\n", markup=False)
-    console.print(counts(map(status_of_cell, starts.values())))
+    console.print(counts(status_of_cell(one, study.starts.at_least) for one in starts.values()))
     for line in [*failures(statuses), *differences(statuses), *rounds(study, paths)]:
         console.print(line)

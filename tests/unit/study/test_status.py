@@ -162,6 +162,21 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path: Path, capsys: pytest.Cap
     assert lines[-4].split() == ["all", "2", "10"]
 
 
+def test_a_further_start_that_failed_is_shown_and_leaves_its_cell_ok(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5})
+    tried = cell("h200", 8)
+    for start in (1, 2):
+        seen.end(tried, "ok", start=start)
+    log = seen.paths.log(tried, 3)
+    log.parent.mkdir()
+    log.write_text("the measuring process was killed by signal 9\n")
+    lines = seen.printed(capsys).splitlines()
+    assert lines[-2:] == ["missing: the measuring process was killed by signal 9", f"    {tried} start 3  {log}"]
+    assert lines[-3].split() == ["all", "1", "11"]
+
+
 def test_what_is_not_decided_is_shown_with_what_it_would_take(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
