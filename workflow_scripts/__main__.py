@@ -30,6 +30,7 @@ GROUPS = {
         "compare": "analyse.compare",
         "promise": "analyse.make_promise",
         "export": "deploy.export",
+        "check-server": "analyse.check_server",
     },
     "Steps of the workflow; Snakemake calls them": {
         "prepare-model": "prepare.model",
@@ -66,6 +67,7 @@ GROUPS = {
     },
     "Processes that other commands start": {
         "sample-device": "measure.trace",
+        "send-load": "measure.send_load",
     },
 }
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.browser import Tab, browser
+from tests.integration import served_study
 from tests.pretended_gpu import build
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.present import figures, page
@@ -161,6 +162,18 @@ SHORT = "cpu-all/vllm/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 
 def outcome_of(results: Path, cell: str) -> Path:
     return results / "small" / "cells" / cell / "outcome.json"
+
+
+@pytest.fixture(scope="session")
+def planted(environment: dict[str, str]) -> dict[str, str]:
+    """The environment of a user who has secrets in it."""
+    return {**environment, **served_study.SECRETS}
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) -> Path:
+    """The folder of the study of servers, with every cell measured and the report written."""
+    return served_study.made(tmp_path_factory.mktemp("served"), served_study.study(), planted, "all")
 
 
 @pytest.fixture(scope="session")

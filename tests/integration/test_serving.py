@@ -15,9 +15,8 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-import yaml
 
-from tests.integration.conftest import CHECKOUT
+from tests.integration.served_study import CHECKOUT, SECRETS, made, study, write
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome, read_outcome
@@ -25,13 +24,6 @@ from workflow_scripts.study.study_file import load_study
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
 OPENAI = "cpu-all/openai/tiny-llama-57m/short/at-{}-users4"
-# Secrets of a user's environment; none of them may be in any file that is written.
-SECRETS = {
-    "HF_TOKEN": "hf_plantedTokenOfAUser0123456789",
-    "HUGGING_FACE_HUB_TOKEN": "hf_anotherPlantedToken0123456789",
-    "OPENAI_API_KEY": "sk-plantedKeyOfAUser0123456789",
-    "VLLM_API_KEY": "plantedKeyOfARunningServer0123456789",
-}
 # Answers as a server does, token by token in the seconds that it is told, as many different prompts as it is told;
 # every request with another one gets a 500.
 SMALL_SERVER = """
@@ -71,66 +63,10 @@ server.serve_forever()
 """
 
 
-def study(**changes: object) -> dict[str, object]:
-    of_server = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
-    vllm = {**of_server, "engine": "vllm-serve"}
-    return {
-        "schema_version": 1,
-        "name": "served",
-        "question": "do servers run?",
-        "repeats": 2,
-        "cell_time_limit_s": 600,  # `transformers serve` takes ten times as long on cores that others use
-        "server_start_limit_s": 100,
-        "slo": {"ttft_s": 1.0, "tpot_s": 0.5},
-        "workloads": {
-            "short": {
-                "kind": "synthetic",
-                "num_prompts": 16,
-                "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
-                "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
-            },
-            "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 40},
-        },
-        "engine_defaults": {
-            "vllm-serve": {
-                "max_model_len": 512,
-                "enforce_eager": True,
-                "cpu_kv_cache_gib": 1,
-                "block_size": 32,
-                "max_num_seqs": 4,
-            }
-        },
-        "sweeps": [
-            {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 1000]}},
-            {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
-            {"name": "refused", **vllm, "workload": "short", "knobs": {"users": 4, "block_size": 16}},
-            {
-                "name": "hf",
-                **of_server,
-                "engine": "openai",
-                "workload": "short",
-                "knobs": {"endpoint": ["transformers-serve"], "users": 4},
-            },
-        ],
-        **changes,
-    }
-
-
-def write(folder: Path, content: dict[str, object]) -> Path:
-    path = folder / "served.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    return path
-
-
 @pytest.fixture(scope="module")
-def planted(environment: dict[str, str]) -> dict[str, str]:
-    return {**environment, **SECRETS}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) -> Path:
+def results(served: Path) -> Path:
     """The study's folder, with every cell measured and the report written."""
-    return made(tmp_path_factory.mktemp("served"), study(), planted, "all")
+    return served
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +74,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) ->
     """The study's folder, with nothing measured."""
     content = faulty({"any": command_of("pass")})
     return made(tmp_path_factory.mktemp("inputs"), content, planted, "prepare") / "prepared"
-
-
-def made(folder: Path, content: dict[str, object], environment: dict[str, str], target: str) -> Path:
-    command = [*(sys.executable, "-m", "snakemake", "--cores", "2", "--nolock", "--keep-going"), target, "--config"]
-    command += [f"study={write(folder, content)}", f"results={folder / 'results'}"]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    return folder / "results" / "served"
 
 
 def outcome(results: Path, cell: str) -> Outcome:

@@ -80,12 +80,12 @@ INSTEAD: dict[str, tuple[Callable[[str], str], str]] = {
     "rsync": (syntax, "needs another cluster"),
     "for archive in": (syntax, "needs evidence from another host"),
     "python3 -m compileall": (syntax, "is for the folder of another host's modules"),
-    "vllm serve --config": (syntax, "starts a server"),
+    "vllm serve --config": (syntax, "starts a server, which tests/integration/test_production.py does"),
     "docker compose": (syntax, "needs Docker and a network"),
     "kubectl": (syntax, "needs a cluster"),
     "sbatch results": (syntax, "needs a cluster"),
     "promtool": (syntax, "needs an exported study, which tests/unit/deploy/test_alert_rules.py makes up"),
-    "prometheus": (syntax, "runs until it is stopped"),
+    "prometheus": (syntax, "runs until it is stopped; tests/integration/test_production.py runs it"),
     "curl": (syntax, "needs a running Prometheus"),
 }
 # Commands of which only the options are read, and why.
@@ -94,6 +94,7 @@ PARSED = {
     "kvsweep check-engines": "imports the engines, which tests/integration/test_check_study.py does",
     "kvsweep measure-cell": "measures a cell, which tests/integration/test_measure.py does",
     "kvsweep measure-device": "measures this machine, which takes it seconds",
+    "kvsweep check-server": "needs a running server, which tests/integration/test_production.py has",
     "kvsweep compare": "needs the results of two runs, which tests/unit/analyse/test_compare.py makes up",
     "kvsweep status --study config/studies/paged_attention.yaml --watch": "ends with the study",
     "kvsweep figures": "draws for a quarter of a minute",

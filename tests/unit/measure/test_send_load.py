@@ -1,0 +1,73 @@
+"""To whom a load is sent, and how much of it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.deploy.promises import CPU, STUDY
+from workflow_scripts.common.files import write_jsonl
+from workflow_scripts.measure.send_load import LoadError, address_of, load_of, main
+from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, load_study
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    path = tmp_path / "promised.yaml"
+    path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    return load_study(path)
+
+
+def prepare(study: Study, folder: Path) -> StudyPaths:
+    paths = StudyPaths(folder, study.name)
+    (cell,) = (cell for cell in expand(study) if cell.id == CPU)
+    file = paths.workload(cell.model, cell.workload, workload_key(cell_definition(study, cell, resolved_models(study))))
+    file.parent.mkdir(parents=True)
+    write_jsonl(file, ({"request_id": f"r{i}", "prompt_token_ids": [1, 2], "output_tokens": 3} for i in range(16)))
+    return paths
+
+
+def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study: Study, tmp_path: Path) -> None:
+    paths = prepare(study, tmp_path)
+    whole, some = (load_of(study, CPU, paths, count) for count in (16, 5))
+    assert [request.request_id for request in some[0]] == ["r0", "r1", "r2", "r3", "r4"]
+    assert some[1] == whole[1][:5]
+    assert whole[1][-1] == pytest.approx(15 / 4)
+    assert whole[2] is None
+
+
+def test_what_is_not_prepared_or_no_server_is_told(study: Study, tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path, study.name)
+    with pytest.raises(LoadError, match=r"workload\.jsonl: the requests are not here; `snakemake prepare` makes them"):
+        load_of(study, CPU, paths, 1)
+    with pytest.raises(
+        LoadError, match="h200/vllm/x: no cell of vllm-serve in study promised; allowed: h200/vllm-serve/"
+    ):
+        load_of(study, "h200/vllm/x", paths, 1)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "https://example.org/v1", "http://localhost.example.org"])
+def test_another_machine_must_be_allowed(url: str) -> None:
+    with pytest.raises(LoadError, match="not this machine; add --elsewhere to send the load to"):
+        address_of(url, "NO_KEY", elsewhere=False)
+    assert address_of(url, "NO_KEY", elsewhere=True).base_url == "/".join(url.split("/")[:3])
+
+
+def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    found = address_of("http://localhost:1", "A_KEY", elsewhere=False)
+    assert found.headers == {"Authorization": "Bearer secret"}
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
+)
+def test_no_server_is_bad_input(study: Study, tmp_path: Path, capsys, url: str, said: str) -> None:
+    words = ["--study", str(tmp_path / "promised.yaml"), "--results", str(tmp_path), "--cell", CPU]
+    assert main([*words, "--requests", "1", "--url", url, "--out", str(tmp_path / "sent.json")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "sent.json").exists()

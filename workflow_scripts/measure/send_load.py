@@ -1,0 +1,166 @@
+"""Send the beginning of a cell's load to a running vLLM server, and record what the client sees.
+
+    kvsweep send-load --study config/studies/serving.yaml --requests 60 --url http://localhost:8000 \\
+        --cell h100-sxm/vllm-serve/llama-3.1-8b-instruct/chat/seqs256-len4096-util0.9-rate1 --out sent.json
+
+`kvsweep check-server` calls this and compares the answers with those of the study. No more than the announced requests
+are sent, each once. Prefixes that the server has cached before are not used: the requests have a new cache salt.
+"""
+
+import ipaddress
+import json
+import os
+import resource
+import secrets
+import tempfile
+import time
+import urllib.parse
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
+from workflow_scripts.common.faults import InputError
+from workflow_scripts.common.files import last_line, read_jsonl, write_json
+from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
+from workflow_scripts.measure.client import Target, send
+from workflow_scripts.measure.engine import Request, preload_of
+from workflow_scripts.measure.forkserver import run as run_forked
+from workflow_scripts.measure.scrape import parse_metrics
+from workflow_scripts.measure.server_http import Address
+from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.protocol import SEED
+from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.workloads.arrivals import Load
+
+# An overloaded server may take so much longer than the load lasts; then the rest is given up.
+LIMIT_S = 900.0
+
+
+class LoadError(InputError):
+    """A load that cannot be sent to this server."""
+
+
+def is_here(url: str) -> bool:
+    """Whether an address is this machine's own.
+
+    >>> [is_here(url) for url in ("http://localhost:8000", "http://127.0.0.2:1/v1", "http://[::1]:8", "http://10.0.0.1")]
+    [True, True, True, False]
+    """
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
+    """The server's address, if a load may be sent there.
+
+    Raises:
+        LoadError: it is no address, or one of another machine that was not allowed.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise LoadError(f"--url {url}: no address of a server; it looks like http://localhost:8000")
+    if not elsewhere and not is_here(url):
+        raise LoadError(f"--url {url}: not this machine; add --elsewhere to send the load to {parts.hostname}")
+    return Address(f"{parts.scheme}://{parts.netloc}", os.environ.get(key_variable) or None)
+
+
+def served_models(address: Address) -> list[dict[str, Any]]:
+    """The models of a server, as it describes them.
+
+    Raises:
+        LoadError: no server answers there as vLLM does.
+    """
+    try:
+        found: list[dict[str, Any]] = json.loads(address.call("/v1/models"))["data"]
+        return found
+    except (OSError, ValueError, KeyError) as e:
+        raise LoadError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
+
+
+def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> tuple[list[Request], list[float], int | None]:
+    """The first requests of a cell, when each arrives, and the number of users.
+
+    Raises:
+        LoadError: the cell is no cell of a server of the study, or its requests are not prepared here.
+    """
+    servers = {cell.id: cell for cell in expand(study) if cell.engine == VLLM_SERVE.name}
+    cell: Cell | None = servers.get(cell_id)
+    if cell is None:
+        raise LoadError(f"{cell_id}: no cell of {VLLM_SERVE.name} in study {study.name}; allowed: {', '.join(servers)}")
+    definition = cell_definition(study, cell, resolved_models(study))
+    file = paths.workload(cell.model, cell.workload, workload_key(definition))
+    if not file.exists():
+        raise LoadError(f"{file}: the requests are not here; `snakemake prepare` makes them")
+    assert isinstance(cell.knobs, VllmServeKnobs)
+    rows = list(read_jsonl(file))
+    load = Load.model_validate({name: getattr(cell.knobs, name) for name in Load.model_fields})
+    arrivals_s = load.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
+    requests = [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in rows]
+    return requests[:count], arrivals_s[:count], load.users
+
+
+def send_load(address: Address, model: str, load: tuple[list[Request], list[float], int | None]) -> dict[str, Any]:
+    """Send the load; return the requests, the server's metrics before and after, and the client's share of a core."""
+    requests, arrivals_s, users = load
+    target = Target(address, model, extra_body={"ignore_eos": True, "cache_salt": secrets.token_hex(16)})
+    before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), _cpu_s()
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        records = send(target, requests, [r.prompt_token_ids for r in requests], arrivals_s, users, Path(log.name))
+    wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
+    after = address.call("/metrics")
+    return {
+        "model": model,
+        "models": served_models(address),
+        "wall_s": wall_s,
+        "client_cpu_cores": cpu_s / wall_s,
+        "before": parse_metrics(before),
+        "after": parse_metrics(after),
+        "requests": [record.as_dict() for record in records],
+    }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@command(
+    "send-load",
+    STUDY,
+    RESULTS,
+    option("--cell", required=True, help="the cell whose load is sent: gpu/engine/model/workload/knobs"),
+    option("--requests", type=positive, required=True, help="how many of its requests are sent, from the first"),
+    option("--url", required=True, help="the server's address, such as http://localhost:8000"),
+    option("--model", help="the model's name in requests; without it, the first that the server names"),
+    option("--elsewhere", action="store_true", help="the server may be on another machine"),
+    option("--api-key-env", default="VLLM_API_KEY", help="variable that holds the server's key (%(default)s)"),
+    option("--in-fork", action="store_true", help="used by the command itself: vLLM's client is imported"),
+    out("record of the requests, as JSON"),
+)
+def main(args: Namespace) -> int:
+    """Send the load from a fork that has imported vLLM's client, and write what it saw."""
+    study = load_study(args.study)
+    address = address_of(args.url, args.api_key_env, args.elsewhere)
+    names = [str(one["id"]) for one in served_models(address)]
+    model = args.model or names[0]
+    if model not in names:
+        raise LoadError(f"--model {model}: not served at {address.base_url}; allowed: {', '.join(names)}")
+    load = load_of(study, args.cell, StudyPaths(args.results, study.name), args.requests)
+    if args.in_fork:
+        write_json(args.out, send_load(address, model, load))
+        return 0
+    words = ["--cell", args.cell, "--requests", str(args.requests), "--url", args.url, "--model", model]
+    words += ["--api-key-env", args.api_key_env, *(["--elsewhere"] if args.elsewhere else []), "--in-fork"]
+    words += ["--study", str(args.study), "--results", str(args.results), "--out", str(args.out)]
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        ended = run_forked(__name__, words, log, dict(os.environ), LIMIT_S, preload_of(VLLM_SERVE.name))
+        if ended.exit_status != 0:
+            said = last_line(Path(log.name))
+            raise LoadError(f"the load could not be sent: {said or f'no end within {LIMIT_S:g} s'}")
+    return 0
