@@ -135,13 +135,14 @@ class VllmOffline:
     def stop(self) -> None:
         """End the engine's other processes.
 
-        A core in this process is not torn down: the process ends right after, and collecting garbage takes a second.
+        Neither a core nor a worker in this process is torn down: the process ends right after, and collecting garbage
+        takes a second.
         """
         core = self._llm.llm_engine.engine_core
         in_this_process = getattr(core, "engine_core", None)
         if in_this_process is None:
             core.shutdown()
-        else:
+        elif VllmKnobs.model_validate(self._setup.knobs).ranks > 1:
             in_this_process.model_executor.shutdown()
 
 
