@@ -118,9 +118,15 @@ def run_command(main: Callable[[], int]) -> NoReturn:
     """
     try:
         try:
-            raise SystemExit(main())
+            status = main()
         finally:
             sys.stdout.flush()  # here, because the interpreter's clean-up would print the error
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(128 + signal.SIGPIPE) from None
+    if "pyarrow" in sys.modules:
+        # Arrow's threads sometimes abort the process while the interpreter cleans up (apache/arrow#34314). The work is
+        # done by then, and Snakemake would delete it.
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)

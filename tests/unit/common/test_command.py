@@ -54,6 +54,19 @@ def test_the_status_of_a_command_is_what_its_main_returns() -> None:
     assert failed.stderr == "kvsweep log: missing.log: No such file or directory\n"
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_thread_of_arrow_that_aborts_at_the_end_does_not_change_the_status(status: int) -> None:
+    code = f"""
+import atexit, os, sys
+import pyarrow
+from workflow_scripts.common.command import run_command
+atexit.register(os.abort)
+run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "done\n", "said\n")
+
+
 @pytest.mark.parametrize(("module", "name"), [("parse.engine_log", "log"), ("analyse.limits", "table-limits")])
 def test_a_module_that_is_run_instead_of_its_command_names_the_command(module: str, name: str) -> None:
     failed = piped(f"workflow_scripts.{module} {LOG}")
