@@ -255,6 +255,7 @@ def _observation(text: str) -> tuple[float, int]:
         type=positive,
         help="size of the KV cache, given instead of profiled; needed for CPUs",
     ),
+    option("--num-gpu-blocks-override", type=positive, help="blocks of the KV cache, given instead of profiled"),
     option("--vllm-version", help=f"default: the log's, otherwise {EngineSettings.vllm_version}"),
     option("--usage", choices=["server", "offline"], default="server", help="whose default batch sizes (%(default)s)"),
     option(

@@ -77,9 +77,14 @@ def test_why_a_ladder_is_not_used_is_said_beside_the_rates(tmp_path, changes, wh
     assert (speed.source, f"; its ladder {why}" in speed.how) == ("measured rates", True)
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-120b", "no-such-model"])
-def test_a_ladder_of_another_model_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path, model):
-    ladders = written(tmp_path, f"cpu-1core/vllm/{model}/eager1.json", climbed(COSTS).model_copy(update=named(model)))
+@pytest.mark.parametrize(
+    ("model", "knobs"),
+    [("gpt-oss-120b", {"speculative_method": "ngram", "num_speculative_tokens": 2}), ("no-such-model", {})],
+)
+def test_a_ladder_of_another_model_to_which_nothing_can_be_fitted_stops_no_plan(tmp_path, model, knobs):
+    record = climbed(COSTS)
+    record = record.model_copy(update=named(model) | {"knobs": {**record.knobs, **knobs}})
+    ladders = written(tmp_path, f"cpu-1core/vllm/{model}/eager1.json", record)
     assert speed_for(wanted(), ladders, tmp_path / "none") is None
 
 

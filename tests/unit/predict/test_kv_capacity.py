@@ -563,6 +563,7 @@ OPTIONS = {
     "max_num_seqs": 17,
     "max_num_batched_tokens": 4000,
     "kv_cache_memory_bytes": 2**30,
+    "num_gpu_blocks_override": 100,
     "vllm_version": "0.16.0",
     "usage": "offline",
     "sampler": "fused",
@@ -595,12 +596,18 @@ def test_what_is_not_given_is_the_engines_default(capsys):
         "max_num_batched_tokens": 2048,
         "enforce_eager": False,
         "kv_cache_memory_bytes": None,
+        "num_gpu_blocks_override": None,
         "vllm_version": "0.32.0",
         "usage": "server",
         "sampler": "auto",
     }
     assert report["quantization"] is None
     assert "observed" not in report
+
+
+def test_a_number_of_blocks_that_is_given_comes_before_the_memory(capsys):
+    report = report_of(capsys, *REQUIRED, "--num-gpu-blocks-override", "100", "--kv-cache-memory-bytes", str(2**40))
+    assert report["num_blocks"]["value"] == 100
 
 
 def test_a_version_that_is_given_comes_before_that_of_the_log(tmp_path, capsys):
