@@ -99,7 +99,7 @@ function resultsTable(cells, metric, store, count) {
   const { unit, factor, name } = METRICS[metric];
   const differing = ["gpu", "engine", "model", "workload"].filter((id) => new Set(store.cells.map((cell) => cell[id])).size > 1);
   const titles = { gpu: "Device", engine: "Engine", model: "Model", workload: "Workload" };
-  const hasScope = cells.some((cell) => cell.scope && statistic(cell, metric)?.interval);
+  const hasScope = cells.some((cell) => cell.scope && cell.statistic(metric)?.interval);
   const rows = cells.slice(0, count).map((cell) => {
     const found = cell.statistic(metric);
     const range = found && (found.interval ?? (found.n > 1 ? found : null));
