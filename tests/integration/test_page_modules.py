@@ -183,16 +183,19 @@ def test_the_pareto_front_is_what_no_other_point_beats(run: Run) -> None:
 
 def test_only_an_interval_holds_for_a_scope(run: Run) -> None:
     """A median of repeats has a range, which promises nothing, whatever other measures of the cell have."""
-    interval = {"value": 5.5, "low": 5, "high": 6}
-    cell = {
-        "scope": "within one start",
-        "intervals": {"output_tokens_per_s": interval},
-        "repeats": [
-            {"output_tokens_per_s": 5, "total_tokens_per_s": 8},
-            {"output_tokens_per_s": 6, "total_tokens_per_s": 9},
-        ],
+    measures = ["output_tokens_per_s", "total_tokens_per_s"]
+    data = {
+        "cells": {"cell_id": ["a"], "scope": ["within one start"]},
+        "repeats": {"cell": [0, 0], measures[0]: [5, 6], measures[1]: [8, 9]},
+        "limits": {},
+        "predictions": {},
+        "intervals": {"cell": [0], "measure": measures[:1], "value": [5.5], "low": [5], "high": [6]},
     }
-    script = f"['output_tokens_per_s', 'total_tokens_per_s'].map((name) => m.toldOf({json.dumps(cell)}, name))"
+    known = (
+        f"Object.fromEntries({measures}.map((name) => [name, m.storeOf({json.dumps(data)}).cells[0].statistic(name)]))"
+    )
+    cell = f"{{scope: 'within one start', statistic: (name) => ({json.dumps(run('data.js', known))})[name]}}"
+    script = f"{measures}.map((name) => m.toldOf({cell}, name))"
     of_mean, of_median = run("explore.js", script)
     assert of_mean[-1] == "holds for: within one start"
     assert of_median[1:] == ["median of 2 repeats, from 8 to 9 tokens/s"]
