@@ -114,7 +114,7 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
     ['b=2', 'b=3']
     """
     parts = settings.str.split(", ")
-    shared = set.intersection(*map(set, parts))
+    shared = set.intersection(*map(set, parts)) if len(parts) else set()
     return parts.map(lambda of_one: ", ".join(part for part in of_one if part not in shared))
 
 

@@ -221,6 +221,15 @@ def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results: Res
     assert caption not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_study_without_prefix_caching_among_its_effects_has_a_page(results: Results, tmp_path: Path) -> None:
+    tables = shutil.copytree(results.root / "tables", tmp_path / "tables")
+    effects = pd.read_parquet(tables / "effects.parquet")
+    effects[effects["knob"] != "enable_prefix_caching"].to_parquet(tables / "effects.parquet")
+    assert results.write_page(tmp_path / "report.html", tables) == 0
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert {attributes["id"] for attributes in page.all("section")} == {"summary", *(one.id for one in SUBJECTS)}
+
+
 def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
     here = [attributes["id"] for attributes in page.all("section")][1:]
     order = [section.id for section in SUBJECTS]
