@@ -79,9 +79,7 @@ def test_a_prefix_takes_effect_and_has_its_interval_and_the_cache_has_no_effect_
     gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
     shared = by_workload.loc[["prefix-256", "identical"]]
-    # Eightfold. Engines that share their cores with others slow down by as much, and then the ratio shows nothing.
-    shared_cores = prefix_caching("cells")["cpu_others_pct"].max() > 10
-    assert by_workload.loc["identical", "ratio"] > 1 or shared_cores
+    assert by_workload.loc["identical", "ratio"] > 1  # eightfold where nothing else uses the cores
     assert (shared["ratio_low"] < shared["ratio"]).all()
     assert (shared["ratio"] < shared["ratio_high"]).all()
     assert by_workload.loc[["prefix-256", "identical"], "took_effect"].all()
