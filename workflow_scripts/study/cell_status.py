@@ -38,7 +38,8 @@ def status_of_starts(study: Study, paths: StudyPaths) -> dict[Cell, list[CellSta
     definitions = definitions_sha256(study)
     found = {}
     for cell in expand(study):
-        numbers = sorted({*range(1, study.starts.at_least + 1), *paths.outcomes(cell), *paths.tried(cell)})
+        asked = study.starts.at_least
+        numbers = [*range(1, asked + 1), *paths.tried_beyond(cell, asked)]
         found[cell] = [_status_of_start(study, cell, paths, definitions[cell.id], start) for start in numbers]
     return found
 
@@ -59,11 +60,11 @@ def status_of_cell(starts: Sequence[CellStatus], at_least: int) -> CellStatus:
 
 
 def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: str, start: int) -> CellStatus:
-    log = paths.log(cell, start) if paths.log(cell, start).exists() else None
     outcome = paths.outcome(cell, start)
     try:
         record = read_json(outcome)
     except FileNotFoundError:
+        log = _there(paths.log(cell, start))
         return CellStatus(cell, "missing", _why_missing(log), log, None, None, start=start)
     provenance = record["provenance"]
     state, reason = record["outcome"], _one_line(record["reason"] or "")
@@ -76,18 +77,22 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     elif not is_of(record, definition):
         protocol = record["definition"].get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
-    raw = paths.start(cell, start) / "raw" / "engine.log"
+    log = _there(outcome.parent / "raw" / "engine.log") or _there(paths.log(cell, start))
     return CellStatus(
         cell,
         state,
         reason,
-        raw if raw.exists() else log,
+        log,
         str(provenance.get("lock_sha256"))[:12],
         provenance.get("host"),
         record.get("device", {}).get("processor"),
         start,
         run,
     )
+
+
+def _there(path: Path) -> Path | None:
+    return path if path.exists() else None
 
 
 def _why_missing(log: Path | None) -> str:

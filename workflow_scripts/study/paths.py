@@ -1,5 +1,6 @@
 """Where everything of a study is below `results/{study}/`."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,11 @@ class StudyPaths:
 
     def cell(self, cell: Cell | str) -> Path:
         """Folder of a cell (given as a cell, as its id, or as the pattern of all cells)."""
-        return self.root / "cells" / (cell.id if isinstance(cell, Cell) else cell)
+        return self._cells / (cell.id if isinstance(cell, Cell) else cell)
+
+    @cached_property
+    def _cells(self) -> Path:
+        return self.root / "cells"
 
     def start(self, cell: Cell | str, start: int = 1) -> Path:
         """Folder with the evidence of one engine start of a cell: the cell's own for the first, or one in it."""
@@ -51,9 +56,14 @@ class StudyPaths:
         """Folder of the measurement at the end of a round that repeats its first cell, to show drift."""
         return self.cell(cell) / f"again-{number}"
 
-    def tried(self, cell: Cell | str) -> list[int]:
-        """The numbers of the further starts of a cell that have a log, whether they ended or not."""
-        return [start_number(path.parent) for path in self.cell(cell).glob(f"{START_FOLDER}*/measure.log")]
+    def tried_beyond(self, cell: Cell | str, start: int) -> list[int]:
+        """The numbers above `start` of the starts of a cell that have a log or have ended, in order."""
+        try:
+            names = [one.name for one in os.scandir(self.cell(cell)) if one.name.startswith(START_FOLDER)]
+        except FileNotFoundError:
+            return []
+        beyond = [number for name in names if (number := start_number(Path(name))) > start]
+        return sorted(n for n in beyond if self.log(cell, n).exists() or self.outcome(cell, n).exists())
 
     def drift_outcomes(self, cell: Cell | str) -> list[Path]:
         """The outcome records of the measurements that show drift."""

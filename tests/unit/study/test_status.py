@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from workflow_scripts.common.files import write_jsonl
+from workflow_scripts.study.cell_status import status_of_starts
 from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import Outcome
@@ -263,3 +264,17 @@ def test_a_bad_study_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "bad.yaml").write_text(json.dumps({"name": "bad"}))
     assert main(["--study", str(tmp_path / "bad.yaml")]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen: Seen) -> None:
+    name = cell("h200", 8)
+    assert seen.paths.tried_beyond(name, 1) == []
+    for start in (12, 3, 2):
+        seen.end(name, "ok", start=start)
+    seen.paths.outcome(name, 12).unlink()
+    seen.paths.log(name, 3).unlink()
+    seen.paths.start(name, 4).mkdir()
+    assert seen.paths.tried_beyond(name, 1) == [2, 3, 12]
+    assert seen.paths.tried_beyond(name, 2) == [3, 12]
+    found = status_of_starts(seen.study, seen.paths)[seen.cells[name]]
+    assert [(one.start, one.state) for one in found] == [(1, "missing"), (2, "ok"), (3, "ok"), (12, "missing")]
