@@ -57,7 +57,8 @@ class Progress:
 
     `at_s`, `last_end_s`: Unix times of looking, and of the last end. `left_s`: seconds until all have ended, if each
     cell takes as long as those like it; None if nothing is being measured or nothing has ended. `waiting`: devices with
-    cells left, none of which is being measured; they are not in `left_s`. `may_grow`: further rounds may follow.
+    cells left, none of which is being measured; they are not in `left_s`. `is_late`: a start that is being measured has
+    taken longer than those like it, so more is left than `left_s`. `may_grow`: further rounds may follow.
     """
 
     ended: int
@@ -68,6 +69,7 @@ class Progress:
     last_end_s: float | None
     left_s: float | None
     waiting: Sequence[str]
+    is_late: bool
     may_grow: bool
 
     @property
@@ -88,7 +90,16 @@ class Progress:
         if self.left_s is not None:
             without = f", without the cells of {', '.join(self.waiting)}, which wait" if self.waiting else ""
             grow = "; further rounds may follow" if self.may_grow else ""
-            yield f"About {_length(self.left_s)} left, until {clock(self.at_s + self.left_s)}{without}{grow}."
+            lasts = self._late(self.left_s) if self.is_late else self._about(max(1.0, self.left_s))
+            yield f"{lasts}{without}{grow}."
+
+    def _about(self, left_s: float) -> str:
+        return f"About {_length(left_s)} left, until {clock(self.at_s + left_s)}"
+
+    def _late(self, left_s: float) -> str:
+        rest = f"at least {_length(left_s)} left for the others" if left_s >= 1 else "its end is not known"
+        which = "A cell being measured" if len(self.running) > 1 else "The cell being measured"
+        return f"{which} has taken longer than cells like it: {rest}"
 
     def _named(self, name: Callable[[Cell], str]) -> Iterator[str]:
         for one in self.running[:MOST_NAMED]:
@@ -137,7 +148,7 @@ def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Pr
     ended = sum(map(len, runs.values()))
     running = sorted(_running(paths, runs, study.cell_time_limit_s, now_s), key=lambda one: one.for_s)
     ends = [run.ended_s for of_cell in runs.values() for run in of_cell.values()]
-    left_s, waiting = _left(runs, missing, running, _is_one_machine(paths), now_s)
+    left_s, waiting, is_late = _left(runs, missing, running, _is_one_machine(paths), now_s)
     return Progress(
         ended=ended,
         wanted=ended + sum(missing.values()),
@@ -147,6 +158,7 @@ def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Pr
         last_end_s=max(ends, default=None),
         left_s=left_s,
         waiting=waiting,
+        is_late=is_late,
         may_grow=grows,
     )
 
@@ -195,8 +207,9 @@ def _is_one_machine(paths: StudyPaths) -> bool:
 
 def _left(
     runs: Runs, missing: Mapping[Cell, int], running: Sequence[Running], is_one_machine: bool, now_s: float
-) -> tuple[float | None, list[str]]:
-    """Seconds until the last missing start has ended, and the devices whose cells wait."""
+) -> tuple[float | None, list[str], bool]:
+    """Seconds until the last missing start has ended, the devices whose cells wait, and whether a start takes longer
+    than those like it."""
     expected = _expected_s(runs)
 
     def place(cell: Cell) -> str:
@@ -210,13 +223,15 @@ def _left(
     for cell, of_cell in runs.items():
         if any(now_s - run.ended_s < BETWEEN_S for run in of_cell.values()):
             at_once.setdefault(place(cell), 1)
+    is_late = False
     for one in running:
-        took = min(one.for_s, expected(one.cell) or 0.0)
         if place(one.cell) in work and not one.again:
-            work[place(one.cell)] -= took
+            in_all = expected(one.cell) or 0.0
+            work[place(one.cell)] -= min(one.for_s, in_all)
+            is_late |= one.for_s >= in_all
     waiting = [name for name in work if name not in at_once]
     known = [seconds / at_once[name] for name, seconds in work.items() if name in at_once]
-    return (max(known) if known and any(runs.values()) else None), waiting
+    return (max(known) if known and any(runs.values()) else None), waiting, is_late
 
 
 def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:

@@ -1,12 +1,13 @@
 """How far a study is, from only its files."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.unit.study.test_status import Seen, cell
-from workflow_scripts.common.files import write_json
+from workflow_scripts.common.files import write_json, write_jsonl
 from workflow_scripts.study.cell_status import progress, status_of_starts
 from workflow_scripts.study.progress import Progress
 from workflow_scripts.study.rounds import CellStart, RoundPlan
@@ -39,6 +40,31 @@ def test_what_has_ended_what_runs_and_what_is_left_are_told(seen: Seen) -> None:
         "About 2.8 min left, until 2027-01-15 08:02 UTC, without the cells of l40s, which wait.",
     ]
     assert of(seen).left_s == pytest.approx(2 * 100 - 30)
+
+
+def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(seen: Seen) -> None:
+    seen.begin(cell("h200", 32, 2), NOW - 150, NOW)
+    assert list(of(seen).in_words())[-1] == (
+        "A cell being measured has taken longer than cells like it: at least 35 s left for the others, without the "
+        "cells of l40s, which wait."
+    )
+    shutil.rmtree(seen.paths.cell(cell("h200", 32)))
+    seen.end(cell("h200", 32), "ok", phases_s=TOOK, ended_s=NOW - 5)
+    found = of(seen)
+    assert (found.left_s, found.is_late) == (0, True)
+    assert list(found.in_words())[-1].startswith(
+        "The cell being measured has taken longer than cells like it: its end is not known, without the cells of l40s"
+    )
+
+
+def test_a_moment_is_not_said_to_be_no_time(seen: Seen) -> None:
+    (trace,) = seen.paths.root.rglob("device_trace.jsonl")
+    write_jsonl(trace, [{"schema": "device_trace/1"}, {"time_unix_s": NOW - 99.8}, {"time_unix_s": NOW}])
+    os.utime(trace, (NOW, NOW))
+    seen.end(cell("h200", 32, 2), "ok", phases_s=TOOK, ended_s=NOW - 440)
+    found = of(seen)
+    assert found.left_s == pytest.approx(0.2)
+    assert list(found.in_words())[-1].startswith("About 1 s left, until ")
 
 
 def test_on_one_machine_the_cells_of_all_devices_follow_each_other(seen: Seen) -> None:
