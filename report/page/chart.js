@@ -1,6 +1,7 @@
 // A chart of points with whiskers and lines, for the mouse and for the keyboard.
 import { el } from "./dom.js";
 import { inkOf, mark } from "./canvas.js";
+import { dodge } from "./dodge.js";
 import { scaleOf, ticksOf } from "./scale.js";
 import { sheet } from "./sheet.js";
 import { number } from "./words.js";
@@ -104,6 +105,8 @@ export class Chart {
     drawAxis(context, up, false, width, height, ink, this.y);
     const shown = (p) => across.shows(p.x) && up.shows(p.y);
     for (const p of points) Object.assign(p, shown(p) ? { px: across.place(p.x), py: up.place(p.y) } : { px: NaN, py: NaN });
+    const radius = points.length > 2000 ? 2.5 : 4.5;
+    dodge(points, width - MARGIN.left - MARGIN.right, radius);
     this.showRing();
     context.lineWidth = 1.2;
     context.globalAlpha = 0.55;
@@ -116,7 +119,6 @@ export class Chart {
     }
     context.setLineDash([]);
     context.globalAlpha = points.length > 500 ? 0.5 : 1;
-    const radius = points.length > 2000 ? 2.5 : 4.5;
     for (const p of points) this.drawPoint(context, p, across, up, radius, ink);
     context.globalAlpha = 1;
   }

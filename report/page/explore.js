@@ -234,7 +234,7 @@ export function showExplore(panel, store) {
     el(
       "p",
       { class: "note" },
-      "A point is the mean over a cell's starts, and its bar the 95 % interval. Where no interval is known, they are the median of the repeats and their range. Lines join cells that differ only in the setting below the chart. Hollow points failed a check. Choose a point or a row to open its cell.",
+      "A point is the mean over a cell's starts, and its bar the 95 % interval. Where no interval is known, they are the median of the repeats and their range. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that none hides another. Hollow points failed a check. Choose a point or a row to open its cell.",
     ),
     table,
   );

@@ -43,6 +43,22 @@ def test_numbers_have_three_digits_and_thousands_separated(run: Run) -> None:
     ]
 
 
+def test_points_of_one_setting_stand_side_by_side(run: Run) -> None:
+    points = [
+        *({"px": 100, "series": 1, "y": 5}, {"px": 100, "series": 0, "y": 9}, {"px": 100, "series": 0, "y": 3}),
+        *({"px": 200, "series": 0, "y": 1}, {"px": 150, "xLow": 1, "series": 0, "y": 1}),
+    ]
+    moved = f"((points) => (m.dodge(points, 500, 4.5), points.map((p) => p.px)))({json.dumps(points)})"
+    assert run("dodge.js", moved) == [112, 100, 88, 200, 150]
+    # Crowds take more than half of the room to the next place, never all of it.
+    crowd = [{"px": 100 + 50 * (i % 2), "series": i % 3, "y": i} for i in range(200)]
+    moved = moved.replace(json.dumps(points), json.dumps(crowd))
+    places = run("dodge.js", moved)
+    assert 110 < max(places[::2]) < 120
+    assert 130 < min(places[1::2]) < 140
+    assert len({round(place, 6) for place in places}) == 200
+
+
 def test_tables_are_written_as_csv_markdown_and_latex(run: Run) -> None:
     texts = [["Name", "Rate", "8,16"], ['=1+"2"', "12,300", "–"], ["a\nb | c", "+3.1 %", "8,16"]]
     assert run("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (

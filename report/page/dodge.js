@@ -1,0 +1,19 @@
+// Points of one setting, side by side: whiskers at the same place would hide each other.
+
+// Move points that have the same place across, those of a series next to each other. Where the place across is itself
+// measured (`xLow` is known), points stay where they are.
+export function dodge(points, width, radius) {
+  const columns = new Map();
+  for (const point of points) {
+    if (point.xLow !== undefined || !Number.isFinite(point.px)) continue;
+    if (!columns.has(point.px)) columns.set(point.px, []);
+    columns.get(point.px).push(point);
+  }
+  const places = [...columns.keys()].sort((a, b) => a - b);
+  const gap = places.slice(1).reduce((least, place, i) => Math.min(least, place - places[i]), width);
+  for (const [place, column] of columns) {
+    const step = Math.min(2 * radius + 3, (0.6 * gap) / column.length);
+    column.sort((a, b) => a.series - b.series || a.y - b.y);
+    column.forEach((point, i) => (point.px = place + (i - (column.length - 1) / 2) * step));
+  }
+}
