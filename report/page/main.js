@@ -8,7 +8,7 @@ import { el } from "./dom.js";
 import { openCell } from "./drawer.js";
 import { showExplore } from "./explore.js";
 import { showLimits } from "./limits.js";
-import { makeSortable, openFoldsForPrint } from "./static.js";
+import { foldSections, makeSortable, openFoldsForPrint, reveal } from "./static.js";
 import { makeSavable } from "./take_away.js";
 
 const VIEWS = [
@@ -59,7 +59,7 @@ function follow() {
   const { view, section, parameters } = parseAddress(location.hash);
   drawn.delete(view);
   open(section ? "report" : view);
-  if (section) document.getElementById(section)?.scrollIntoView();
+  if (section) reveal(section);
   if (parameters.get("cell")) openCell(parameters.get("cell"));
 }
 
@@ -89,6 +89,7 @@ function build() {
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
 makeSavable();
+foldSections();
 build();
 openFoldsForPrint();
 acceptDrops(() => choose("compare"));

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import Tab
+from tests.browser import UNFOLD, Tab
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
@@ -59,6 +59,9 @@ def test_axe_finds_no_violation_in_any_view(tab: Tab, report: Path, width: int, 
     for view in views:
         open_view(tab, view)
         assert tab.evaluate(CHECK) == [], view
+    open_view(tab, "tab-report")
+    tab.evaluate(UNFOLD)
+    assert tab.evaluate(CHECK) == []
     tab.evaluate(f"location.hash = '#view=explore&cell={CELL}'")
     tab.wait("document.querySelector('dialog')?.open && document.querySelector('dialog input[type=range]')")
     assert tab.evaluate(CHECK) == []
@@ -79,6 +82,11 @@ def test_the_keyboard_reaches_everything_in_every_view(tab: Tab, report: Path) -
         open_view(tab, view)
         assert walk(tab) == [], view
         assert tab.evaluate("window.reachable().length") > 3
+    open_view(tab, "tab-report")
+    folded = tab.evaluate("window.reachable().length")
+    tab.evaluate(UNFOLD)
+    assert walk(tab) == []
+    assert tab.evaluate("window.reachable().length") > folded + 20
     tab.open(report, f"#view=explore&cell={CELL}")
     tab.wait("document.querySelector('dialog')?.open")
     assert walk(tab) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import Tab
+from tests.browser import UNFOLD, Tab
 from workflow_scripts.present import figures
 
 pytestmark = pytest.mark.needs_tool("chromium")
@@ -19,6 +19,7 @@ PROBE = """(() => {
   return {
     width: innerWidth,
     scrollWidth: document.documentElement.scrollWidth,
+    height: document.documentElement.scrollHeight,
     tooWide: wide.map((e) => e.outerHTML.slice(0, 80)),
     images: [...document.images].map((i) => ({loaded: i.complete && i.naturalWidth > 0, width: i.clientWidth,
       drawn: i.currentSrc === i.src ? "page" : "column"})),
@@ -30,10 +31,15 @@ PROBE = """(() => {
 
 
 def seen_at(tab: Tab, report: Path, width: int, *, dark: bool = False) -> dict[str, Any]:
-    """What the probe finds in the page at a width in CSS pixels; the console must stay silent."""
+    """What the probe finds in the page with all sections open, at a width in CSS pixels; the console must stay silent.
+
+    `folded` is what it finds as the page opens.
+    """
     tab.open(report, width=width, dark=dark)
+    folded = tab.evaluate(PROBE)
+    tab.evaluate(UNFOLD)
     tab.wait(LOADED)
-    seen: dict[str, Any] = tab.evaluate(PROBE)
+    seen: dict[str, Any] = {**tab.evaluate(PROBE), "folded": folded}
     assert tab.complaints == []
     return seen
 
@@ -51,6 +57,9 @@ def test_the_page_fits_its_width_with_every_figure(
     assert all(image["loaded"] and image["drawn"] == drawn and image["width"] > 300 for image in images)
     assert seen["sortable"] > 20
     assert 0 < seen["firstScreen"] <= screens * 800
+    folded = seen["folded"]
+    assert (folded["scrollWidth"], folded["tooWide"], folded["firstScreen"]) == (width, [], seen["firstScreen"])
+    assert folded["height"] < seen["height"] / 3
 
 
 def test_the_page_turns_dark_with_the_reader(one_tab: Tab, report: Path) -> None:
@@ -62,6 +71,7 @@ def test_the_page_is_drawn_and_has_one_main_part_that_holds_its_views(
     one_tab: Tab, report: Path, tmp_path: Path
 ) -> None:
     one_tab.open(report)
+    one_tab.evaluate(UNFOLD)
     one_tab.wait(LOADED)
     one_tab.picture(tmp_path / "page.png", whole=True)
     assert (tmp_path / "page.png").stat().st_size > 100_000

@@ -140,7 +140,7 @@ def test_all_data_are_saved_as_the_tables_have_them(tab: Tab, report: Path, tmp_
 
 
 def test_the_page_says_how_to_cite_the_study(tab: Tab, report: Path) -> None:
-    tab.open(report)
+    tab.open(report, "#take-away")
     told = tab.evaluate("document.querySelector('#take-away').innerText")
     assert "The kvsweep developers" in told
     assert "Study synthetic, definition " in told

@@ -87,9 +87,17 @@ def test_the_legend_hides_a_series(tab: Tab, report: Path) -> None:
 
 
 def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path) -> None:
+    opened = "[...document.querySelectorAll('#view-report .section[open]')].map((fold) => fold.parentElement.id)"
+    tab.open(report)
+    assert tab.evaluate(opened) == []
     tab.open(report, "#energy")
-    assert tab.evaluate("document.getElementById('energy').getBoundingClientRect().top") < 100
+    assert tab.evaluate(opened) == ["energy"]
+    assert 0 <= tab.evaluate("document.getElementById('energy').getBoundingClientRect().top") < 600
     assert not tab.evaluate("document.getElementById('view-report').hidden")
+    # A part of a section opens all that it is in.
+    tab.evaluate("location.hash = '#figure-grid_outcomes'")
+    tab.wait("document.getElementById('figure-grid_outcomes').checkVisibility()")
+    assert 0 <= tab.evaluate("document.getElementById('figure-grid_outcomes').getBoundingClientRect().top") < 600
     tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     told = tab.evaluate("document.querySelector('dialog').innerText")
@@ -98,6 +106,28 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path
     assert told.count(SCRIPT) == 2
     assert "snakemake --cores all" in told
     tab.evaluate("document.querySelector('#tab-report').click()")
+
+
+def test_sections_open_and_close_one_by_one_and_all_at_once(tab: Tab, report: Path) -> None:
+    tab.open(report)
+    folds = "[...document.querySelectorAll('#view-report .section')]"
+    headings = tab.evaluate(f"{folds}.map((fold) => fold.querySelector('summary > h2').textContent)")
+    assert len(headings) > 10
+    leads = tab.evaluate(f"{folds}.map((fold) => fold.querySelector('summary > .lead').textContent)")
+    assert all(leads)
+    # What was found is not folded, and the folded sections are the contents.
+    assert tab.evaluate("document.querySelector('#findings').innerText.length") > 200
+    assert tab.evaluate("document.querySelectorAll('main nav').length") == 0
+    button = "document.querySelector('#view-report > .plain')"
+    assert tab.evaluate(f"{button}.textContent") == "Open all sections"
+    tab.evaluate(f"{folds}[0].querySelector('summary').click()")
+    assert tab.evaluate(f"{folds}.filter((fold) => fold.open).length") == 1
+    tab.evaluate(f"{button}.click()")
+    tab.wait(f"{button}.textContent === 'Close all sections'")
+    assert tab.evaluate(f"{folds}.every((fold) => fold.open)")
+    tab.evaluate(f"{button}.click()")
+    tab.wait(f"{button}.textContent === 'Open all sections'")
+    assert tab.evaluate(f"{folds}.some((fold) => fold.open)") is False
 
 
 def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab: Tab, report: Path) -> None:
