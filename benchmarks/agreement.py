@@ -23,10 +23,11 @@ from rich.table import Table
 from workflow_scripts.analyse.compare import markdown, plain, print_comparison, wide_console
 from workflow_scripts.analyse.comparison import FLAT_AGAINST_CHANGES, OPPOSITE, Comparison, comparison
 from workflow_scripts.analyse.digest import read_digest
-from workflow_scripts.analyse.statistics import CHANGES, NOT_DECIDED, number_text
+from workflow_scripts.analyse.statistics import CHANGES, NOT_DECIDED
 from workflow_scripts.common.command import BAD_INPUT, run_command
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
+from workflow_scripts.common.wording import number
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
@@ -82,7 +83,7 @@ def tested(found: Comparison) -> Table:
     headings = ("of", "cell", "over", "first run", "verdict", "second run", "verdict")
     table = Table(*headings, title=title, title_justify="left", box=None, pad_edge=False)
     for pair in sorted(pairs, key=lambda pair: (pair.kind, pair.name, pair.baseline, pair.cell)):
-        runs = [(number_text(run.ratio), run.verdict or "none") for run in (pair.a, pair.b)]
+        runs = [(number(run.ratio), run.verdict or "none") for run in (pair.a, pair.b)]
         table.add_row(*map(plain, (pair.name, pair.cell, pair.baseline, *runs[0], *runs[1])))
     return table
 

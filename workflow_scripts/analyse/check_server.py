@@ -33,11 +33,11 @@ from workflow_scripts.analyse.statistics import (
     NOT_DECIDED,
     SLOWER,
     log_margin,
-    number_text,
 )
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import read_json, write_json
+from workflow_scripts.common.wording import number
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.promise import PROMISE, Promise, PromiseError, read_promise
 from workflow_scripts.study.study_file import Study, load_study
@@ -181,8 +181,8 @@ def _sent(args: Namespace, promise: Promise, count: int, out: Path) -> dict[str,
 def _said(promise: Promise, compared: list[Compared], study: Study) -> Iterator[str]:
     for each in compared:
         yield (
-            f"{each.measure}: {number_text(each.server_s)} s here, {number_text(each.study_s)} s in the study; "
-            f"{number_text(each.server_s / each.study_s)}x, 95 % interval {each.low:.3g}x to {each.high:.3g}x: "
+            f"{each.measure}: {number(each.server_s)} s here, {number(each.study_s)} s in the study; "
+            f"{number(each.server_s / each.study_s)}x, 95 % interval {each.low:.3g}x to {each.high:.3g}x: "
             f"{each.verdict}"
         )
     rest = promise.scope or "nothing"

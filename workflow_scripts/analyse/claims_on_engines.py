@@ -31,10 +31,10 @@ from workflow_scripts.analyse.statistics import (
     decisive_ends,
     interval_text,
     mean_interval,
-    number_text,
 )
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import Claim
+from workflow_scripts.common.wording import number
 from workflow_scripts.engines.hf_engines import HF_STATIC
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.physics import formulas
@@ -65,8 +65,8 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     intervals, scopes = mean_interval(samples)
     for row in records(summary):
         value, low, high = (float(end[row["sample"]]) for end in intervals)
-        rate_text = interval_text(value, low, high, "", scopes[row["sample"]])
-        text = f"HuggingFace makes {rate_text} output tokens/s at batch {batch:g}."
+        rate_text = interval_text(value, low, high, " output tokens/s", scopes[row["sample"]])
+        text = f"HuggingFace makes {rate_text} at batch {batch:g}."
         bears = ON_A100_PCIE.covers(row["gpu"], row["model"])
         says = against_interval(low, high, scopes[row["sample"]], rate)
         yield measured(bears, row, text, says, (row["cell_id"],))
@@ -189,7 +189,8 @@ def _against(row: Record, published: float) -> str | None:
 
 def _over(row: Record) -> str:
     ratio, low, high = (row[f"improvement_ratio{end}"] for end in ("", "_low", "_high"))
-    return f"{interval_text(ratio, low, high, 'x', row['scope'])} over HuggingFace {row['hf_kind']} ({row['hf_knobs']})"
+    unit = f" times the output tokens/s of HuggingFace {row['hf_kind']}, {row['hf_knobs']}"
+    return interval_text(ratio, low, high, unit, row["scope"])
 
 
 # --- what batching keeps busy ----------------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def concurrent_users(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     for row in records(effects[(effects["knob"] == "max_num_seqs") & (effects["comparison"] == PAIR)]):
         if min(users) <= float(row["baseline"]) and float(row["value"]) <= max(users):
             slower = served_s.get(row["cell_id"], nan) / served_s.get(row["baseline_cell_id"], nan)
-            text = f"{row['explanation']} From its start to its end a request took {number_text(slower)} times as long."
+            text = f"{row['explanation']} From its start to its end a request took {number(slower)} times as long."
             bears = ON_GPUS.covers(row["gpu"], row["model"]) and row["model"] == SMALL_MODEL
             yield measured(bears, row, text, _of_users(row, slower), (row["cell_id"], row["baseline_cell_id"]))
 

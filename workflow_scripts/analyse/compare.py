@@ -26,9 +26,10 @@ from workflow_scripts.analyse.comparability import said
 from workflow_scripts.analyse.comparison import CellRatio, Comparison, Found, comparison
 from workflow_scripts.analyse.digest import DigestError, read_digest
 from workflow_scripts.analyse.occasions import OCCASIONS_VARY_PCT
-from workflow_scripts.analyse.statistics import CHANGES, FLAT, NOT_DECIDED, number_text
+from workflow_scripts.analyse.statistics import CHANGES, FLAT, NOT_DECIDED
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
+from workflow_scripts.common.wording import number
 
 CHANGED = 1
 # Rows of a table in the terminal and in Markdown; JSON has all.
@@ -83,7 +84,7 @@ def sections(found: Comparison) -> Iterator[Section]:
                 "Cells, the largest change first",
                 ("cell", "measure", "A", "B", "B/A (95 % interval)", "interval covers", "verdict"),
                 [
-                    (c.cell, c.measure, number_text(c.a), number_text(c.b), _ratio(c), c.scope or "", c.verdict)
+                    (c.cell, c.measure, number(c.a), number(c.b), _ratio(c), c.scope or "", c.verdict)
                     for c in sorted(found.cells, key=lambda c: (c.verdict != CHANGES, -abs(math.log(c.ratio))))
                 ],
             ),
@@ -121,8 +122,8 @@ def _others(count: int) -> str:
 
 
 def _ratio(of: CellRatio | Found) -> str:
-    ends = "no interval" if of.low is None or of.high is None else f"{number_text(of.low)} to {number_text(of.high)}"
-    return f"{number_text(of.ratio)} ({ends})"
+    ends = "no interval" if of.low is None or of.high is None else f"{number(of.low)} to {number(of.high)}"
+    return f"{number(of.ratio)} ({ends})"
 
 
 def _agreement(pair: Any) -> str:
@@ -136,7 +137,7 @@ def _places(found: Comparison) -> list[tuple[str, ...]]:
     for c in found.cells:
         groups.setdefault(("/".join(c.cell.split("/")[:2]), c.measure), []).append(c.ratio)
     return [
-        (place, measure, str(len(r)), number_text(median(r)), f"{number_text(min(r))} to {number_text(max(r))}")
+        (place, measure, str(len(r)), number(median(r)), f"{number(min(r))} to {number(max(r))}")
         for (place, measure), r in groups.items()
     ]
 

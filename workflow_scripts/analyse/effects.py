@@ -34,7 +34,9 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.knob import Knob
+from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.registry import every_knob
+from workflow_scripts.study.setting_words import instead_of, shortly
 from workflow_scripts.study.study_file import Study
 
 PAIR, OVERALL = "pair", "overall"
@@ -252,15 +254,12 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
 
 
 def _explanation(row: Record, a: Record, b: Record, knob: Knob) -> str:
-    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x", row["scope"])
-    if row["comparison"] == OVERALL:
-        observed = (
-            f"{row['knob']} over {row['values']}: {row['value']} makes {ratio} the output tokens/s of {row['baseline']}"
-        )
-    else:
-        observed = f"{row['knob']} {row['value']} against {row['baseline']}: {ratio} the output tokens/s"
+    settings = sentence(instead_of(row["knob"], row["value"], row["baseline"]))
+    unit = " times the output tokens/s"
+    ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
     sentences = [
-        f"{observed}, {_verdict_text(row)}.",
+        f"{settings}: {ratio}, {_verdict_text(row)}.",
+        _others_text(row),
         _effect_text(row, a, b, knob),
         _moved_text(row),
         _bound_text(row, a),
@@ -291,12 +290,20 @@ def _verdict_text(row: Record) -> str:
     return f"not decided at a margin of {margin}{why}: about {few} of each would decide"
 
 
+def _others_text(row: Record) -> str:
+    """The other values of a group, if it has any."""
+    others = [value for value in row["values"].split(", ") if value not in {row["value"], row["baseline"]}]
+    if row["comparison"] != OVERALL or not others:
+        return ""
+    return f"Also compared: {listed(shortly(row['knob'], other, row['value']) for other in others)}."
+
+
 def _effect_text(row: Record, a: Record, b: Record, knob: Knob) -> str:
     seen_in = knob.shown_in
     if row["knob"] == MODEL:
         return ""
     if pd.isna(row["took_effect"]):
-        return "Nothing that the engine tells shows whether the knob took effect."
+        return "Nothing that the engine reports shows whether the setting took effect."
     if row["comparison"] == OVERALL:
         return "" if row["took_effect"] else f"It made no difference to the engine: {seen_in} never changed."
     seen, before = knob_text(a[seen_in]), knob_text(b[seen_in])
@@ -309,7 +316,8 @@ def _effect_text(row: Record, a: Record, b: Record, knob: Knob) -> str:
 def _moved_text(row: Record) -> str:
     if row["moved_with_it"] is None:
         return ""
-    return f"Not {row['knob']} alone: the engine moved other settings with it ({row['moved_with_it']})."
+    cause = f"so {row['knob']} alone may not be the cause"
+    return f"The engine changed other settings with it, {cause}: {row['moved_with_it']}."
 
 
 def _bound_text(row: Record, a: Record) -> str:
@@ -318,8 +326,8 @@ def _bound_text(row: Record, a: Record) -> str:
     return {
         "sequences": f"As many sequences ran as the settings allow ({a['max_concurrency_allowed']}).",
         "prompts": f"All {a['num_requests']} requests ran at once, so a higher limit could change nothing.",
-        "kv_blocks": "The KV cache was full: it bound how many sequences ran.",
-        "token_budget": "What ran at once was bound by a step's budget of tokens: all else had room left.",
+        "kv_blocks": "The KV cache was full, which limited how many sequences ran at once.",
+        "token_budget": "A step's token budget limited how many sequences ran at once; everything else had room left.",
     }[a["bound_by"]]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.repeats import Record, cell_summary, records
+from workflow_scripts.analyse.repeats import Record, cell_summary, knob_columns, records
 from workflow_scripts.analyse.statistics import (
     FASTER,
     SCOPE_MEANING,
@@ -31,6 +31,7 @@ from workflow_scripts.common.command import option
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.engines.vllm_engines import VLLM
+from workflow_scripts.study.setting_words import settings_in_words
 from workflow_scripts.study.study_file import Study
 
 METRIC = "output_tokens_per_s"
@@ -127,7 +128,7 @@ def _cells(rows: pd.DataFrame) -> list[Record]:
     """Cells with their `work`, if it is known and the same in every repeat, and the `faults` that rule out any
     comparison.
     """
-    cells = records(rows)
+    cells = records(rows.assign(words=settings_in_words(rows, knob_columns(rows))))
     for cell in cells:
         ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
         unknown = [name for name, (least, most) in ends.items() if pd.isna(least) or pd.isna(most)]
@@ -220,11 +221,11 @@ def _kind(hf: Record) -> str:
 
 def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: list[Any]) -> str:
     seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
-    subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['knobs']})"
+    subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['words']})"
     if reason is not None:
         return f"{subject}: not comparable, {reason}."
     value, low, high, scope = interval
-    ratio = interval_text(value, low, high, "x", scope)
+    ratio = interval_text(value, low, high, " times the output tokens/s", scope)
     if kind == CONTINUOUS:
         what = f"Both take in requests as others end, over a paged cache; vLLM has up to {seqs} at a time."
     elif kind == STATIC_BATCH:
@@ -234,7 +235,7 @@ def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: li
         what = f"HuggingFace has one request at a time, vLLM up to {seqs}, so part of it is batching."
     else:
         what = "Both have one request at a time, so no batching is in it."
-    return f"{subject}: {ratio} the output tokens/s. {what}"
+    return f"{subject}: {ratio}. {what}"
 
 
 def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
@@ -281,16 +282,15 @@ def _first(rows: pd.DataFrame) -> int:
     return NOT_MEASURED if rows.empty else int(rows["row"].iloc[0])
 
 
-def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[str]]:
-    """The row of the fastest cell, and the knobs of those that are not shown to be slower."""
+def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
+    """The row of the fastest cell, and the rows of those that are not shown to be slower."""
     if cells.empty:
         return NOT_MEASURED, []
     cells = cells.sort_values(["log_mean", "knobs"], ascending=[False, True])
     others = cells.iloc[1:]
     first = cells["sample"].iloc[[0] * len(others)].to_numpy(dtype=int)
-    return _first(cells), others["knobs"][
-        ~is_higher(compare(samples, first, others["sample"].to_numpy(dtype=int)))
-    ].tolist()
+    slower = is_higher(compare(samples, first, others["sample"].to_numpy(dtype=int)))
+    return _first(cells), others["row"][~slower].tolist()
 
 
 def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -> Record:
@@ -299,7 +299,8 @@ def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -
     share_pct = _share_pct(found, total)
     text = _step_text(step["factor"], vllm, found, share_pct)
     if ties := step.get("ties"):
-        text += f" That continuous batching is not shown to differ in speed from {', '.join(ties)}."
+        others = "; ".join(cells[row]["words"] for row in ties)
+        text += f" This continuous batching is not shown to differ in speed from {others}."
     return (
         row
         | {"vllm_knobs": vllm["knobs"], "vllm_max_num_seqs": vllm["max_concurrency_allowed"], "factor": step["factor"]}
@@ -331,7 +332,8 @@ def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> st
     }[factor]
     if not found["comparable"]:
         return f"{subject}: not comparable, {found['reason']}."
-    ratio = interval_text(found["ratio"], found["ratio_low"], found["ratio_high"], "x", found["scope"])
+    value, low, high = (found[name] for name in ENDS)
+    ratio = interval_text(value, low, high, " times the output tokens/s", found["scope"])
     has_share = factor != TOTAL and not math.isnan(share_pct)
     return f"{subject}: {ratio}" + (f", {share_pct:.0f} % of the gain on a logarithmic scale." if has_share else ".")
 

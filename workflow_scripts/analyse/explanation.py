@@ -99,7 +99,7 @@ def explanation_of(row: Record, columns: Sequence[str]) -> tuple[Record, str]:
 
 def _in_words(row: Record, candidates: Mapping[str, float], found: Explanation) -> str:
     def named(names: Sequence[str]) -> str:
-        return " and ".join(f"{_WORDS[name]} ({candidates[name]:.4g}x)" for name in names)
+        return " and ".join(f"{_WORDS[name]} ({candidates[name]:.3g})" for name in names)
 
     if found.nearest is None:
         return "No ratio of the two devices is known to compare it with."

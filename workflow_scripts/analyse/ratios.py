@@ -236,9 +236,10 @@ def _measured_row(row: Record) -> Record:
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
     unasked = set() if kv_bound else {"kv_tokens_ratio"}
     known, text = explanation_of(row, [c for c in CANDIDATES if c not in unasked | set(row["explains_nothing"])])
-    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], "x", row["scope"])
     rate = row["metric"].removesuffix("_tokens_per_s")
-    texts = [f"{row['gpu_a']} makes {observed} the {rate} tokens/s of {row['gpu_b']}.", text]
+    unit = f" times the {rate} tokens/s of {row['gpu_b']}"
+    observed = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
+    texts = [f"{row['gpu_a']} makes {observed}.", text]
     if not math.isnan(row["decode_share_a"]) and not math.isnan(row["decode_share_b"]):
         shares = f"{100 * row['decode_share_a']:.0f} % and {100 * row['decode_share_b']:.0f} %"
         texts.append(f"Decoding took {shares} of the time in which requests were served.")
@@ -303,9 +304,9 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> 
         row = {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
         row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}
         known, text = explanation_of(row, ["bandwidth_ratio", "flop_ratio"])
-        texts = [f"{label_a} was published as {ratio:.4g}x {label_b}, without repeats, so without an interval."]
+        texts = [f"{label_a} was published as {ratio:.3g} times as fast as {label_b}, without an interval."]
         if len(pairs) > 1:
-            span = f"{min(p[2] for p in pairs):.3g}x to {max(p[2] for p in pairs):.3g}x"
+            span = f"{min(p[2] for p in pairs):.3g} to {max(p[2] for p in pairs):.3g}"
             texts.append(f"The names may mean {len(pairs)} pairs of devices, with bandwidth ratios from {span}.")
             texts.append(f"Read as {a.name} over {b.name}:")
         texts.append(text)

@@ -13,7 +13,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.repeats import ENVIRONMENT, IDENTITY, Record, cell_summary, dtypes, numbers, records
+from workflow_scripts.analyse.repeats import (
+    ENVIRONMENT,
+    IDENTITY,
+    Record,
+    cell_summary,
+    dtypes,
+    knob_columns,
+    numbers,
+    records,
+)
 from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
 from workflow_scripts.analyse.statistics import (
     SCOPE_MEANING,
@@ -27,10 +36,12 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import RESULTS, option
+from workflow_scripts.common.wording import number, sentence
 from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
 from workflow_scripts.study.definition import model_key, resolved_models
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.serve_command import Prepared, ServeSettings, serve_settings
+from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study_file import Study
 
 PLACE = ("study", "source", "gpu", "model", "workload")
@@ -157,27 +168,26 @@ def _of_place(
     ttft_p99_s: float | None,
     tpot_p99_s: float | None,
 ) -> Iterator[Record]:
-    cells = records(place)
+    cells = records(place.assign(words=labels(place, knob_columns(place))))
     everything = np.ones(len(place), dtype=bool)
     best = _fastest(place, everything)
 
     bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
     ties = _ties(place, samples, best, everything)
-    yield _row(cells[best], BEST, models, ties, _fastest_text(cells[best], f"of {_configurations(len(cells))}", ties))
+    text = _fastest_text(cells[best], f"of {_settings(len(cells))}", [cells[tie] for tie in ties])
+    yield _row(cells[best], BEST, models, [cells[tie] for tie in ties], text)
 
     latency: Record = {"latency_bound": bound}
     if within.any():
         fastest = _fastest(place, within)
         ties = _ties(place, samples, fastest, within)
-        which = f"of the {within.sum()} of {_configurations(len(cells))} that keep {bound}"
-        text = _fastest_text(cells[fastest], which, ties)
-        yield _row(cells[fastest], WITHIN_LATENCY, models, ties, text) | latency
+        which = f"of those that keep {bound} ({within.sum()} of {_settings(len(cells))})"
+        text = _fastest_text(cells[fastest], which, [cells[tie] for tie in ties])
+        yield _row(cells[fastest], WITHIN_LATENCY, models, [cells[tie] for tie in ties], text) | latency
     else:
         where: Record = {name: cells[best][name] for name in PLACE}
         text = (
-            f"No configuration of {len(cells)} keeps {bound}."
-            if bound
-            else "No latency was measured to set a bound by."
+            f"None of {_settings(len(cells))} keeps {bound}." if bound else "No latency was measured to set a bound by."
         )
         yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
 
@@ -188,15 +198,15 @@ def _of_place(
     yield _row(cells[smallest], SMALLEST, models, [], text) | {"margin_pct": margin_pct}
 
     for member in np.flatnonzero(_on_front(place)):
-        text = "No other configuration is as good in rate and both latencies and better in one, by their means."
+        text = "No other setting is as good in rate and in both latencies and better in one, by their means."
         yield _row(cells[member], PARETO, models, [], text)
 
 
-def _row(cell: Record, role: str, models: Settings, ties: list[str], explanation: str) -> Record:
+def _row(cell: Record, role: str, models: Settings, ties: list[Record], explanation: str) -> Record:
     settings = settings_of(cell, models)
     return cell | {
         "role": role,
-        "ties": ", ".join(ties) or None,
+        "ties": ", ".join(tie["knobs"] for tie in ties) or None,
         "explanation": explanation,
         "command": settings and settings.command(),
         "config_yaml": settings and settings.config(),
@@ -207,11 +217,11 @@ def _fastest(place: pd.DataFrame, among: BoolArray) -> int:
     return int(np.where(among, numbers(place["log_mean"]), -np.inf).argmax())
 
 
-def _ties(place: pd.DataFrame, samples: Samples, best: int, among: BoolArray) -> list[str]:
-    """Knobs of the other cells that are not shown to be slower than the best."""
+def _ties(place: pd.DataFrame, samples: Samples, best: int, among: BoolArray) -> list[int]:
+    """The other cells that are not shown to be slower than the best."""
     others = place[among & (np.arange(len(place)) != best)]
     slower = is_higher(_against(samples, place.iloc[[best]], others))
-    return [str(knobs) for knobs in others["knobs"][~slower]]
+    return [int(row) for row in others.index[~slower]]
 
 
 def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
@@ -228,13 +238,14 @@ def _within_latency(
         if place["tpot_s_p50"].isna().all():
             return None, np.zeros(len(place), dtype=bool)
         tpot_p99_s = DEFAULT_TPOT_FACTOR * float(place["tpot_s_p50"].min())
-        default = f" ({DEFAULT_TPOT_FACTOR:g} times the lowest tpot_s_p50)"
-    bounds = {"ttft_s_p99": ttft_p99_s, "tpot_s_p99": tpot_p99_s}
+        default = f", {DEFAULT_TPOT_FACTOR:g} times the lowest median"
+    bounds = {"ttft": ttft_p99_s, "tpot": tpot_p99_s}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     within = np.ones(len(place), dtype=bool)
     for name, bound in given.items():
-        within &= numbers(place[f"{name}_worst"]) <= bound
-    return " and ".join(f"{name} <= {bound:.4g} s" for name, bound in given.items()) + default, within
+        within &= numbers(place[f"{name}_s_p99_worst"]) <= bound
+    words = [f"p99 {name.upper()} <= {number(1000 * bound)} ms" for name, bound in given.items()]
+    return " and ".join(words) + default, within
 
 
 def _smallest(place: pd.DataFrame, among: BoolArray) -> int:
@@ -260,26 +271,26 @@ def pareto_front(values: FloatArray) -> BoolArray:
     return known & ~np.array(beaten, dtype=bool)
 
 
-def _configurations(count: int) -> str:
-    return f"{count} configuration{'s' * (count != 1)}"
+def _settings(count: int) -> str:
+    return f"{count} setting{'s' * (count != 1)}"
 
 
-def _fastest_text(cell: Record, which: str, ties: list[str]) -> str:
-    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], "", cell["scope"])
-    text = f"{cell['knobs']} makes the most output tokens/s {which}: {rate}."
+def _fastest_text(cell: Record, which: str, ties: list[Record]) -> str:
+    rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], " output tokens/s", cell["scope"])
+    text = f"{sentence(cell['words'])}: {rate}, the most {which}."
     if ties:
-        more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
-        text += f" It is not shown to differ from {', '.join(ties[:MOST_NAMED])}{more}."
+        more = f"; and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
+        text += f" Not shown to be slower: {'; '.join(tie['words'] for tie in ties[:MOST_NAMED])}{more}."
     return text
 
 
 def _smallest_text(cells: list[Record], smallest: int, best: int, as_fast: int, margin_pct: float) -> str:
-    cell, fastest = cells[smallest]["knobs"], cells[best]["knobs"]
+    cell, fastest = cells[smallest]["words"], cells[best]["words"]
     if smallest == best:
-        return f"No smaller configuration than the fastest, {fastest}, is shown to be within {margin_pct:g} % of it."
+        return f"No smaller setting is shown to be within {margin_pct:g} % of the fastest ({fastest})."
     return (
-        f"{cell} is the smallest of the {as_fast} of {_configurations(len(cells))} that are"
-        f" shown to be within {margin_pct:g} % of the fastest, {fastest}, or are it."
+        f"{sentence(cell)}: the smallest of the {as_fast} of {_settings(len(cells))} that are"
+        f" shown to be within {margin_pct:g} % of the fastest ({fastest}), counting the fastest itself."
     )
 
 

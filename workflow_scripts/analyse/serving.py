@@ -18,11 +18,12 @@ import statsmodels.api as sm
 
 from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records, summarise
-from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval, number_text, quantile_interval
+from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval, quantile_interval
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.analyse.timeline import tokens_inside
 from workflow_scripts.common.command import PARSED, option
+from workflow_scripts.common.wording import number
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study_file import Study
 from workflow_scripts.workloads.arrivals import Load
@@ -374,11 +375,9 @@ def _limits(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    served = f"{number_text(row['requests_per_s'])} requests/s were answered"
+    served = f"{number(row['requests_per_s'])} requests/s were answered"
     rates = (
-        served
-        if pd.isna(row["arrivals_per_s"])
-        else f"{number_text(row['arrivals_per_s'])} requests/s arrived, {served}"
+        served if pd.isna(row["arrivals_per_s"]) else f"{number(row['arrivals_per_s'])} requests/s arrived, {served}"
     )
     if row["load"] == CLOSED:
         users = f"{row['users']} user{'s' if row['users'] > 1 else ''}, each of whom waits for the answer"
@@ -392,7 +391,7 @@ def _words(row: Mapping[str, Any]) -> str:
         who = {"users": f"{row['users']} requests at once sustain", "client": "client and server sustain"}
         words = (
             f"More load than {who.get(row['limited_by'], 'the server sustains')}: {rates}, and "
-            f"{number_text(row['queue_growth_per_s'])} more were unanswered each second. Latencies grow with the "
+            f"{number(row['queue_growth_per_s'])} more were unanswered each second. Latencies grow with the "
             "length of the run."
         )
     else:
@@ -401,8 +400,8 @@ def _words(row: Mapping[str, Any]) -> str:
         words += f" No more than {row['users']} requests were sent at once, so others waited in the client."
     elif row["limited_by"] == "client":
         words += (
-            f" The client was the limit: 1 % of the requests left it {number_text(row['client_lag_s_p99'])} s late or"
-            f" later, and it used {number_text(row['client_cpu_cores'])} cores."
+            f" The client was the limit: 1 % of the requests left it {number(row['client_lag_s_p99'])} s late or"
+            f" later, and it used {number(row['client_cpu_cores'])} cores."
         )
     return words
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from workflow_scripts.analyse.start_spread import BoolArray, FloatArray, Spread, spread
+from workflow_scripts.common.wording import number
 
 IntArray = npt.NDArray[np.int_]
 Rows = Sequence[int] | IntArray
@@ -97,8 +98,8 @@ class Samples:
     def rounds(self) -> IntArray:
         """How many rounds the device and engine of each cell have had."""
         most = np.zeros_like(self.starts)
-        for number in np.unique(self.group):
-            of = self.group == number
+        for group in np.unique(self.group):
+            of = self.group == group
             most[..., of] = self.starts[..., of].max(axis=-1, keepdims=True)
         return most
 
@@ -413,24 +414,14 @@ def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tup
     return float(np.quantile(ordered, share)), float(ordered[low - 1]), float(ordered[high - 1])
 
 
-def number_text(value: float) -> str:
-    """A number with four significant digits, or without decimals if more digits precede the point.
-
-    >>> number_text(2.9541), number_text(11976.6), number_text(0.98765)
-    ('2.954', '11,977', '0.9877')
-    """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
 def interval_text(value: float, low: float, high: float, unit: str = "", scope: Any = None) -> str:
-    """A value with its interval, and for what that holds, in words.
+    """A value with its unit and its interval, and for what that holds, in words.
 
-    >>> interval_text(2.9541, 2.93, 2.98, "x", WITHIN_START)
-    '2.954x (95 % interval 2.93x to 2.98x, within one start)'
-    >>> interval_text(2.9541, math.nan, math.nan, "x")
-    '2.954x (no interval)'
+    >>> interval_text(2.9541, 2.93, 2.98, " times the rate", WITHIN_START)
+    '2.95 times the rate (95 % interval 2.93 to 2.98, within one start)'
+    >>> interval_text(2.9541, math.nan, math.nan)
+    '2.95 (no interval)'
     """
-    if math.isnan(low):
-        return f"{number_text(value)}{unit} (no interval)"
-    ends = f"95 % interval {number_text(low)}{unit} to {number_text(high)}{unit}"
-    return f"{number_text(value)}{unit} ({ends}{f', {scope}' if isinstance(scope, str) else ''})"
+    ends = "no interval" if math.isnan(low) else f"95 % interval {number(low)} to {number(high)}"
+    holds = f", {scope}" if isinstance(scope, str) and not math.isnan(low) else ""
+    return f"{number(value)}{unit} ({ends}{holds})"

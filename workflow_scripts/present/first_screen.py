@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.wording import listed, number, sentence
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.scorecards import SHOWN, Card, scorecards
-from workflow_scripts.present.series import setting
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
-from workflow_scripts.present.words import explained, listed, number, said, sentence, span
+from workflow_scripts.present.words import explained, span
 from workflow_scripts.study.progress import clock
+from workflow_scripts.study.setting_words import said, setting
 
 OPEN_CARDS, MOST_CHANGES, MOST_DEVICES = 3, 4, 2
 # What a change of a knob is called; others are called by its values.

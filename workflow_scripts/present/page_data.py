@@ -18,9 +18,8 @@ import pandas as pd
 from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT
-from workflow_scripts.present.series import setting
 from workflow_scripts.present.style import COLOURS
-from workflow_scripts.present.words import settings_in_words
+from workflow_scripts.study.setting_words import setting, settings_in_words
 
 VERSION = 1
 

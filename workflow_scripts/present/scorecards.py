@@ -7,10 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.wording import listed, number, sentence
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables, records
-from workflow_scripts.present.words import duration, listed, number, said, sentence, settings_in_words, span
+from workflow_scripts.present.words import duration, span
+from workflow_scripts.study.setting_words import said, settings_in_words
 
 PLACE = ["gpu", "model", "workload"]
 RATE = "output_tokens_per_s"

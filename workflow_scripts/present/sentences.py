@@ -10,6 +10,7 @@ from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, records
 from workflow_scripts.present.series import evenly, without_shared
 from workflow_scripts.present.subject import PLACE, TablePart
+from workflow_scripts.present.words import held_in_words
 
 # Maximum number of sentences of one kind; the table has all of them.
 MOST_SENTENCES = 6
@@ -47,7 +48,8 @@ def effects_of(knob: str) -> TablePart:
     """The table of the effects of one knob, with all of its values compared."""
 
     def keep(effects: pd.DataFrame) -> pd.DataFrame:
-        return effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
+        rows = effects[(effects["knob"] == knob) & (effects["comparison"] == "overall")]
+        return rows.assign(held=rows["held"].map(held_in_words))
 
     return TablePart("effects", EFFECT_COLUMNS, f"Effect of {knob} on output tokens per second", keep)
 
@@ -80,10 +82,10 @@ def _verdict(rows: pd.DataFrame) -> Finding:
     largest = records(order.head(1))[0]
     verdict = str(counts.index[0]) if len(counts) == 1 else "mixed"
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
-    change = " change" if largest["decided"] else ""
-    several = f"{str(largest['knob']).replace('_', ' ')}, {len(rows)} comparisons: {counted}. Largest{change}: "
-    sentence = (several if len(rows) > 1 else "") + f"{largest['explanation']} ({place(largest)})"
-    return Finding(verdict, sentence, TONES.get(verdict, "neutral"))
+    what = "change" if largest["decided"] else "ratio"
+    several = f" This is the largest {what} of {len(rows)} comparisons of {largest['knob']}: {counted}."
+    sentence = f"{largest['explanation']} ({place(largest)})"
+    return Finding(verdict, sentence + (several if len(rows) > 1 else ""), TONES.get(verdict, "neutral"))
 
 
 def what_verdicts_cover(report: Report) -> Iterator[Block]:
@@ -118,7 +120,7 @@ def pairs_that_differ_in(
         cell = of_cell.loc[row["cell_id"]]
         sentence = f"{place(row)}: {row['explanation']}"
         sentence += f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
-        verdict = f"{row['ratio']:.3g}x" if row["verdict"] == "changes" else str(row["verdict"])
+        verdict = f"{row['ratio']:.3g} times" if row["verdict"] == "changes" else str(row["verdict"])
         findings.append(Finding(verdict, sentence, TONES.get(str(row["verdict"]), "neutral")))
     some = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
     return Findings(findings, some + "holds all." if len(told) < len(pairs) else "")
@@ -132,4 +134,4 @@ def some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Fin
 
 def place(row: Mapping[str, Any]) -> str:
     """Where a row of a table was measured, in words."""
-    return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], row.get("held"))))
+    return ", ".join(filter(None, (row["gpu"], row["model"], row["workload"], held_in_words(row.get("held") or ""))))

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.present.report_tables import REPEAT, MissingError
+from workflow_scripts.study.setting_words import knobs_that_differ, setting
 
 NAMES = ["gpu", "engine", "model", "workload"]
 
@@ -81,30 +81,6 @@ def cell_titles(cells: pd.DataFrame, knobs: Sequence[str]) -> pd.Series:
     ]
     titles: pd.Series = cells[names].agg(" · ".join, axis=1).str.cat(settings, sep="\n").str.strip()
     return titles
-
-
-def knobs_that_differ(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    """The knobs of which cells of one engine have different values.
-
-    >>> rows = pd.DataFrame({"engine": ["a", "a", "b"], "knob_x": [1, 2, None], "knob_y": [3, 3, None]})
-    >>> knobs_that_differ(rows, ["knob_x", "knob_y"])
-    ['knob_x']
-    """
-    return [knob for knob in knobs if rows.groupby("engine")[knob].nunique(dropna=False).max() > 1]
-
-
-def setting(knob: str, value: Any) -> str:
-    """A knob's setting in a reader's words.
-
-    >>> setting("knob_enable_prefix_caching", True), setting("knob_block_size", 16.0)
-    ('prefix caching on', 'block size 16')
-    """
-    name = knob.removeprefix("knob_").removeprefix("enable_").replace("_", " ")
-    if value is None or value is pd.NA or value != value:
-        return f"{name} default"
-    if isinstance(value, bool | np.bool_):
-        return f"{name} {'on' if value else 'off'}"
-    return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
 
 
 def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":

@@ -55,8 +55,8 @@ def test_the_rate_measured_on_the_same_cards_must_be_the_published_one(rate, ver
     assert judged(HF, of, tokens_per_s=30) == verdict
     (found,) = [f for f in findings(HF, of, tokens_per_s=30) if f.label == MEASURED]
     assert found.text == (
-        f"{A100}, {LLAMA}, chat: HuggingFace makes {rate:.4g} (95 % interval {rate:.4g} to {rate:.4g}, between"
-        " starts on this card) output tokens/s at batch 1."
+        f"{A100}, {LLAMA}, chat: HuggingFace makes {rate:.3g} output tokens/s (95 % interval {rate:.3g} to"
+        f" {rate:.3g}, between starts on this card) at batch 1."
     )
     assert found.ids == (f"{A100}/hf-static/{LLAMA}/chat/static-batch1-cachedynamic",)
 
@@ -229,9 +229,9 @@ def test_the_lowest_and_the_highest_ratio_are_told(tmp_path):
     rows = [improvement(9.0, hf_knobs="b"), improvement(7.0, hf_knobs="c"), improvement(5.0, hf_knobs="a")]
     found = findings(RATIO, evidence(alike(tmp_path), engines=rows))[-1]
     assert found.text == (
-        f"{A100}, {LLAMA}, chat: vLLM with seqs256 makes 5x (95 % interval 4.95x to 5.05x, between starts on this card)"
-        " over HuggingFace batch 1 (a) and 9x (95 % interval 8.91x to 9.09x, between starts on this card)"
-        " over HuggingFace batch 1 (b)."
+        f"{A100}, {LLAMA}, chat: vLLM with seqs256 makes 5 times the output tokens/s of HuggingFace batch 1, a"
+        " (95 % interval 4.95 to 5.05, between starts on this card) and 9 times the output tokens/s of HuggingFace"
+        " batch 1, b (95 % interval 8.91 to 9.09, between starts on this card)."
     )
     assert [cell_id.split("/")[-1] for cell_id in found.ids] == ["seqs256", "a", "b"]
 

@@ -100,7 +100,7 @@ def test_models_are_compared_at_equal_settings_with_the_first_in_the_alphabet():
     ]
     assert pairs["ratio"].tolist() == pytest.approx([2, 2])
     assert by_model["took_effect"].isna().all()
-    assert by_model["explanation"].str.startswith("model ").all()
+    assert by_model["explanation"].str.startswith("Model opt-awq instead of opt: ").all()
     assert not by_model["explanation"].str.contains("effect|engine tells").any()
     assert set(found.loc[found["knob"] == "max_num_seqs", "model"]) == {"opt", "opt-awq"}
 
@@ -202,7 +202,7 @@ def test_one_repeat_decides_nothing_and_plans_nothing():
         assert math.isnan(found.ratio_high)
         assert found.verdict == "not decided"
         assert pd.isna(found.starts_needed)
-        assert "3x (no interval) the output tokens/s" in found.explanation
+        assert "3 times the output tokens/s (no interval)" in found.explanation
         assert "not decided: it takes at least two starts of each, in the same rounds." in found.explanation
 
 
@@ -392,7 +392,11 @@ def test_what_the_engine_shows_is_that_of_one_repeat():
 def test_nothing_shows_whether_another_knob_took_effect():
     found = effects(*(cell({"enforce_eager": eager}, around(1)) for eager in (True, False)))
     assert found["took_effect"].isna().all()
-    assert found["explanation"].str.contains("Nothing that the engine tells shows whether the knob took effect.").all()
+    assert (
+        found["explanation"]
+        .str.contains("Nothing that the engine reports shows whether the setting took effect.")
+        .all()
+    )
 
 
 def test_overall_took_effect_if_any_pair_shows_it():
@@ -435,21 +439,31 @@ def test_a_change_in_words():
         for n in (1, 4)
     ]
     assert explained(*cells) == (
-        "max_num_seqs 4 against 1: 4x (95 % interval 4x to 4x, between starts on this card) the output "
-        "tokens/s, a change of more than 2 %. It took effect: running_peak was 4, against 1. "
+        "At most 4 sequences instead of 1: 4 times the output tokens/s (95 % interval 4 to 4, between starts "
+        "on this card), a change of more than 2 %. It took effect: running_peak was 4, against 1. "
         "As many sequences ran as the settings allow (4)."
     )
     assert explained(*cells, comparison="overall") == (
-        "max_num_seqs over 1, 4: 4 makes 4x (95 % interval 4x to 4x, between starts on this card) "
-        "the output tokens/s of 1, a change of more than 2 %."
+        "At most 4 sequences instead of 1: 4 times the output tokens/s (95 % interval 4 to 4, between starts "
+        "on this card), a change of more than 2 %."
     )
+
+
+def test_the_two_furthest_apart_are_told_and_then_the_others():
+    cells = [
+        cell({"enforce_eager": True, "block_size": n}, around(rate))
+        for n, rate in ((16, 200), (32, 271.828), (64, 100))
+    ]
+    text = explained(*cells, comparison="overall")
+    assert text.startswith("Block size 32 instead of 64: 2.72 times the output tokens/s (95 % interval 2.7")
+    assert " a change of more than 2 %. Also compared: 16." in text
 
 
 def test_a_knob_without_effect_in_words():
     cells = [cell({"max_num_seqs": n}, around(100, 0.0), running_peak=24, num_requests=24) for n in (64, 256)]
     assert explained(*cells, margin_pct=2.5) == (
-        "max_num_seqs 256 against 64: 1x (95 % interval 1x to 1x, between starts on this card) the output "
-        "tokens/s, flat: any difference is within 2.5 %. "
+        "At most 256 sequences instead of 64: 1 times the output tokens/s (95 % interval 1 to 1, "
+        "between starts on this card), flat: any difference is within 2.5 %. "
         "It made no difference to the engine: running_peak was 24 with both, not the 256 asked for. "
         "All 24 requests ran at once, so a higher limit could change nothing."
     )
@@ -464,7 +478,7 @@ def test_a_value_that_was_not_granted_in_words():
         for n, effective, columns in ((16, 16, {}), (128, 64, {"kv_cache_usage_peak": 1.0}))
     ]
     assert "It took effect: block_size_effective was 64, not the 128 asked for, against 16." in explained(*cells)
-    assert explained(*cells).endswith("The KV cache was full: it bound how many sequences ran.")
+    assert explained(*cells).endswith("The KV cache was full, which limited how many sequences ran at once.")
 
 
 def test_capacity_is_not_what_was_asked_for():
@@ -474,7 +488,7 @@ def test_capacity_is_not_what_was_asked_for():
     ]
     assert explained(*cells).endswith(
         "It took effect: kv_cache_tokens was 2000, against 1000. "
-        "What ran at once was bound by a step's budget of tokens: all else had room left."
+        "A step's token budget limited how many sequences ran at once; everything else had room left."
     )
 
 
@@ -557,7 +571,10 @@ def test_a_default_that_moves_with_a_knob_is_told_beside_the_verdict():
         ["pair", "16", "max_num_batched_tokens 512 -> 4,096"],
         ["overall", "16", "max_num_batched_tokens 512 -> 4,096"],
     ]
-    words = "Not max_num_seqs alone: the engine moved other settings with it (max_num_batched_tokens 512 -> 4,096)."
+    words = (
+        "The engine changed other settings with it, so max_num_seqs alone may not be the cause: "
+        "max_num_batched_tokens 512 -> 4,096."
+    )
     assert all(words in explanation for explanation in found["explanation"])
 
 

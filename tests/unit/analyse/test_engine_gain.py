@@ -126,7 +126,7 @@ def test_unequal_work_is_not_comparable(work):
     assert found["reason"] == f"{work} differs: 10 against 11"
     assert found[["improvement_ratio", "improvement_ratio_low", "improvement_ratio_high"]].isna().all()
     assert found["explanation"] == (
-        "vLLM with at most 16 sequences against HuggingFace batch 1 (static-batch1-cachedynamic): "
+        "vLLM with at most 16 sequences against HuggingFace batch 1 (batches of 1, cache implementation dynamic): "
         f"not comparable, {work} differs: 10 against 11."
     )
     assert found["vllm_output_tokens_per_s"] == pytest.approx(8)
@@ -187,22 +187,23 @@ def test_steps_that_draft_tokens_are_not_comparable(drafted, text):
         (
             1,
             static([1.0, 1.0], 1),
-            "vLLM with at most 1 sequence against HuggingFace batch 1 (static-batch1-cachedynamic): "
-            "2x (95 % interval 2x to 2x, between starts on this card) the output tokens/s. "
+            "vLLM with at most 1 sequence against HuggingFace batch 1 (batches of 1, cache implementation dynamic): "
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this card). "
             "Both have one request at a time, so no batching is in it.",
         ),
         (
             2,
             static([1.0, 1.0], 1),
-            "vLLM with at most 2 sequences against HuggingFace batch 1 (static-batch1-cachedynamic): "
-            "2x (95 % interval 2x to 2x, between starts on this card) the output tokens/s. "
+            "vLLM with at most 2 sequences against HuggingFace batch 1 (batches of 1, cache implementation dynamic): "
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this card). "
             "HuggingFace has one request at a time, vLLM up to 2, so part of it is batching.",
         ),
         (
             4,
             static([1.0, 1.0], 8),
-            "vLLM with at most 4 sequences against HuggingFace static batch (static-batch8-cachedynamic): "
-            "2x (95 % interval 2x to 2x, between starts on this card) the output tokens/s. "
+            "vLLM with at most 4 sequences against HuggingFace static batch "
+            "(batches of 8, cache implementation dynamic): "
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this card). "
             "HuggingFace has 8 at a time, each batch until its longest ends; "
             "vLLM takes in requests as others end, up to 4 at a time.",
         ),
@@ -210,7 +211,7 @@ def test_steps_that_draft_tokens_are_not_comparable(drafted, text):
             4,
             continuous([1.0]),
             "vLLM with at most 4 sequences against HuggingFace continuous batching "
-            "(continuous-page32-blocks128-tokens256): 2x (no interval) the output tokens/s. "
+            "(pages of 32 tokens, 128 blocks, at most 256 tokens per step): 2 times the output tokens/s (no interval). "
             "Both take in requests as others end, over a paged cache; vLLM has up to 4 at a time.",
         ),
     ],
@@ -304,7 +305,8 @@ def test_continuous_batchings_that_are_not_told_apart_are_named():
     )
     assert found["numerator"][1] == "hf-continuous/continuous-page32-blocks128-tokens512"
     assert found["explanation"][2].endswith(
-        "That continuous batching is not shown to differ in speed from continuous-page32-blocks128-tokens256."
+        "This continuous batching is not shown to differ in speed from pages of 32 tokens, 128 blocks, at most 256 "
+        "tokens per step."
     )
     assert "shown to differ" not in found["explanation"][0] + found["explanation"][3]
 
@@ -352,20 +354,22 @@ def test_steps_in_words():
     exact = [1.0, 1.0]
     found = steps(vllm([8.0, 8.0]), static(exact, 1), static([4.0, 4.0], 8), continuous([2.0, 2.0]))
     assert found["explanation"].tolist() == [
-        "HuggingFace in static batches instead of on single requests: 4x (95 % interval 4x to 4x, between starts "
-        "on this card), 67 % of the gain on a logarithmic scale.",
+        "HuggingFace in static batches instead of on single requests: 4 times the output tokens/s (95 % interval 4 to "
+        "4, between starts on this card), 67 % of the gain on a logarithmic scale.",
         "HuggingFace with continuous batching over a paged cache instead of static batches: "
-        "0.5x (95 % interval 0.5x to 0.5x, between starts on this card), -33 % of the gain on a logarithmic scale.",
+        "0.5 times the output tokens/s (95 % interval 0.5 to 0.5, between starts on this card), "
+        "-33 % of the gain on a logarithmic scale.",
         "vLLM with at most 16 sequences instead of HuggingFace with continuous batching: "
-        "4x (95 % interval 4x to 4x, between starts on this card), "
+        "4 times the output tokens/s (95 % interval 4 to 4, between starts on this card), "
         "67 % of the gain on a logarithmic scale.",
-        "vLLM with at most 16 sequences instead of HuggingFace on single requests: 8x (95 % interval 8x to 8x, "
-        "between starts on this card).",
+        "vLLM with at most 16 sequences instead of HuggingFace on single requests: "
+        "8 times the output tokens/s (95 % interval 8 to 8, between starts on this card).",
     ]
     found = steps(vllm([8.0]), static(exact, 1))
     assert found["explanation"].tolist()[::3] == [
         "HuggingFace in static batches instead of on single requests: not comparable, one of the two was not measured.",
-        "vLLM with at most 16 sequences instead of HuggingFace on single requests: 8x (no interval).",
+        "vLLM with at most 16 sequences instead of HuggingFace on single requests: "
+        "8 times the output tokens/s (no interval).",
     ]
 
 

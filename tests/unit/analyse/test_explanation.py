@@ -161,42 +161,41 @@ BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix
     [
         (
             row(2.1, 1.9, 2.3, 2.0, 4.0),
-            "Its interval holds the ratio of memory bandwidths (2x). It is not the ratio of FLOP rates (4x).",
+            "Its interval holds the ratio of memory bandwidths (2). It is not the ratio of FLOP rates (4).",
         ),
         (
             row(3.0, 1.5, 4.5, 2.0, 4.0),
-            "Its interval holds the ratios of memory bandwidths (2x) and FLOP rates (4x), and cannot tell them apart.",
+            "Its interval holds the ratios of memory bandwidths (2) and FLOP rates (4), and cannot tell them apart.",
         ),
         (
             row(2.95, bandwidth=5.556, flop=2.733),
-            "Nearest is the ratio of FLOP rates (2.733x): what was observed lies 7.9 % above it."
-            " It is not the ratio of memory bandwidths (5.556x)." + BETWEEN,
+            "Nearest is the ratio of FLOP rates (2.73): what was observed lies 7.9 % above it."
+            " It is not the ratio of memory bandwidths (5.56)." + BETWEEN,
         ),
         (
             row(1.95, 1.9, 1.99, 2.0, 4.0),
-            "Nearest is the ratio of memory bandwidths (2x): what was observed lies 2.5 % below it,"
-            " and its interval leaves it out. It is not the ratio of FLOP rates (4x).",
+            "Nearest is the ratio of memory bandwidths (2): what was observed lies 2.5 % below it,"
+            " and its interval leaves it out. It is not the ratio of FLOP rates (4).",
         ),
         (
             row(3.0, 2.9, 3.1, 2.0, 4.0),
-            "No known ratio is within 10 %. Nearest is that of FLOP rates (4x): what was observed lies 25.0 % below it."
+            "No known ratio is within 10 %. Nearest is that of FLOP rates (4): what was observed lies 25.0 % below it."
             + BETWEEN,
         ),
         (
             row(1.2, 1.1, 1.3, UNKNOWN, 4.0),
-            "No known ratio is within 10 %."
-            " Nearest is that of FLOP rates (4x): what was observed lies 70.0 % below it.",
+            "No known ratio is within 10 %. Nearest is that of FLOP rates (4): what was observed lies 70.0 % below it.",
         ),
         (row(1.2, 1.1, 1.3), "No ratio of the two devices is known to compare it with."),
         (
             row(2.1, 1.9, 2.3, 2.0, 4.0) | {"scope": "within one start"},
             "If starts vary by 15 %, which one start cannot show, its interval holds the ratio of memory bandwidths"
-            " (2x). It is not the ratio of FLOP rates (4x).",
+            " (2). It is not the ratio of FLOP rates (4).",
         ),
         (
             row(3.0, 2.9, 3.1, 2.0, 4.0) | {"scope": "within one start"},
             "If starts vary by 15 %, which one start cannot show, its interval holds the ratios of memory bandwidths"
-            " (2x) and FLOP rates (4x), and cannot tell them apart.",
+            " (2) and FLOP rates (4), and cannot tell them apart.",
         ),
     ],
 )
@@ -218,7 +217,7 @@ def test_measured_rates_may_enclose_what_was_observed_too():
     measured = {"measured_bandwidth_ratio": 2.0, "measured_flop_ratio": 4.0}
     _, text = explanation_of(row(3.0, 2.9, 3.1, **measured), list(measured))
     assert text == (
-        "No known ratio is within 10 %. Nearest is that of measured matrix-product rates (4x):"
+        "No known ratio is within 10 %. Nearest is that of measured matrix-product rates (4):"
         " what was observed lies 25.0 % below it." + BETWEEN
     )
     _, text = explanation_of(row(4.2, 4.1, 4.3, 4.4, 5.0, **measured), list(measured))

@@ -202,12 +202,12 @@ def test_a_verdict_in_words():
     found = only(ratios(cell(SEQS, around(5556, 0.0)), cell(SEQS, around(1000, 0.0001), gpu="l40s")))
     low, high = found["ratio_low"], found["ratio_high"]
     assert found["verdict_text"] == (
-        f"h200 makes 5.556x (95 % interval {low:.4g}x to {high:.4g}x, between starts on this card) the output"
-        " tokens/s of l40s. Its interval holds the ratio of memory bandwidths (5.556x)."
-        " It is not the ratio of FLOP rates (2.733x)."
+        f"h200 makes 5.56 times the output tokens/s of l40s (95 % interval {low:.3g} to {high:.3g}, between starts on"
+        " this card). Its interval holds the ratio of memory bandwidths (5.56)."
+        " It is not the ratio of FLOP rates (2.73)."
     )
     total = only(ratios(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s"), metric="total_tokens_per_s"))
-    assert " the total tokens/s of l40s. " in total["verdict_text"]
+    assert " times the total tokens/s of l40s (" in total["verdict_text"]
 
 
 # --- published numbers
@@ -229,9 +229,9 @@ def test_h200_over_l40s_was_not_the_bandwidth_ratio(lab):
     assert found["flop_ratio"] == pytest.approx(2.73, abs=0.005)
     assert (found["explanation"], found["support"]) == ("flop", "near")
     assert found["verdict_text"] == (
-        "H200 was published as 2.954x L40S, without repeats, so without an interval. "
-        "Nearest is the ratio of FLOP rates (2.733x): what was observed lies 8.1 % above it. "
-        "It is not the ratio of memory bandwidths (5.556x). "
+        "H200 was published as 2.95 times as fast as L40S, without an interval. "
+        "Nearest is the ratio of FLOP rates (2.73): what was observed lies 8.1 % above it. "
+        "It is not the ratio of memory bandwidths (5.56). "
         "It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
     )
 
@@ -243,8 +243,8 @@ def test_h100_over_a100_depends_on_which_cards_are_meant(lab):
     assert (of_40gb["bandwidth_ratio"], of_80gb["bandwidth_ratio"]) == pytest.approx((2.154, 1.731), abs=1e-3)
     assert (of_40gb["explanation"], of_80gb["explanation"]) == ("bandwidth", "none")
     assert of_80gb["verdict_text"].startswith(
-        "H100 was published as 2.111x A100 PCIe, without repeats, so without an interval. "
-        "The names may mean 6 pairs of devices, with bandwidth ratios from 1.05x to 2.51x. "
+        "H100 was published as 2.11 times as fast as A100 PCIe, without an interval. "
+        "The names may mean 6 pairs of devices, with bandwidth ratios from 1.05 to 2.51. "
         "Read as h100-sxm over a100-pcie-80gb: No known ratio is within 10 %."
     )
 

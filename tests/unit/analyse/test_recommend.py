@@ -113,7 +113,7 @@ def test_configurations_that_are_not_shown_to_be_slower_are_ties():
     cells = config(1, 99), config(4, 100), config(8, [99.8, 99.9, 100.2])
     found = only(recommended(*cells, role="best_throughput"))
     assert (found["knobs"], found["ties"]) == ("seqs4", "seqs8")
-    assert found["explanation"].endswith(" It is not shown to differ from seqs8.")
+    assert found["explanation"].endswith(" Not shown to be slower: at most 8 sequences.")
     # One start each does not show what another would give, unless they are far apart.
     found = only(recommended(config(1, [20.0]), config(4, [100.0]), config(8, [80.0]), role="best_throughput"))
     assert (found["knobs"], found["ties"]) == ("seqs4", "seqs1, seqs8")
@@ -127,26 +127,27 @@ def test_a_tie_is_an_interval_that_reaches_one():
         other = config(1, around(100 * math.exp(-half * distance), 0.01)[::-1])
         found = only(recommended(best, other, role="best_throughput"))
         assert (None if pd.isna(found["ties"]) else found["ties"]) == ties
-        assert ("shown to differ" in found["explanation"]) == (ties is not None)
+        assert ("shown to be slower" in found["explanation"]) == (ties is not None)
 
 
 def test_a_long_list_of_ties_is_cut_in_words_only():
     found = only(recommended(*(config(n, 100) for n in range(1, 9)), role="best_throughput"))
     assert found["knobs"] == "seqs1"
     assert found["ties"] == ", ".join(f"seqs{n}" for n in range(2, 9))
-    assert found["explanation"].endswith("not shown to differ from seqs2, seqs3, seqs4, seqs5, seqs6 and 2 more.")
+    five = "; ".join(f"at most {n} sequences" for n in range(2, 7))
+    assert found["explanation"].endswith(f" Not shown to be slower: {five}; and 2 more.")
     found = only(recommended(*(config(n, 100) for n in range(1, 7)), role="best_throughput"))
-    assert found["explanation"].endswith("not shown to differ from seqs2, seqs3, seqs4, seqs5, seqs6.")
+    assert found["explanation"].endswith(f" Not shown to be slower: {five}.")
 
 
 def test_the_fastest_in_words():
     found = recommended(config(1, [50.0, 50.0]), config(16, [1234.0, 1234.0]), role="best_throughput")
     assert only(found)["explanation"] == (
-        "seqs16 makes the most output tokens/s of 2 configurations: 1,234 (95 % interval 1,234 to 1,234, between "
-        "starts on this card)."
+        "At most 16 sequences: 1,230 output tokens/s (95 % interval 1,230 to 1,230, between starts on this card), "
+        "the most of 2 settings."
     )
     single = only(recommended(config(1, [50.0]), role="best_throughput"))
-    assert single["explanation"] == ("seqs1 makes the most output tokens/s of 1 configuration: 50 (no interval).")
+    assert single["explanation"] == "At most 1 sequence: 50 output tokens/s (no interval), the most of 1 setting."
 
 
 # --- within a latency
@@ -156,11 +157,11 @@ def test_without_a_bound_it_is_twice_the_lowest_time_per_token():
     cells = config(1, 10, 0.01, p99=1.0), config(4, 30, 0.02, p99=1.0), config(16, 60, 0.0201, p99=1.0)
     found = only(recommended(*cells, role="best_within_latency"))
     assert found["knobs"] == "seqs4"
-    assert found["latency_bound"] == "tpot_s_p99 <= 0.02 s (2 times the lowest tpot_s_p50)"
+    assert found["latency_bound"] == "p99 TPOT <= 20 ms, 2 times the lowest median"
     assert found["explanation"] == (
-        "seqs4 makes the most output tokens/s of the 2 of 3 configurations that keep tpot_s_p99 <= 0.02 s"
-        f" (2 times the lowest tpot_s_p50): 30 (95 % interval {found['output_tokens_per_s_low']:.4g}"
-        f" to {found['output_tokens_per_s_high']:.4g}, between starts on this card)."
+        f"At most 4 sequences: 30 output tokens/s (95 % interval {found['output_tokens_per_s_low']:.3g}"
+        f" to {found['output_tokens_per_s_high']:.3g}, between starts on this card), the most of those that keep"
+        " p99 TPOT <= 20 ms, 2 times the lowest median (2 of 3 settings)."
     )
 
 
@@ -175,9 +176,9 @@ def test_bounds_of_the_user():
         found = only(recommended(*cells, role="best_within_latency", **bounds))
         return found["knobs"], found["latency_bound"]
 
-    assert fastest(tpot_p99_s=0.02) == ("seqs4", "tpot_s_p99 <= 0.02 s")
-    assert fastest(ttft_p99_s=0.1) == ("seqs16", "ttft_s_p99 <= 0.1 s")
-    assert fastest(ttft_p99_s=0.5, tpot_p99_s=0.05) == ("seqs4", "ttft_s_p99 <= 0.5 s and tpot_s_p99 <= 0.05 s")
+    assert fastest(tpot_p99_s=0.02) == ("seqs4", "p99 TPOT <= 20 ms")
+    assert fastest(ttft_p99_s=0.1) == ("seqs16", "p99 TTFT <= 100 ms")
+    assert fastest(ttft_p99_s=0.5, tpot_p99_s=0.05) == ("seqs4", "p99 TTFT <= 500 ms and p99 TPOT <= 50 ms")
 
 
 def test_the_bound_is_kept_in_every_repeat():
@@ -194,8 +195,8 @@ def test_only_those_that_keep_the_bound_are_ties_of_the_fastest_that_does():
 
 def test_a_bound_that_none_keeps_is_said_so():
     found = only(recommended(config(1, 10), config(4, 30), role="best_within_latency", tpot_p99_s=0.001))
-    assert found["explanation"] == "No configuration of 2 keeps tpot_s_p99 <= 0.001 s."
-    assert found["latency_bound"] == "tpot_s_p99 <= 0.001 s"
+    assert found["explanation"] == "None of 2 settings keeps p99 TPOT <= 1 ms."
+    assert found["latency_bound"] == "p99 TPOT <= 1 ms"
     assert found[["gpu", "model", "workload", "study", "source"]].tolist() == [
         "h200",
         "llama-3.1-8b-instruct",
@@ -213,7 +214,7 @@ def test_without_latencies_no_bound_is_kept():
     assert found["explanation"][1] == "No latency was measured to set a bound by."
     assert found["tpot_s_p50"].isna().all()
     given = only(recommended(cell({"max_num_seqs": 1}, around(10)), role="best_within_latency", tpot_p99_s=1.0))
-    assert given["explanation"] == "No configuration of 1 keeps tpot_s_p99 <= 1 s."
+    assert given["explanation"] == "None of 1 setting keeps p99 TPOT <= 1,000 ms."
 
 
 # --- the smallest that is as fast
@@ -225,8 +226,8 @@ def test_the_smallest_within_the_margin():
     assert found["knobs"] == "seqs4"
     assert found["margin_pct"] == 2.0
     assert found["explanation"] == (
-        "seqs4 is the smallest of the 3 of 4 configurations that are shown to be within 2 % of the fastest, seqs64,"
-        " or are it."
+        "At most 4 sequences: the smallest of the 3 of 4 settings that are shown to be within 2 % of the fastest"
+        " (at most 64 sequences), counting the fastest itself."
     )
     assert only(recommended(*cells, role="smallest_within_margin", margin_pct=0.8))["knobs"] == "seqs16"
     assert pd.isna(found["ties"])
@@ -241,7 +242,9 @@ def test_within_the_margin_is_shown_not_assumed():
         other = config(1, around(100 * math.exp(-room * distance), 0.005)[::-1])
         found = only(recommended(other, fastest, role="smallest_within_margin"))
         assert found["knobs"] == smallest
-    assert found["explanation"] == "No smaller configuration than the fastest, seqs16, is shown to be within 2 % of it."
+    assert found["explanation"] == (
+        "No smaller setting is shown to be within 2 % of the fastest (at most 16 sequences)."
+    )
 
 
 def test_one_repeat_shows_nothing_so_the_fastest_itself_is_left():
@@ -296,7 +299,7 @@ def test_the_front_of_rate_and_both_latencies():
     )
     assert found["knobs"].tolist() == ["seqs1", "seqs2", "seqs4", "seqs16"]
     assert set(found["explanation"]) == {
-        "No other configuration is as good in rate and both latencies and better in one, by their means."
+        "No other setting is as good in rate and in both latencies and better in one, by their means."
     }
 
 
@@ -371,13 +374,13 @@ def test_the_command_writes_the_table(tmp_path):
         "seqs1",
         load_study(DEMO).equivalence_margin_pct,
     ]
-    assert written.loc["best_within_latency", "latency_bound"] == "tpot_s_p99 <= 0.02 s (2 times the lowest tpot_s_p50)"
+    assert written.loc["best_within_latency", "latency_bound"] == "p99 TPOT <= 20 ms, 2 times the lowest median"
     model = written.loc["best_throughput", "command"].split()[2]
     assert Path(model).parent == tmp_path / "results" / "demo" / "prepared" / "models"
     assert Path(model).name.startswith("tiny-llama-57m-")
     assert main([*command, "--ttft-p99-s", "0.2", "--tpot-p99-s", "0.5"]) == 0
     written = read_table(out).set_index("role")
-    assert written.loc["best_within_latency", "latency_bound"] == "ttft_s_p99 <= 0.2 s and tpot_s_p99 <= 0.5 s"
+    assert written.loc["best_within_latency", "latency_bound"] == "p99 TTFT <= 200 ms and p99 TPOT <= 500 ms"
     assert (
         written.loc["best_throughput", "command"].split()[2].startswith("results/demo/prepared/models/tiny-llama-57m-")
     )

@@ -227,7 +227,7 @@ def test_a_run_shorter_than_its_answers_does_not_say_what_the_server_sustains(tm
     assert row["queue_growth_per_s"] == pytest.approx(8.0)
     assert (row["saturated"] is pd.NA, row["limited_by"]) == (True, "unknown")
     assert row["explanation"] == (
-        "The run is too short to say whether the server keeps up: 8 requests/s arrived, 2.105 requests/s were answered."
+        "The run is too short to say whether the server keeps up: 8 requests/s arrived, 2.11 requests/s were answered."
     )
 
 

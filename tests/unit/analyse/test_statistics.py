@@ -23,7 +23,6 @@ from workflow_scripts.analyse.statistics import (
     is_higher,
     log_margin,
     mean_interval,
-    number_text,
     quantile_interval,
     verdicts,
 )
@@ -359,23 +358,8 @@ def test_the_exact_interval_of_a_quantile_covers_it():
 # --- words
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (999.4, "999.4"),
-        (1000.0, "1,000"),
-        (-1234.5, "-1,234"),
-        (12.3456, "12.35"),
-        (0.001234567, "0.001235"),
-        (3.0, "3"),
-    ],
-)
-def test_numbers_in_words(value, text):
-    assert number_text(value) == text
-
-
 def test_intervals_in_words():
-    assert interval_text(11976.6, 11900.2, 12050.4) == "11,977 (95 % interval 11,900 to 12,050)"
-    assert interval_text(2.5, 2.0, 3.0, "x", "between cards") == "2.5x (95 % interval 2x to 3x, between cards)"
-    assert interval_text(2.5, 2.25, 2.75, "x") == "2.5x (95 % interval 2.25x to 2.75x)"
-    assert interval_text(2.5, np.nan, np.nan, "x") == "2.5x (no interval)"
+    assert interval_text(11976.6, 11900.2, 12050.4) == "12,000 (95 % interval 11,900 to 12,100)"
+    assert interval_text(2.5, 2.0, 3.0, " times", "between cards") == "2.5 times (95 % interval 2 to 3, between cards)"
+    assert interval_text(2.5, 2.251, 2.7549, " J") == "2.5 J (95 % interval 2.25 to 2.75)"
+    assert interval_text(2.5, np.nan, np.nan, " times", "between cards") == "2.5 times (no interval)"

@@ -36,7 +36,7 @@ def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_b
     of_h200 = [row for row in found if row["Device"] == "h200"]
     assert [row["max-num-seqs"] for row in of_h200] == [
         *("1", "4", "16", "64", "256"),
-        *(f"hf-static, static-batch{size}-cachedynamic" for size in (1, 16, 64)),
+        *(f"hf-static, batches of {size}, cache implementation dynamic" for size in (1, 16, 64)),
     ]
     assert " to " in of_h200[0][RATE]
     assert of_h200[0]["KV blocks"] == "144,000"
@@ -47,7 +47,9 @@ def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_b
 
 
 def test_what_was_refused_stays_with_its_reason(tables: dict[str, Table]) -> None:
-    found = [row for row in rows(one(tables, "block size:", "max num seqs 256")) if row["Device"] == "a100-sxm-80gb"]
+    found = [
+        row for row in rows(one(tables, "block size:", "at most 256 sequences")) if row["Device"] == "a100-sxm-80gb"
+    ]
     assert [(row["Block size"], row[RATE] == "–") for row in found] == [
         *(("8", True), ("16", False), ("32", False), ("64", True)),
     ]

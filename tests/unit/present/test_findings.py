@@ -111,14 +111,14 @@ def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed
     pairs(report, "enable_prefix_caching", found, [1.0, 6.762])
     assert told(gains_and_hits, report) == [
         (
-            "6.76x",
-            "h200, m, w, max_num_seqs=1: So. 86.3 % of the prompt tokens were in the cache, which saved 85 % of all "
-            "tokens from being computed.",
+            "6.76 times",
+            "h200, m, w, at most 1 sequence: So. 86.3 % of the prompt tokens were in the cache, which saved 85 % of "
+            "all tokens from being computed.",
         ),
         (
             "flat",
-            "h200, m, w, max_num_seqs=0: So. 0 % of the prompt tokens were in the cache, which saved 0 % of all tokens "
-            "from being computed.",
+            "h200, m, w, at most 0 sequences: So. 0 % of the prompt tokens were in the cache, which saved 0 % of all "
+            "tokens from being computed.",
         ),
     ]
 
@@ -134,8 +134,8 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
     # The first pair found nothing in the cache, so nothing is shared.
     assert told(memory_saved, report) == [
         (
-            "8x less memory",
-            "h200, m, w, max_num_seqs=1: the tokens of running requests take 4 MiB of keys and values with prefix "
+            "8 times less memory",
+            "h200, m, w, at most 1 sequence: the tokens of running requests take 4 MiB of keys and values with prefix "
             "caching, and 32 MiB without, because requests share the blocks of a prefix.",
         )
     ]
@@ -148,7 +148,7 @@ def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(rep
     pairs(report, "num_speculative_tokens", found, [0.95])
     assert told(gains_and_drafts, report) == [
         (
-            "0.95x",
+            "0.95 times",
             "h200, m, w: So. 50 % of the 116 tokens drafted in a repeat were accepted; a step with drafts gave a "
             "sequence 2.52 tokens on average.",
         )
@@ -159,7 +159,7 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
     many = [float(ratio) for ratio in range(2, 22)]
     pairs(report, "num_speculative_tokens", {"draft_acceptance_rate": [float("nan")] * 20}, many)
     verdicts = [verdict for verdict, _ in told(gains_and_drafts, report)]
-    assert (len(verdicts), verdicts[0], verdicts[-1]) == (6, "21x", "2x")
+    assert (len(verdicts), verdicts[0], verdicts[-1]) == (6, "21 times", "2 times")
     (block,) = gains_and_drafts(report)
     assert isinstance(block, Findings)
     assert block.note.startswith("6 of 20 comparisons")
@@ -214,7 +214,7 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
 
 def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report: Report) -> None:
     pairs(report, "model", {"kv_cache_tokens": [65536.0]}, [0.25])
-    assert told(models_compared, report) == [("0.25x", "h200, m, w: So. Its KV cache holds 65,536 tokens.")]
+    assert told(models_compared, report) == [("0.25 times", "h200, m, w: So. Its KV cache holds 65,536 tokens.")]
     (report.tables.folder / "effects.parquet").rename(report.tables.folder / "old.parquet")
     pairs(report, "block_size", {"kv_cache_tokens": [1.0]}, [2.0])
     report = replace(report, tables=Tables(report.tables.folder))
@@ -261,7 +261,9 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> 
     effects = pd.read_parquet(report.tables.folder / "effects.parquet")
     effects = effects.assign(comparison="overall", scope="within one start")
     effects.to_parquet(report.tables.folder / "effects.parquet")
-    assert told(verdicts_on("max_num_seqs"), report) == [("changes", "So. (h200, m, w, block_size=16, max_num_seqs=0)")]
+    assert told(verdicts_on("max_num_seqs"), report) == [
+        ("changes", "So. (h200, m, w, block size 16, at most 0 sequences)")
+    ]
     assert HEADLINES.parts[-1] is what_verdicts_cover
     (block,) = what_verdicts_cover(report)
     assert isinstance(block, Text)

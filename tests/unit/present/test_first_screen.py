@@ -11,11 +11,12 @@ import pytest
 
 from tests.generated_study import write_outcomes
 from tests.unit.present.conftest import Results
+from workflow_scripts.common.wording import number
 from workflow_scripts.present.first_screen import first_screen
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.scorecards import Card, best_in_words, scorecards
-from workflow_scripts.present.words import number, span
+from workflow_scripts.present.words import span
 from workflow_scripts.study.study_file import load_study
 
 KNOBS = ["knob_block_size", "knob_max_num_seqs"]

@@ -33,6 +33,7 @@ from workflow_scripts.present.subjects import (
 )
 
 _MODULES = (
+    settings_to_serve,
     what_ran,
     workload_requests,
     central_tables,
@@ -53,7 +54,6 @@ _MODULES = (
     hardware_limits,
     energy,
     claims_retested,
-    settings_to_serve,
     every_cell,
     where_measured,
     take_away,

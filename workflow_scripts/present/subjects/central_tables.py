@@ -9,8 +9,8 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.present.blocks import Block, Fold, Table, outcome_words, table_of
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
-from workflow_scripts.present.series import setting
 from workflow_scripts.present.subject import MOST_OPEN_ROWS, Subject
+from workflow_scripts.study.setting_words import said, settings_in_words
 
 # Knob of the rows -> its name in the table.
 KNOBS: Mapping[str, str] = {"knob_max_num_seqs": "max-num-seqs", "knob_block_size": "block size"}
@@ -59,10 +59,10 @@ def groups(rows: pd.DataFrame, knob: str, knobs: Sequence[str]) -> Iterator[tupl
     ):
         if part[knob].nunique() < 2:
             continue
-        held = ", ".join(setting(name, part[name].iloc[0]) for name in others if pd.notna(part[name].iloc[0]))
+        held = ", ".join(said(name, part[name].iloc[0]) for name in others if pd.notna(part[name].iloc[0]))
         beside = baseline[(baseline["model"] == model) & (baseline["workload"] == workload)]
         beside = beside[beside["gpu"].isin(part["gpu"])]
-        names = beside["engine"] + ", " + beside["knobs"]
+        names = [f"{of}, {words}" for of, words in zip(beside["engine"], settings_in_words(beside, knobs), strict=True)]
         named = pd.concat([part.sort_values(knob).assign(row=part[knob].map("{:g}".format)), beside.assign(row=names)])
         devices = list(dict.fromkeys(rows["gpu"]))
         yield (

@@ -50,7 +50,7 @@ def explanations(report: Report) -> Iterator[Block]:
     for (a, b), rows in ratios.groupby(["gpu_a", "gpu_b"], sort=False):
         explains = rows["explanation"].fillna("none").map(explained).value_counts()
         verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
-        counted = ", ".join(f"{name} in {count}" for name, count in explains.items())
+        counted = ", ".join(f"{name} ({count})" for name, count in explains.items())
         # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
         settings = report.settings.get(example["knobs"], example["knobs"])
@@ -58,8 +58,8 @@ def explanations(report: Report) -> Iterator[Block]:
         findings.append(
             Finding(
                 verdict,
-                f"{a} against {b}: of {len(rows)} settings, the ratio agrees with {counted}. For example, {where}: "
-                f"{example['verdict_text']}",
+                f"{a} against {b}: what explains the ratio, with the number of settings: {counted}. For example, "
+                f"{where}: {example['verdict_text']}",
             )
         )
     yield some(findings, "ratios")

@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pandas as pd
+
 from workflow_scripts.present.blocks import Block
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, OWN_SECTION, pairs_that_differ_in, verdicts_of_others
 from workflow_scripts.present.subject import Subject, TablePart
+from workflow_scripts.present.words import held_in_words
 
 
 def models_compared(report: Report) -> Iterator[Block]:
@@ -18,6 +21,11 @@ def _room(cell: Mapping[str, Any]) -> str:
     return f"Its KV cache holds {cell['kv_cache_tokens']:,.0f} tokens."
 
 
+def _others(effects: pd.DataFrame) -> pd.DataFrame:
+    rows = effects[~effects["knob"].isin(OWN_SECTION) & (effects["comparison"] == "overall")]
+    return rows.assign(held=rows["held"].map(held_in_words))
+
+
 SUBJECT = Subject(
     id="settings",
     title="Other settings",
@@ -27,7 +35,7 @@ SUBJECT = Subject(
             "effects",
             {"knob": "Setting", **EFFECT_COLUMNS},
             "Effects of other settings on output tokens per second",
-            lambda effects: effects[~effects["knob"].isin(OWN_SECTION) & (effects["comparison"] == "overall")],
+            _others,
         )
     ],
     findings=[verdicts_of_others, models_compared],

@@ -63,7 +63,7 @@ def memory_saved(report: Report) -> Iterator[Block]:
     if len(rows):
         told = [
             Finding(
-                f"{row['saving']:.3g}x less memory",
+                f"{row['saving']:.3g} times less memory",
                 f"{place(row)}: the tokens of running requests take {row['cached_mib']:.3g} MiB of keys and values "
                 f"with prefix caching, and {row['alone_mib']:.3g} MiB without, because requests share the blocks of a "
                 "prefix.",

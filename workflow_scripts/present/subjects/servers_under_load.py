@@ -13,9 +13,10 @@ from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
-from workflow_scripts.present.series import repeats_of, series_labels, setting
+from workflow_scripts.present.series import repeats_of, series_labels
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.study.setting_words import setting
 
 # The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}

@@ -67,7 +67,7 @@ def fastest_of_both(report: Report) -> Iterator[Block]:
     fastest = pairs.sort_values(["vllm_output_tokens_per_s", "hf_output_tokens_per_s"], ascending=False)
     rows = records(fastest.drop_duplicates(["gpu", "model", "workload"]))
     yield some(
-        [Finding(f"{row['improvement_ratio']:.3g}x", f"{row['explanation']} ({place(row)})") for row in rows],
+        [Finding(f"{row['improvement_ratio']:.3g} times", f"{row['explanation']} ({place(row)})") for row in rows],
         "engines",
     )
 

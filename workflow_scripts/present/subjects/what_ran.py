@@ -177,7 +177,7 @@ def native_types(report: Report) -> Iterator[Block]:
 
 SUBJECT = Subject(
     id="runs",
-    title="What was run on what",
+    title="What was run",
     lead="The cells of the study, the devices and the engines.",
     parts=[counts, devices, engines],
     warnings=[simulated, remote_code, native_types],

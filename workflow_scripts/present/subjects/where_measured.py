@@ -121,7 +121,9 @@ def provenance(report: Report) -> Iterator[Block]:
     if not records:
         yield Absent("versions", "no outcome.json of a cell was found")
     for record in records:
-        yield Fold(f"Recorded with {record['cell_id']}", [_flat_table(record["provenance"])])
+        yield Fold(
+            f"Versions and settings recorded in {report.names[record['cell_id']]}", [_flat_table(record["provenance"])]
+        )
 
 
 def rounds(report: Report) -> Iterator[Block]:
@@ -134,7 +136,7 @@ def rounds(report: Report) -> Iterator[Block]:
     rows = [
         [
             one.knob,
-            *one.cells,
+            *(report.cell_named(cell) if cell in report.names else cell for cell in one.cells),
             "not known" if one.further_starts is None else str(one.further_starts),
             one.given_up or "",
         ]

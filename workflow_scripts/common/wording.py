@@ -1,0 +1,32 @@
+"""Numbers and lists as a reader says them."""
+
+from collections.abc import Iterable
+
+
+def number(value: float) -> str:
+    """A number with at most three significant digits.
+
+    >>> number(12345.6), number(0.018293), number(2.0), number(-999.9)
+    ('12,300', '0.0183', '2', '-1,000')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def sentence(text: str) -> str:
+    """The text with a capital first letter.
+
+    >>> sentence("at most 16 sequences")
+    'At most 16 sequences'
+    """
+    return text[:1].upper() + text[1:]
+
+
+def listed(texts: Iterable[str], last: str = "and") -> str:
+    """Texts in one phrase.
+
+    >>> listed(["16", "32", "64"], "or"), listed(["one"])
+    ('16, 32 or 64', 'one')
+    """
+    *others, end = texts
+    return f"{', '.join(others)} {last} {end}" if others else end

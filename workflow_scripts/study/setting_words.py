@@ -1,0 +1,115 @@
+"""Settings as a reader says them: no names of options, no short codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.engines.registry import every_knob
+
+_SWITCHED = {"true": True, "false": False}
+
+
+def setting(knob: str, value: Any) -> str:
+    """A knob's name and value.
+
+    >>> setting("knob_enable_prefix_caching", True), setting("knob_block_size", 16.0)
+    ('prefix caching on', 'block size 16')
+    """
+    name = knob.removeprefix("knob_").removeprefix("enable_").replace("_", " ")
+    if value is None or value is pd.NA or value != value:
+        return f"{name} default"
+    if isinstance(value, bool | np.bool_):
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
+
+
+def said(knob: str, value: Any) -> str:
+    """A setting as the report says it; `knob` is its name or its column, and `value` may be the text in a table.
+
+    >>> said("max_num_seqs", 16.0), said("max_num_seqs", "1"), said("knob_enable_prefix_caching", "true")
+    ('at most 16 sequences', 'at most 1 sequence', 'prefix caching on')
+    >>> said("block_size", 32), said("gpu_memory_utilization", 0.9), said("enforce_eager", True)
+    ('block size 32', '90 % of the memory', 'no compiled graphs')
+    """
+    if isinstance(value, str):
+        value = _SWITCHED.get(value, _number_in(value))
+    described = every_knob().get(knob.removeprefix("knob_"))
+    words = described.said if described else None
+    if described is None or words is None or isinstance(value, str) or pd.isna(value):
+        return setting(knob, value)
+    if isinstance(words, tuple):
+        return words[0 if value else 1]
+    phrase = words.format(f"{100 * value:g} %" if described.reserves == "share" else f"{value:,.10g}")
+    return phrase.removesuffix("s") if value == 1 and "/" not in phrase else phrase
+
+
+def instead_of(knob: str, value: Any, baseline: Any) -> str:
+    """Two settings of a knob side by side; the second without the words with which both begin.
+
+    >>> instead_of("max_num_seqs", "16", "1"), instead_of("enable_prefix_caching", "true", "false")
+    ('at most 16 sequences instead of 1', 'prefix caching on instead of off')
+    >>> instead_of("enforce_eager", "true", "false"), instead_of("model", "opt-awq", "opt")
+    ('no compiled graphs instead of compiled graphs', 'model opt-awq instead of opt')
+    """
+    return f"{said(knob, value)} instead of {shortly(knob, baseline, value)}"
+
+
+def shortly(knob: str, value: Any, beside: Any) -> str:
+    """A setting beside another one of its knob: only what differs, if both begin with the same words.
+
+    >>> shortly("max_num_seqs", 4, 16), shortly("gpu_memory_utilization", 0.5, 0.9)
+    ('4', '50 % of the memory')
+    """
+    words, others = said(knob, value).split(), said(knob, beside).split()
+    if words[0] != others[0]:
+        return " ".join(words)
+    while len(words) > 1 and len(others) > 1 and words[0] == others[0]:
+        words, others = words[1:], others[1:]
+    # "1 sequence" beside "16 sequences": the number tells.
+    while len(words) > 1 and len(others) > 1 and words[-1].rstrip("s") == others[-1].rstrip("s"):
+        words, others = words[:-1], others[:-1]
+    return " ".join(words)
+
+
+def _number_in(text: str) -> float | str:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return text
+
+
+def knobs_that_differ(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """The knobs of which cells of one engine have different values.
+
+    >>> rows = pd.DataFrame({"engine": ["a", "a", "b"], "knob_x": [1, 2, None], "knob_y": [3, 3, None]})
+    >>> knobs_that_differ(rows, ["knob_x", "knob_y"])
+    ['knob_x']
+    """
+    return [knob for knob in knobs if rows.groupby("engine")[knob].nunique(dropna=False).max() > 1]
+
+
+def settings_in_words(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """For each row its settings in words, without those that are left to the engine.
+
+    >>> rows = pd.DataFrame({"knob_block_size": [32, None], "knob_batch_size": [None, 8]})
+    >>> settings_in_words(rows, list(rows)), settings_in_words(rows, [])
+    (['block size 32', 'batches of 8'], ["engine's defaults", "engine's defaults"])
+    """
+    cells = rows[list(knobs)].to_numpy(dtype=object)  # `itertuples` gives no row where there is no column
+    words = [[said(*of_knob) for of_knob in zip(knobs, row, strict=True) if pd.notna(of_knob[1])] for row in cells]
+    return [", ".join(of_cell) or "engine's defaults" for of_cell in words]
+
+
+def labels(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
+    """For each row the settings in words that differ among the cells of an engine; all of them if none differs.
+
+    >>> knobs = {"knob_block_size": [16, 32, None], "knob_batch_size": [None, None, 8]}
+    >>> labels(pd.DataFrame({"engine": ["a", "a", "b"], **knobs}), list(knobs))
+    ['block size 16', 'block size 32', 'batches of 8']
+    """
+    differing = knobs_that_differ(rows, knobs)
+    tells = rows[differing].notna().any(axis=1)
+    short, whole = settings_in_words(rows, differing), settings_in_words(rows, knobs)
+    return [one if is_told else other for one, other, is_told in zip(short, whole, tells, strict=True)]
