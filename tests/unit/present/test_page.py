@@ -12,10 +12,16 @@ import yaml
 
 from tests.unit.present.conftest import Results, arguments
 from tests.unit.present.synthetic import SCRIPT
+from workflow_scripts.common.files import write_json
+from workflow_scripts.present.blocks import Fold
 from workflow_scripts.present.figures import FIGURES
 from workflow_scripts.present.page import main
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.present.subjects.where_measured import provenance
 from workflow_scripts.study.definition import study_sha256
+from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
 
 VOID = {"meta", "img", "source", "link", "br", "hr"}
@@ -230,11 +236,29 @@ def test_a_study_without_prefix_caching_among_its_effects_has_a_page(results: Re
     assert {attributes["id"] for attributes in page.all("section")} == {"summary", *(one.id for one in SUBJECTS)}
 
 
+def test_no_headline_names_a_cell_by_its_slug(results: Results, page: Page) -> None:
+    slugs = {cell.knobs.slug() for cell in expand(load_study(results.study))}
+    assert len(slugs) > 10
+    places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
+    assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
+
+
+def test_what_was_recorded_is_named_by_the_cell_in_words(results: Results, tmp_path: Path) -> None:
+    tables = Tables(results.root / "tables")
+    report = Report(load_study(results.study), tables, tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    cell = report.grid.loc[report.grid["outcome"] != "missing", "cell_id"].iloc[0]
+    write_json(tmp_path / cell / "outcome.json", {"cell_id": cell, "provenance": {"host": "node-1"}})
+    (told,) = [block.summary for block in provenance(report) if isinstance(block, Fold)]
+    assert told == f"Versions and settings recorded in {report.names[cell]}"
+    assert "block size " in told
+
+
 def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
     here = [attributes["id"] for attributes in page.all("section")][1:]
     order = [section.id for section in SUBJECTS]
     empty = here[here.index("glossary") + 1 :]
     assert empty == ["speculation"]
+    assert [attributes["id"] for attributes in page.all("section") if attributes.get("class") == "empty"] == empty
     assert "Not shown:" not in results.html[: results.html.index('<section id="runs"')]
     assert [section for section in order if section not in empty] == here[: -len(empty)]
     last = results.html[results.html.index('<section id="speculation"') :]

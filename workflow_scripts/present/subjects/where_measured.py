@@ -122,7 +122,8 @@ def provenance(report: Report) -> Iterator[Block]:
         yield Absent("versions", "no outcome.json of a cell was found")
     for record in records:
         yield Fold(
-            f"Versions and settings recorded in {report.names[record['cell_id']]}", [_flat_table(record["provenance"])]
+            f"Versions and settings recorded in {report.names.get(record['cell_id'], record['cell_id'])}",
+            [_flat_table(record["provenance"])],
         )
 
 
