@@ -229,10 +229,12 @@ rule predictions:
     input:
         cells=table("cells"),
         plan=PATHS.plan / "plan.parquet",
+        blocks=PATHS.plan / "blocks.parquet",
         published=PUBLISHED,
         code=sources("analyse.predictions"),
     output:
         **written("predictions"),
+        **written("blocks", of="blocks_"),
     log:
         PATHS.root / "logs/predictions.log",
     conda:
@@ -242,7 +244,9 @@ rule predictions:
         " --study $STUDY"
         " --cells {input.cells}"
         " --plan {input.plan}"
+        " --blocks {input.blocks}"
         " --out {output.table}"
+        " --blocks-out {output.blocks_table}"
         " > {log} 2>&1"
 
 

@@ -23,6 +23,7 @@ rule predict_cells:
         PATHS.plan / "plan.parquet",
         PATHS.plan / "plan.csv",
         PATHS.plan / "knobs.csv",
+        PATHS.plan / "blocks.parquet",
     log:
         PATHS.root / "logs/predict_cells.log",
     conda:

@@ -19,6 +19,7 @@ GROUPS = {
         "log": "parse.engine_log",
         "trace": "parse.device_trace",
         "predict": "predict.predict_cell",
+        "trace-blocks": "predict.block_trace",
     },
     "A study, before and after it is measured": {
         "check": "study.study_file",

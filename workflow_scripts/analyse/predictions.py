@@ -2,9 +2,11 @@
 
     kvsweep table-predictions --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --plan results/demo/plan/plan.parquet \\
-        --out results/demo/tables/predictions.parquet
+        --blocks results/demo/plan/blocks.parquet --out results/demo/tables/predictions.parquet \\
+        --blocks-out results/demo/tables/blocks.parquet
 
-One row per cell and quantity. docs/plan.md says how predictions are made, docs/tables.md documents every column.
+One row per cell and quantity, and in `blocks` one row per event of a KV block. docs/plan.md says how predictions are
+made, docs/tables.md documents every column.
 """
 
 from argparse import Namespace
@@ -17,7 +19,7 @@ import pandas as pd
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import counted
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
@@ -90,6 +92,38 @@ SCHEMA = table_schema(
         NUMBER,
         "tokens/s for the model, device and max-num-seqs in the claims that the study names; the sources do not say "
         "whether prompt tokens count",
+    ),
+    columns("source", TEXT, "`predicted`"),
+)
+BLOCKS_SCHEMA = table_schema(
+    "blocks",
+    "What happens to KV blocks, computed from the lengths of the requests with the rules of vLLM's scheduler; one row "
+    "per event, in order. Of each workload it shows the first 64 requests as if there were no others, in the cell "
+    "whose KV cache is predicted to hold the fewest tokens. `kvsweep trace-blocks` traces all requests of any cell. "
+    "docs/schedule.md says how schedules are made.",
+    columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
+    columns("block_size", INTEGER, "tokens of a block"),
+    columns("num_blocks", INTEGER, "predicted KV blocks of the device, of which the engine reserves one"),
+    columns("step", INTEGER, "the step of the engine that is being put together, or that follows, counted from 0"),
+    columns(
+        "event",
+        TEXT,
+        "`allocated` (a new block for tokens of the prompt), `appended` (for tokens of the answer), `shared` (a block "
+        "that the prefix cache had), `freed` (the request has ended, or looks at the block no more), `preempted` "
+        "(taken away from a running request) or `evicted` (a block that nobody holds loses its cached content)",
+    ),
+    columns("request", INTEGER, "the request's place in the workload, from 0; null for `evicted`"),
+    columns("group", INTEGER, "number of the group of layers; 0 if all layers keep all tokens"),
+    columns(
+        "place", INTEGER, "which block of the request's block table, from 0; for `evicted`, the one it held before"
+    ),
+    columns("block", INTEGER, "number of the block, from 1 in the order of first use; not the engine's own number"),
+    columns("users", INTEGER, "requests that hold the block afterwards"),
+    columns(
+        "tokens",
+        INTEGER,
+        "tokens of the request in its blocks once the step has run, for `shared` the tokens that were found; each "
+        "later step of a running request adds one; null if a block is taken back",
     ),
     columns("source", TEXT, "`predicted`"),
 )
@@ -185,14 +219,23 @@ def published_rates(study: Study, published: Published) -> Rates:
 @table_command(
     "predictions",
     option("--plan", type=Path, required=True, help="plan.parquet of `kvsweep plan`"),
+    option("--blocks", type=Path, required=True, help="blocks.parquet of `kvsweep plan`"),
+    option("--blocks-out", type=Path, required=True, help="blocks.parquet; blocks.csv is written beside it"),
     option("--published", type=Path, default=PUBLISHED, help="folder with claims.yaml and its tables (%(default)s)"),
 )
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the predictions table of a study."""
-    try:
-        plan = pd.read_parquet(args.plan)
-    except (OSError, ValueError) as e:
-        raise TableError(f"{args.plan}: not a plan: {' '.join(str(e).split())}") from None
+    plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
     own = cells[cells["study"].eq(study.name)]
     published = published_rates(study, Published(args.published))
-    return [(args.out, "predictions", predictions_table(own, plan, published))]
+    return [
+        (args.out, "predictions", predictions_table(own, plan, published)),
+        (args.blocks_out, "blocks", blocks),
+    ]
+
+
+def _of_plan(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as e:
+        raise TableError(f"{path}: not a plan: {' '.join(str(e).split())}") from None

@@ -8,113 +8,10 @@ block of the latest state, and with prefix caching those of former states from w
 Where all layers keep all tokens, `predict.kv_blocks` comes to the same by counting, which is much faster.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from workflow_scripts.predict.kv_groups import KvPool
-
-# What a block holds: the number of its group, whose tokens, and which block of these tokens.
-Content = tuple[int, int, int]
-
-
-class Owner(Protocol):
-    """What a table must know of a request.
-
-    `prompt`, `tokens`, `computed`: tokens of its prompt, known so far, and computed. `in_flight`: computed in steps
-    that still run. `junction`: up to where its prompt is known to be shared beyond what was found, or 0.
-    """
-
-    index: int
-    prompt: int
-    tokens: int
-    computed: int
-    in_flight: int
-    junction: int
-
-    def owner(self, block: int) -> int:
-        """Whose tokens a block of its text holds: a shared text's, or its own."""
-
-
-class Block:
-    """A block that a request holds, or that keeps its content until it is needed."""
-
-    __slots__ = ("content", "users")
-
-    def __init__(self) -> None:
-        self.content: Content | None = None
-        self.users = 1
-
-
-class Blocks:
-    """The free and the kept blocks of one device. Those that keep nothing are counted, and used first."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.most_filled = 0
-        self.evicted = False
-        # What was put there in the step that is being planned: no state can be taken from it yet.
-        self.new: set[Content] = set()
-        self._empty = capacity
-        self._kept: OrderedDict[Block, None] = OrderedDict()
-        self._holders: dict[Content, dict[Block, None]] = {}
-
-    @property
-    def free(self) -> int:
-        """Blocks that can be taken."""
-        return self._empty + len(self._kept)
-
-    @property
-    def held(self) -> int:
-        """Blocks that requests hold."""
-        return self.capacity - self.free
-
-    def find(self, content: Content) -> Block | None:
-        """A block with this content."""
-        return next(iter(self._holders.get(content, ())), None)
-
-    def take(self) -> Block:
-        """A block without content: an empty one, or the one that was given back first."""
-        if self._empty:
-            self._empty -= 1
-            self.most_filled = max(self.most_filled, self.capacity - self._empty)
-        else:
-            block, _ = self._kept.popitem(last=False)
-            self.forget(block)
-            self.evicted = True
-        return Block()
-
-    def share(self, block: Block) -> None:
-        """Give a block to one more request."""
-        if not block.users:
-            del self._kept[block]
-        block.users += 1
-
-    def release(self, blocks: Iterable[Block | None]) -> None:
-        """Take blocks back; of those that keep their content, the first is used again first."""
-        for block in blocks:
-            if block is not None:
-                block.users -= 1
-                if not block.users and block.content is None:
-                    self._empty += 1
-                elif not block.users:
-                    self._kept[block] = None
-
-    def keep(self, block: Block, content: Content) -> None:
-        """Note what a block holds."""
-        if block.content is None:
-            block.content = content
-            self._holders.setdefault(content, {})[block] = None
-        assert block.content == content
-
-    def forget(self, block: Block) -> None:
-        """A block no longer holds what it held."""
-        if block.content is not None:
-            holders = self._holders[block.content]
-            del holders[block]
-            if not holders:
-                del self._holders[block.content]
-            block.content = None
+from workflow_scripts.predict.pool_blocks import Block, Blocks, Content, Owner
 
 
 class Table:
@@ -156,16 +53,28 @@ class Table:
         for place in range(min(self.skipped(processed), len(table)) - 1, -1, -1):
             if table[place] is None:
                 return
-            self.blocks.release([table[place]])
-            table[place] = None
+            self._drop(r, place)
+
+    def _drop(self, r: Owner, place: int) -> None:
+        """Give back one block of a request."""
+        block = self.of[r.index][place]
+        self.of[r.index][place] = None
+        self._release(r, [(place, block)], "freed")
+
+    def _release(self, r: Owner, places: Iterable[tuple[int, Block | None]], event: str) -> None:
+        for place, block in places:
+            if block is not None:
+                self.blocks.release([block])
+                self.blocks.note(event, r, self.number, place, block)
 
     def adopt(self, r: Owner, found: Sequence[Block | None], start: int) -> None:
         """Give a request the blocks that were found, as far as it needs them."""
         skipped = self.skipped(start)
         used = found[skipped:]
-        for block in used:
+        for place, block in enumerate(used, skipped):
             if block is not None:
                 self.blocks.share(block)
+                self.blocks.note("shared", r, self.number, place, block, start)
         table: list[Block | None] = [None] * skipped
         self.of[r.index] = table + list(used)
         self.kept[r.index] = len(self.of[r.index])
@@ -173,7 +82,15 @@ class Table:
     def extend(self, r: Owner, end: int) -> None:
         """Take blocks for all tokens before `end`."""
         table = self.of.setdefault(r.index, [])
-        table.extend(self.blocks.take() for _ in range(-(-end // self.block_size) - len(table)))
+        for _ in range(-(-end // self.block_size) - len(table)):
+            table.append(self._taken(r, len(table), end))
+
+    def _taken(self, r: Owner, place: int, end: int) -> Block:
+        """A new block for a place in the table of a request, which is to have `end` tokens."""
+        block = self.blocks.take()
+        event = "allocated" if place * self.block_size < r.prompt else "appended"
+        self.blocks.note(event, r, self.number, place, block, end)
+        return block
 
     def keep(self, r: Owner, tokens: int) -> None:
         """Note the contents of the full blocks among `tokens` computed tokens, where a later prompt may begin."""
@@ -201,10 +118,10 @@ class Table:
         assert self.reach is not None
         return -(-(self.reach - 1) // self.block_size)
 
-    def free(self, r: Owner) -> None:
-        """Give back all blocks of a request, the last first."""
+    def free(self, r: Owner, event: str) -> None:
+        """Give back all blocks of a request, the last first; `event` says why."""
         self.kept.pop(r.index, None)
-        self.blocks.release(reversed(self.of.pop(r.index, [])))
+        self._release(r, reversed(list(enumerate(self.of.pop(r.index, [])))), event)
 
 
 class StateTable(Table):
@@ -221,7 +138,7 @@ class StateTable(Table):
     def extend(self, r: Owner, end: int) -> None:
         """Take the block."""
         if not self.of.get(r.index):
-            self.of[r.index] = [self.blocks.take()]
+            self.of[r.index] = [self._taken(r, 0, end)]
 
 
 class KeptStateTable(Table):
@@ -267,15 +184,11 @@ class KeptStateTable(Table):
         table = self.of.get(r.index, [])
         last = min(self.skipped(processed), len(table))
         for place in range(last - 1, self.given_back.get(r.index, 0) - 1, -1):
-            self._drop(table, place)
+            self._drop(r, place)
         self.given_back[r.index] = max(last, self.given_back.get(r.index, 0))
         former = self.former.get(r.index)
         if former is not None and former < -(-processed // self.block_size) - 1:
-            self._drop(table, former)
-
-    def _drop(self, table: list[Block | None], place: int) -> None:
-        self.blocks.release([table[place]])
-        table[place] = None
+            self._drop(r, former)
 
     def extend(self, r: Owner, end: int) -> None:
         """Take blocks for the state after `end` tokens, and for what a prefill leaves behind."""
@@ -285,7 +198,8 @@ class KeptStateTable(Table):
             if table:
                 self.former[r.index] = len(table) - 1
             table.extend([None] * (required - 1 - leaves - len(table)))
-            table.extend(self.blocks.take() for _ in range(required - len(table)))
+            while len(table) < required:
+                table.append(self._taken(r, len(table), end))
 
     def keep(self, r: Owner, tokens: int) -> None:
         """Note which states can be found again."""
@@ -314,9 +228,9 @@ class KeptStateTable(Table):
         """Whether this is the state at the end of the prompt's last block, or where texts part."""
         return place + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
 
-    def free(self, r: Owner) -> None:
-        """Give back all blocks of a request."""
-        super().free(r)
+    def free(self, r: Owner, event: str) -> None:
+        """Give back all blocks of a request; `event` says why."""
+        super().free(r, event)
         for places in (self.former, self.given_back, self.checkpoint):
             places.pop(r.index, None)
 

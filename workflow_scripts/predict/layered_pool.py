@@ -5,8 +5,9 @@
 
 from collections.abc import Sequence
 
-from workflow_scripts.predict.block_tables import Block, Blocks, KeptStateTable, Owner, StateTable, Table
+from workflow_scripts.predict.block_tables import KeptStateTable, StateTable, Table
 from workflow_scripts.predict.kv_groups import KvPool
+from workflow_scripts.predict.pool_blocks import Block, Blocks, Owner
 
 
 class LayeredPool:
@@ -114,10 +115,10 @@ class LayeredPool:
             for table in self.tables:
                 table.keep(request, tokens)
 
-    def free(self, request: Owner) -> None:
-        """Take back all blocks of a request."""
+    def free(self, request: Owner, event: str = "freed") -> None:
+        """Take back all blocks of a request; `event` says why."""
         for table in self.tables:
-            table.free(request)
+            table.free(request, event)
 
 
 def _find_kind(tables: Sequence[Table], request: Owner, tokens: int) -> list[list[Block | None] | None]:

@@ -2,8 +2,9 @@
 
     kvsweep plan --study config/studies/paged_attention.yaml
 
-prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, and `knobs.csv`. It
-needs no GPU, no engine and no prepared file. docs/plan.md says how the numbers are made.
+prints a summary and writes `results/{study}/plan/plan.parquet` (and `.csv`), one row per cell, `knobs.csv`, and
+`blocks.parquet`, which KV blocks requests get step by step. It needs no GPU, no engine and no prepared file.
+docs/plan.md says how the numbers are made.
 """
 
 import io
@@ -21,6 +22,7 @@ from rich.table import Table
 from workflow_scripts.common.command import PROCESSES, RESULTS, STUDY, command, option
 from workflow_scripts.common.files import write_bytes, write_text
 from workflow_scripts.physics.calibration import UNCALIBRATED
+from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.knobs_that_matter import knob_effects
@@ -52,13 +54,14 @@ def plan(
     return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
 
 
-def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, folder: Path) -> None:
-    """Write `plan.parquet`, `plan.csv` and `knobs.csv`, each whole or not at all."""
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
+def write_plan(table: pd.DataFrame, knobs: pd.DataFrame, blocks: pd.DataFrame, folder: Path) -> None:
+    """Write `plan.parquet`, `plan.csv`, `knobs.csv` and `blocks.parquet`, each whole or not at all."""
     write_text(folder / "plan.csv", table.to_csv(index=False))
     write_text(folder / "knobs.csv", knobs.to_csv(index=False))
-    write_bytes(folder / "plan.parquet", buffer.getvalue())
+    for name, frame in (("plan", table), ("blocks", blocks)):
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        write_bytes(folder / f"{name}.parquet", buffer.getvalue())
 
 
 def print_plan(console: Console, study: Study, table: pd.DataFrame, knobs: pd.DataFrame) -> None:
@@ -207,7 +210,7 @@ def main(args: Namespace) -> None:
     paths = StudyPaths(args.results, study.name)
     table = plan(study, cells, paths.prepared, args.project_files, args.processes)
     knobs = knob_effects(cells, table)
-    write_plan(table, knobs, paths.plan)
+    write_plan(table, knobs, trace_of_study(study, cells, table, paths.prepared, args.project_files), paths.plan)
     if not args.quiet:
         console = Console(width=None if sys.stdout.isatty() else 160)
         print_plan(console, study, table, knobs)

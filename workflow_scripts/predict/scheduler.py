@@ -50,13 +50,18 @@ def make_schedule(
     Raises:
         ScheduleError: a request can never run with these settings, or there are arrivals but no step times.
     """
-    _check(requests, settings, step_time)
+    check_requests(requests, settings, step_time)
     if settings.pool is not None and not settings.pool.keeps_all:
         return StepScheduler(requests, settings, step_time, observe).run()
     return _Scheduler(requests, settings, step_time, observe).run()
 
 
-def _check(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None) -> None:
+def check_requests(requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None) -> None:
+    """Check that the requests can run with these settings.
+
+    Raises:
+        ScheduleError: one never can, or there are arrivals but no step times.
+    """
     if requests.arrival_s is not None and step_time is None:
         raise ScheduleError("requests that arrive over time need step_time: it decides what has arrived at a step")
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):

@@ -152,7 +152,9 @@ def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
         settings = replace(task.decides, num_blocks=cell.num_blocks)
         # Without arrivals no decision depends on time.
         arrives = task.requests.arrival_s is not None
-        found = make_schedule(task.requests, settings, _step_time(cell, cell.speed) if arrives and cell.speed else None)
+        found = make_schedule(
+            task.requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None
+        )
     made.append(found)
     return found
 
@@ -166,7 +168,9 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
     return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in)
 
 
-def _step_time(cell: CellTask, speed: Speed) -> StepTime:
+def step_time_of(cell: CellTask, speed: Speed) -> StepTime:
+    """The function that gives the seconds of steps on the device of a cell."""
+
     def seconds(segments: Segments) -> FloatArray:
         work = step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, segments.prefill_seqs)
         return segment_times_s(work, speed.costs)

@@ -149,7 +149,7 @@ class StepScheduler:
         if not work:
             return _Batch(self.step, [], self.now_s)
         batch = _Batch(self.step, work, self._record(work, decoding, preempted))
-        self.step += 1
+        self.step = self.kv.blocks.step = self.step + 1
         return batch
 
     def _schedule_running(self) -> tuple[dict[_Request, int], list[_Request]]:
@@ -218,7 +218,7 @@ class StepScheduler:
         return max(0, min((stop for stop in stops if start < stop < end), default=end) - start)
 
     def _preempt(self, request: _Request) -> None:
-        self.kv.free(request)
+        self.kv.free(request, "preempted")
         if not self.running:
             request.lost = request.lost + 1 if request.lost_at == request.tokens else 0
             request.lost_at = request.tokens

@@ -19,6 +19,7 @@ REPEAT = ["cell_id", "start", "repeat"]
 
 # The meaning of a table without rows.
 EMPTY = {
+    "blocks": "of no cell are both the schedule and the size of its KV cache predicted",
     "effects": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",

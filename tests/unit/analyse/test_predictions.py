@@ -1,9 +1,10 @@
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, table
-from workflow_scripts.analyse.predictions import QUANTITIES, main, predictions_table, published_rates
+from workflow_scripts.analyse.predictions import BLOCKS_SCHEMA, QUANTITIES, main, predictions_table, published_rates
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
@@ -132,6 +133,8 @@ def test_the_command_writes_the_table(tmp_path):
     measured = table(cell({"max_num_seqs": 4}, [99, 100, 101]), cell({"max_num_seqs": 4}, [5], study="another"))
     write_table(measured, tmp_path / "cells.parquet", "cells")
     plan_of(measured).to_parquet(tmp_path / "plan.parquet")
+    event = dict.fromkeys(BLOCKS_SCHEMA.columns) | {"event": "appended", "block": 7}
+    pd.DataFrame([event]).to_parquet(tmp_path / "traced.parquet")
     out = tmp_path / "predictions.parquet"
     options = [
         "--study",
@@ -140,6 +143,10 @@ def test_the_command_writes_the_table(tmp_path):
         tmp_path / "cells.parquet",
         "--plan",
         tmp_path / "plan.parquet",
+        "--blocks",
+        tmp_path / "traced.parquet",
+        "--blocks-out",
+        tmp_path / "blocks.parquet",
         "--out",
         out,
     ]
@@ -147,6 +154,7 @@ def test_the_command_writes_the_table(tmp_path):
     rows = read_table(out)
     assert len(rows) == len(QUANTITIES)
     assert rows["measured"].iloc[0] == 100
+    assert read_table(tmp_path / "blocks.parquet")["block"].tolist() == [7]
 
 
 def test_what_is_no_plan_is_one_message(tmp_path, capsys):
@@ -160,6 +168,10 @@ def test_what_is_no_plan_is_one_message(tmp_path, capsys):
         tmp_path / "cells.parquet",
         "--plan",
         tmp_path / "absent",
+        "--blocks",
+        tmp_path / "absent",
+        "--blocks-out",
+        "y",
         "--out",
         "x",
     ]

@@ -23,6 +23,9 @@ from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
 from workflow_scripts.analyse.ratios import device_ratios
 from workflow_scripts.analyse.recommend import recommendations
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table, write_table
+from workflow_scripts.predict.block_trace import trace_blocks
+from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study, load_study
 
@@ -333,6 +336,17 @@ def capacity_table(cells: pd.DataFrame) -> pd.DataFrame:
     return table.reindex(columns=columns_of("capacity"))
 
 
+def blocks_table(study: Study) -> pd.DataFrame:
+    """The table `blocks`: computed for the first requests of a workload whose prompts begin alike."""
+    requests, _ = lengths_of(study.workloads["system-prompt"], 12)
+    settings = SchedulerSettings(64, 8192, 16, 4096, num_blocks=257)
+    cell = next(cell for cell in expand(study) if "pool257" in cell.id)
+    place = {name: getattr(cell, name) for name in ("gpu", "engine", "model", "workload")}
+    place |= {"cell_id": cell.id, "knobs": cell.knobs.slug(), "block_size": 16, "num_blocks": 257}
+    rows = [place | event._asdict() | {"source": "predicted"} for event in trace_blocks(requests, settings)]
+    return pd.DataFrame(rows)[columns_of("blocks")]
+
+
 def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
     """A plan that is 5 % too fast on vLLM and half as fast as HuggingFace really is, with a band of 20 %."""
     rows = cells.groupby("cell_id", sort=False).first().reset_index()
@@ -427,6 +441,7 @@ def write_results(folder: Path) -> Path:
     study = load_study(path)
     cells = cells_table(study)
     write_tables(cells, folder / "tables")
+    write_table(blocks_table(study), folder / "tables/blocks.parquet")
     assert study_digest.main(_words(study=path, tables=folder / "tables", out=folder / "tables/digest.json")) == 0
     for gpu in SPEED:
         parsed = folder / "parsed" / gpu

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import (
+    block_tables_by_step,
     cache_capacity,
     central_tables,
     claims_retested,
@@ -41,6 +42,7 @@ _MODULES = (
     kv_block_size,
     prefix_caching,
     speculation,
+    block_tables_by_step,
     memory_pressure,
     other_settings,
     vllm_against_hf,

@@ -1,0 +1,149 @@
+"""Block traces: worked out by hand, and consistent with the schedule."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.predict.planned import study, write_study
+from workflow_scripts.predict.block_trace import COLUMNS, MOST_REQUESTS, main, trace_blocks, trace_of_study
+from workflow_scripts.predict.plan import plan
+from workflow_scripts.predict.pool_blocks import BlockEvent
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
+from workflow_scripts.study.grid import expand
+
+SETTINGS = SchedulerSettings(
+    max_num_seqs=8, max_num_batched_tokens=64, block_size=4, max_model_len=64, async_scheduling=False
+)
+
+
+def told(events: list[BlockEvent]) -> list[tuple[int, str, int | None, int, int]]:
+    return [(e.step, e.event, e.request, e.place, e.block) for e in events]
+
+
+def test_a_block_table_grows_by_one_block_when_the_last_one_is_full() -> None:
+    events = trace_blocks(RequestLengths(np.array([6]), np.array([4])), SETTINGS)
+    # 6 tokens in step 0; two more fill block 2 in steps 1 and 2, so step 3 appends one. The 10th token is never put in.
+    assert told(events) == [
+        (0, "allocated", 0, 0, 1),
+        (0, "allocated", 0, 1, 2),
+        (3, "appended", 0, 2, 3),
+        (4, "freed", 0, 2, 3),
+        (4, "freed", 0, 1, 2),
+        (4, "freed", 0, 0, 1),
+    ]
+    assert [e.tokens for e in events] == [6, 6, 9, None, None, None]
+
+
+def test_eight_requests_share_the_full_blocks_of_a_prefix_and_fill_their_own_last_ones() -> None:
+    eight = np.full(8, 7)
+    shared = {"prefix_id": np.zeros(8, np.int64), "prefix_tokens": np.full(8, 6)}
+    events = trace_blocks(RequestLengths(eight, np.full(8, 1), **shared), SETTINGS)
+    first = [e for e in events if e.step == 0]
+    assert [(e.event, e.block, e.users) for e in first if e.place == 0] == [
+        ("allocated", 1, 1),
+        *(("shared", 1, users) for users in range(2, 9)),
+    ]
+    own = [e for e in first if e.place == 1]
+    assert {e.event for e in own} == {"allocated"}
+    assert len({e.block for e in own}) == 8
+
+
+def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted() -> None:
+    two = RequestLengths(np.array([8, 8]), np.array([9, 9]))
+    events = trace_blocks(two, replace(SETTINGS, num_blocks=6))
+    lost = [e for e in events if e.event == "preempted"]
+    assert {e.request for e in lost} == {1}
+    assert [e.place for e in lost] == [1, 0]
+    # The first request takes over the blocks, the later tokens of the second one first.
+    evicted = [e for e in events if e.event == "evicted"]
+    assert evicted[0].block == lost[0].block
+    assert evicted[0].request is None
+    again = [e for e in events if e.request == 1 and e.step > lost[0].step]
+    assert again[0].event in ("allocated", "shared")
+
+
+lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths, st.integers(12, 40), st.booleans(), st.booleans())
+def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(
+    rows: list[tuple[int, int, int]], blocks: int, is_async: bool, caching: bool
+) -> None:
+    prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
+    shared = np.minimum(prompts, shared)
+    requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
+    limits = replace(SETTINGS, num_blocks=blocks, async_scheduling=is_async, enable_prefix_caching=caching)
+    schedule, events = make_schedule(requests, limits), trace_blocks(requests, limits)
+    held: Counter[int] = Counter()
+    tables: dict[tuple[int, int], int] = {}
+    peak, lost = 0, set()
+    for e, following in pairwise([*events, None]):
+        assert e is not None
+        if e.event in ("allocated", "appended", "shared"):
+            assert e.request is not None
+            assert (e.request, e.place) not in tables
+            tables[e.request, e.place] = e.block
+            held[e.block] += 1
+            assert held[e.block] == e.users
+            assert (e.users > 1) <= (e.event == "shared")
+        elif e.event == "evicted":
+            assert held[e.block] == e.users == 0
+        else:
+            assert e.request is not None
+            assert tables.pop((e.request, e.place)) == e.block
+            held[e.block] -= 1
+            assert held[e.block] == e.users
+            lost |= {(e.request, e.step)} if e.event == "preempted" else set()
+        if following is None or following.step > e.step:
+            peak = max(peak, sum(users > 0 for users in held.values()))
+    assert not tables
+    assert max(held) < blocks
+    assert peak == schedule.peak_blocks_held
+    times = Counter(request for request, _ in lost)
+    assert all(times[request] <= count for request, count in enumerate(schedule.preemptions.tolist()))
+    assert set(times) == set(np.flatnonzero(schedule.preemptions).tolist())
+
+
+def test_requests_that_cannot_run_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="does not fit max_model_len"):
+        trace_blocks(RequestLengths(np.array([64]), np.array([1])), SETTINGS)
+
+
+def test_a_study_is_traced_in_the_smallest_cache_of_each_workload(tmp_path) -> None:
+    planned = study(tmp_path)
+    cells = expand(planned)
+    table = plan(planned, cells, None)
+    traced = trace_of_study(planned, cells, table, None)
+    assert list(traced.columns) == list(COLUMNS)
+    known = table[table["kv_cache_tokens"].notna() & table["steps"].notna()]
+    assert traced["cell_id"].nunique() == known["workload"].nunique() == 1
+    size = known.set_index("cell_id")["kv_cache_tokens"]
+    assert size[traced["cell_id"].iloc[0]] == size.min()
+    assert traced["request"].max() < MOST_REQUESTS
+    assert set(traced["source"]) == {"predicted"}
+    nothing = trace_of_study(planned, cells, table.assign(steps=np.nan), None)
+    assert nothing.empty
+    assert list(nothing.columns) == list(COLUMNS)
+
+
+def test_the_command_traces_every_request_of_a_cell_or_says_why_not(tmp_path, capsys) -> None:
+    path = write_study(tmp_path)
+    table = plan(study(tmp_path), expand(study(tmp_path)), None)
+    feasible, refused = (table["cell_id"][mask].iloc[0] for mask in (table["steps"].notna(), table["steps"].isna()))
+    options = ["--study", str(path), "--results", str(tmp_path), "--out", str(tmp_path / "blocks.csv"), "--cell"]
+    assert main([*options, feasible]) == 0
+    traced = pd.read_csv(tmp_path / "blocks.csv")
+    asked = table.set_index("cell_id")["num_requests"][feasible]
+    assert traced["request"].nunique() == asked
+    assert main([*options, refused]) == 2
+    assert "blocks of 8 tokens" in capsys.readouterr().err
+    assert main([*options, "no/such/cell"]) == 2
+    assert "there is no cell 'no/such/cell'" in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""The figure of block tables."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workflow_scripts.predict.block_trace import trace_blocks
+from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
+from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subjects.block_tables_by_step import (
+    block_tables,
+    first_requests,
+    moment_at,
+    moments_of,
+    of_one_cell,
+)
+
+SETTINGS = SchedulerSettings(16, 4096, 4, 1024, async_scheduling=False)
+
+
+def events(prompt: int, output: int, shared: int, requests: int = 10, name: str = "a") -> pd.DataFrame:
+    lengths = RequestLengths(
+        np.full(requests, prompt),
+        np.full(requests, output),
+        prefix_id=np.zeros(requests, np.int64),
+        prefix_tokens=np.full(requests, shared),
+    )
+    return pd.DataFrame(trace_blocks(lengths, SETTINGS)).assign(cell_id=name, block_size=4)
+
+
+def test_a_moment_has_the_block_tables_and_the_tokens_in_them() -> None:
+    traced = events(prompt=10, output=9, shared=9)
+    begin, later = moment_at(traced, 0), moment_at(traced, 3)
+    assert begin.tokens == dict.fromkeys(range(10), 10)
+    assert later.tokens == dict.fromkeys(range(10), 13)
+    assert list(begin.held[5]) == [0, 1, 2]
+    assert list(later.held[5]) == [0, 1, 2, 3]
+    # Two full blocks are shared by all; the third is only partly covered by the shared text.
+    assert [begin.users[begin.held[5][place]] for place in range(3)] == [10, 10, 1]
+    assert moment_at(traced, 99).held == {}
+
+
+def test_the_moments_show_how_tables_grow_until_requests_end_or_by_a_few_blocks() -> None:
+    assert [moment.step for moment in moments_of(events(prompt=10, output=5, shared=9))] == [0, 2, 4]
+    assert [moment.step for moment in moments_of(events(prompt=10, output=100, shared=9))] == [0, 7, 14]
+    assert [moment.step for moment in moments_of(events(prompt=10, output=1, shared=9))] == [0]
+
+
+def test_the_workload_whose_requests_share_most_is_drawn(tmp_path: Path) -> None:
+    both = pd.concat([events(10, 5, 0, name="alone"), events(10, 5, 9, name="shares")])
+    assert set(of_one_cell(both)["cell_id"]) == {"shares"}
+    assert set(of_one_cell(both[both["cell_id"] == "alone"])["cell_id"]) == {"alone"}
+    assert first_requests(both)["request"].max() == 7
+    both.to_parquet(tmp_path / "blocks.parquet")
+    plot = block_tables(Tables(tmp_path))
+    assert plot.sources == ["predicted"]
+    assert plot.alt.startswith(
+        "Step 0: 8 requests with 80 tokens have 24 entries in their block tables, which name 10 blocks of 4 tokens; "
+        "2 of these are held by several requests."
+    )
+
+
+def test_of_long_tables_the_beginning_and_the_end_are_drawn(tmp_path: Path) -> None:
+    events(prompt=200, output=5, shared=150).to_parquet(tmp_path / "blocks.parquet")
+    plot = block_tables(Tables(tmp_path))
+    assert plot.notes[1] == "of tables with up to 51 places, the first 6 and last 8 are drawn"
+
+
+def test_without_a_trace_the_figure_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="there is no table blocks"):
+        block_tables(Tables(tmp_path))
+    events(10, 5, 0).head(0).to_parquet(tmp_path / "blocks.parquet")
+    with pytest.raises(MissingError, match="of no cell are both the schedule"):
+        block_tables(Tables(tmp_path))

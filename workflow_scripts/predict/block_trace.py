@@ -1,0 +1,130 @@
+"""Trace which KV blocks each request of a cell gets, shares and gives back, step by step.
+
+    kvsweep trace-blocks --study config/studies/kv_pressure.yaml --out blocks.csv \\
+        --cell h100-sxm/vllm/llama-3.1-8b-instruct/chat/bs16-seqs256-len2048-pool513
+
+One row per event. The trace is computed from the lengths of the requests with the rules of vLLM's scheduler and block
+manager; no engine runs. docs/schedule.md describes the events.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workflow_scripts.common.command import RESULTS, STUDY, command, option, out
+from workflow_scripts.common.files import write_text
+from workflow_scripts.physics.layer_groups import KvGroup
+from workflow_scripts.predict.calibrated import PROJECT_FILES
+from workflow_scripts.predict.forecast import tasks_of
+from workflow_scripts.predict.kv_groups import KvPool
+from workflow_scripts.predict.pool_blocks import BlockEvent
+from workflow_scripts.predict.schedule import RequestLengths, ScheduleError, SchedulerSettings, StepTime
+from workflow_scripts.predict.scheduler import check_requests
+from workflow_scripts.predict.speed import CellTask, Task, step_time_of
+from workflow_scripts.predict.step_scheduler import StepScheduler
+from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study, StudyError, load_study
+
+# What the report shows of a workload: enough to fill small pools, and traced in well under a second.
+MOST_REQUESTS = 64
+PLACE = ("cell_id", "gpu", "engine", "model", "workload", "knobs")
+COLUMNS = (*PLACE, "block_size", "num_blocks", *BlockEvent._fields, "source")
+
+
+def trace_blocks(
+    requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None = None
+) -> list[BlockEvent]:
+    """Everything that happens to KV blocks until all requests have ended. The arguments are those of `make_schedule`.
+
+    Raises:
+        ScheduleError: a request can never run with these settings, or there are arrivals but no step times.
+    """
+    check_requests(requests, settings, step_time)
+    pool = settings.pool or _one_group(settings.block_size)
+    scheduler = StepScheduler(requests, replace(settings, pool=pool), step_time, None)
+    events: list[BlockEvent] = []
+    scheduler.kv.blocks.events = events
+    scheduler.run()
+    return events
+
+
+def _one_group(block_size: int) -> KvPool:
+    """The pool of a model whose layers all keep all tokens."""
+    return KvPool((KvGroup("attention", (0,), 1, None),), 1, block_size, 1, 0)
+
+
+def trace_of_study(
+    study: Study, cells: Sequence[Cell], plan: pd.DataFrame, prepared: Path | None, project_files: Path = PROJECT_FILES
+) -> pd.DataFrame:
+    """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens.
+
+    Of cells with equal caches it is the one that finds most in its prefix cache. `plan` has the predictions of the
+    cells. A workload without a cell whose scheduler and cache are known has no rows.
+    """
+    known = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
+    order = known.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")
+    chosen = set(order.drop_duplicates("workload")["cell_id"])
+    tasks, _ = tasks_of(study, [cell for cell in cells if cell.id in chosen], prepared, project_files)
+    parts = []
+    for task in tasks:
+        for cell in task.cells:
+            try:
+                parts.append(trace_of_cell(task, cell, MOST_REQUESTS))
+            except ScheduleError:
+                continue  # the plan says why
+    return pd.concat([_table([]), *parts], ignore_index=True) if parts else _table([])
+
+
+def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.DataFrame:
+    """The events of a cell, or of its first `most` requests alone.
+
+    Raises:
+        ScheduleError: the cell has no schedule of blocks; the message says why.
+    """
+    if not isinstance(task.decides, SchedulerSettings):
+        raise ScheduleError(f"{cell.record['engine']}: static batches have no KV blocks")
+    requests = task.requests
+    if most is not None:
+        columns = {name: values for name, values in vars(requests).items() if isinstance(values, np.ndarray)}
+        requests = replace(requests, **{name: values[:most] for name, values in columns.items()})
+    arrives = requests.arrival_s is not None
+    settings = replace(task.decides, num_blocks=cell.num_blocks)
+    events = trace_blocks(requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None)
+    place = {name: cell.record[name] for name in PLACE}
+    sizes = {"block_size": settings.block_size, "num_blocks": cell.num_blocks}
+    return _table([place | sizes | event._asdict() | {"source": "predicted"} for event in events])
+
+
+def _table(rows: list[dict[str, object]]) -> pd.DataFrame:
+    texts = (*PLACE, "event", "source")
+    kinds = {name: "string" if name in texts else "Int64" for name in COLUMNS}
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
+
+
+@command(
+    "trace-blocks",
+    STUDY,
+    RESULTS,
+    option("--cell", required=True, help="the cell's ID, as in plan.csv"),
+    option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
+    out("CSV file to write"),
+)
+def main(args: Namespace) -> None:
+    """Write the block trace of one cell."""
+    study = load_study(args.study)
+    cells = [cell for cell in expand(study) if cell.id == args.cell]
+    if not cells:
+        raise StudyError(f"{args.study}: there is no cell {args.cell!r}; `kvsweep plan` lists all cells in plan.csv")
+    tasks, untraced = tasks_of(study, cells, StudyPaths(args.results, study.name).prepared, args.project_files)
+    if untraced:
+        raise StudyError(f"cell {args.cell}: {untraced[0]['infeasible'] or untraced[0]['unknown']}")
+    try:
+        table = trace_of_cell(tasks[0], tasks[0].cells[0])
+    except ScheduleError as e:
+        raise StudyError(f"cell {args.cell}: {e}") from None
+    write_text(args.out, table.to_csv(index=False))
