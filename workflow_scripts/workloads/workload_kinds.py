@@ -153,10 +153,18 @@ class SharedTextWorkload(_Workload):
 
 
 class IdenticalWorkload(SharedTextWorkload):
-    """One prompt, repeated."""
+    """One prompt, repeated; or several answers to each prompt."""
 
     kind: Literal["identical"]
     prompt_tokens: Tokens
+    samples: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="answers to each prompt, like `n` of the OpenAI API; if left out, all requests have one prompt",
+            exclude_if=lambda value: value is None,
+        ),
+    ] = None
 
     def tokens_of_prompt(self, index: int) -> int:
         """The same length for all."""
@@ -167,8 +175,13 @@ class IdenticalWorkload(SharedTextWorkload):
         return self.prompt_tokens
 
     def shared_text(self, index: int) -> SharedText:
-        """The whole prompt."""
-        return SharedText(0, self.prompt_tokens)
+        """The whole prompt.
+
+        >>> spec = IdenticalWorkload(kind="identical", num_prompts=6, samples=2, prompt_tokens=33, output_tokens=1)
+        >>> [spec.shared_text(i).id for i in range(6)], spec.tokens_found(6, block_size=16)
+        ([0, 0, 1, 1, 2, 2], 96)
+        """
+        return SharedText(0 if self.samples is None else index // self.samples, self.prompt_tokens)
 
 
 class SharedPrefixWorkload(SharedTextWorkload):

@@ -1,14 +1,17 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.predict.schedule import SchedulerSettings
+from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.study.study_file import load_study
 from workflow_scripts.workloads.make_requests import make_requests
 from workflow_scripts.workloads.request import WorkloadError
 from workflow_scripts.workloads.vocabulary import Vocabulary
-from workflow_scripts.workloads.workload_kinds import FixedWorkload, PromptsWorkload
+from workflow_scripts.workloads.workload_kinds import FixedWorkload, IdenticalWorkload, PromptsWorkload
 
 DEMO = load_study(Path("config/studies/demo.yaml"))
 
@@ -43,3 +46,16 @@ def test_those_of_equal_requests():
     spec = FixedWorkload(kind="fixed", num_prompts=3, prompt_tokens=5, output_tokens=2)
     lengths, kind = lengths_of(spec, 3)
     assert (lengths.prompt_tokens.tolist(), lengths.output_tokens.tolist(), kind) == ([5] * 3, [2] * 3, "fixed")
+
+
+def test_answers_to_one_prompt_share_its_full_blocks_in_the_same_step():
+    spec = IdenticalWorkload(kind="identical", num_prompts=8, samples=4, prompt_tokens=20, output_tokens=5)
+    requests, kind = lengths_of(spec, 8)
+    settings = SchedulerSettings(8, 4096, 16, 64, async_scheduling=False)
+    schedule = make_schedule(requests, settings)
+    assert kind == "identical"
+    assert schedule.first_step.tolist() == [0] * 8
+    assert schedule.cached_tokens.tolist() == [0, 16, 16, 16] * 2
+    # One shared block for each prompt, and one block for each answer.
+    assert schedule.peak_blocks_held == 2 + 8
+    assert make_schedule(requests, replace(settings, enable_prefix_caching=False)).peak_blocks_held == 2 * 8

@@ -84,6 +84,15 @@ identical = st.builds(
     prompt_tokens=tokens,
     output_tokens=tokens,
 )
+several_answers = st.builds(
+    IdenticalWorkload,
+    kind=st.just("identical"),
+    num_prompts=st.just(1),
+    seed=seeds,
+    prompt_tokens=tokens,
+    output_tokens=tokens,
+    samples=st.integers(1, 5),
+)
 multi_turn = st.builds(
     MultiTurnWorkload,
     kind=st.just("multi_turn"),
@@ -104,7 +113,7 @@ long_context = st.builds(
     output_tokens=tokens,
     questions=st.integers(1, 3),
 )
-sharing = st.one_of(shared_prefix, identical, multi_turn, long_context)
+sharing = st.one_of(shared_prefix, identical, several_answers, multi_turn, long_context)
 any_workload = st.one_of(fixed, synthetic, sharing)
 counts = st.integers(1, 24)
 
@@ -313,6 +322,17 @@ def test_a_limit_below_the_lengths_that_the_study_says_is_refused(fields, longes
 def test_identical_prompts_are_one(spec, count):
     requests, _ = make_requests(spec, VOCABULARY, count)
     assert len({tuple(request.prompt_token_ids) for request in requests}) == 1
+
+
+def test_each_prompt_has_as_many_answers_as_the_study_says():
+    spec = IdenticalWorkload(kind="identical", num_prompts=7, samples=3, seed=4, prompt_tokens=20, output_tokens=2)
+    requests, _ = make_requests(spec, VOCABULARY, 7)
+    prompts = [tuple(request.prompt_token_ids) for request in requests]
+    assert [prompts.index(prompt) for prompt in prompts] == [0, 0, 0, 3, 3, 3, 6]
+    assert [request.prefix_id for request in requests] == [0, 0, 0, 1, 1, 1, 2]
+    assert {request.prefix_tokens for request in requests} == {20}
+    # Without the field nothing changes, so what was measured stays valid.
+    assert "samples" not in spec.model_copy(update={"samples": None}).model_dump()
 
 
 @given(shared_prefix.filter(lambda spec: spec.share > 0.1))
