@@ -441,6 +441,21 @@ def test_weights_that_do_not_fit_leave_nothing():
     assert terms["feasible"].value is False
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "ranks", "fits"),
+    [
+        ("llama-2-70b", "a100-sxm-80gb", 1, False),
+        ("llama-2-70b", "a100-sxm-80gb", 2, True),
+        ("llama-3.1-70b-instruct-awq", "a100-sxm-80gb", 1, True),
+        ("llama-3.1-405b", "h100-sxm", 8, False),
+        ("llama-3.1-405b", "h200", 8, True),
+    ],
+)
+def test_how_many_gpus_large_models_need(model, gpu, ranks, fits):
+    settings = EngineSettings(max_model_len=4096, tensor_parallel_size=ranks)
+    assert predict_capacity(read_model_facts(get_model(model).config), get_gpu(gpu), settings)["feasible"].value is fits
+
+
 def test_a_cpu_has_the_cache_that_it_is_given():
     tiny = read_model_facts(get_model("tiny-llama-57m").config)
     settings = EngineSettings(block_size=32, max_model_len=1024, kv_cache_memory_bytes=2**30)
@@ -636,7 +651,7 @@ def test_the_example_of_the_help_can_be_typed_in(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: gpt-oss-120b, llama-3"),
+        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: gpt-oss-120b, llama-2-70b"),
         (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
         (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
         (["--quantization", "int3"], "quantization 'int3' is not supported"),
