@@ -66,7 +66,7 @@ PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 if PARTIAL:
     os.nice(19)  # what runs beside it may be measured
 # Targets for which it does not matter which devices this machine has.
-MEASURES_NOTHING = {"plan", "status", "check_study", "prepare", "partial_report", "compare", "import"}
+MEASURES_NOTHING = {"plan", "status", "check_study", "fetch_sharegpt", "prepare", "partial_report", "compare", "import"}
 
 # Filled by rules/rounds.smk: the batches of this call by GPU and key, in the order of their rounds.
 BATCHES = {}

@@ -60,6 +60,16 @@ rule prepare:
         sorted({prepared_workload(cell) for cell in CELLS}.union(*map(prepared_models, CELLS))),
 
 
+rule fetch_sharegpt:
+    """The ShareGPT file of the study, by its checksum; no other target runs it."""
+    log:
+        PATHS.root / "logs/fetch_sharegpt.log",
+    conda:
+        "../envs/cpu.conda.yaml"
+    shell:
+        "python -m workflow_scripts fetch-sharegpt --study $STUDY 2> >(tee {log} >&2)"
+
+
 rule check_study:
     """Whether the installed engines take the study's settings; needs no GPU, and no other target runs it."""
     log:

@@ -34,6 +34,7 @@ GROUPS = {
         "check-server": "analyse.check_server",
     },
     "Steps of the workflow; Snakemake calls them": {
+        "fetch-sharegpt": "prepare.sharegpt_file",
         "prepare-model": "prepare.model",
         "prepare-workload": "prepare.workload",
         "predict-capacity": "predict.capacity_of_cells",

@@ -1,4 +1,4 @@
-"""Files of a model on the Hugging Face hub, at one commit."""
+"""Files of a model or a dataset on the Hugging Face hub, at one commit."""
 
 import logging
 import os
@@ -16,12 +16,18 @@ from huggingface_hub.errors import (
 
 from workflow_scripts.common.faults import InputError
 
+# What to do without a network, by type of repository.
+_WITHOUT = {
+    "model": "set load_format: dummy for this model in the study",
+    "dataset": "measure without the file, if the workload has a fallback",
+}
+
 
 class HubError(InputError):
     """Files that the hub does not provide; the message says what to do about it."""
 
 
-def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
+def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "model") -> list[Path]:
     """Files at the top of `repo` at commit `revision` whose names match `patterns`, in the hub's cache on disk.
 
     Files that are already in the cache (`HF_HOME`) are not fetched again and need no network. The access token comes
@@ -36,6 +42,7 @@ def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
         snapshot = snapshot_download(
             repo,
             revision=revision,
+            repo_type=repo_type,
             token=os.environ.get("HF_TOKEN") or False,
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"],
@@ -49,10 +56,10 @@ def fetch(repo: str, revision: str, patterns: Sequence[str]) -> list[Path]:
     except LocalEntryNotFoundError:
         raise HubError(
             f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where "
-            "there is a network, with the same HF_HOME, or set load_format: dummy for this model in the study"
+            f"there is a network, with the same HF_HOME, or {_WITHOUT[repo_type]}"
         ) from None
     except HfHubHTTPError as e:
         raise HubError(f"{repo} at {revision}: the hub answers {e.response.status_code}: {e.server_message}") from None
     except HTTPError as e:
         raise HubError(f"{repo} at {revision}: the connection to the hub failed: {e}") from None
-    return sorted(path for path in Path(snapshot).iterdir() if any(path.match(p) for p in patterns))
+    return sorted(path for path in Path(snapshot).glob("*") if any(path.match(p) for p in patterns))

@@ -1,16 +1,14 @@
 """The model folder, from only a config and from a hub, which this module serves on localhost."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.unit.prepare.fake_hub import FakeHub, serving
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model
 from workflow_scripts.common.files import read_json, sha256_of
 from workflow_scripts.prepare.model import ModelError, main, prepare_model
@@ -27,73 +25,10 @@ OPT_FILES = {
 }
 
 
-class FakeHub(ThreadingHTTPServer):
-    """The two calls of the hub's interface that a download makes, for one repository at one commit."""
-
-    def __init__(self, files: dict[str, bytes], refusal: tuple[int, str] | None = None):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files = files
-        self.refusal = refusal
-        self.requests: list[tuple[str, str | None]] = []
-
-    @property
-    def downloaded(self) -> set[str]:
-        return {path.split("/resolve/")[1].split("/", 1)[1] for path, _ in self.requests if "/resolve/" in path}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: FakeHub
-
-    def log_message(self, *args):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        if str(OPT.hub_repo) in self.path:
-            self.server.requests.append((self.path, self.headers.get("Authorization")))
-        tree = f"/api/models/{OPT.hub_repo}/tree/{OPT.revision}"
-        files = f"/{OPT.hub_repo}/resolve/{OPT.revision}/"
-        if self.server.refusal:
-            status, code = self.server.refusal
-            self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": "as the test wants it"})
-        elif self.path.startswith(tree):
-            listing = [
-                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                for name, data in self.server.files.items()
-            ]
-            self._answer(200, json.dumps(listing).encode(), {"Content-Type": "application/json"})
-        elif self.path.startswith(files) and (name := self.path.removeprefix(files)) in self.server.files:
-            data = self.server.files[name]
-            etag = f'"{hashlib.sha1(data).hexdigest()}"'
-            self._answer(200, data, {"ETag": etag, "X-Repo-Commit": str(OPT.revision)})
-        else:
-            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]):
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-
 @pytest.fixture
 def serve():
-    hubs = []
-
-    def start(files=OPT_FILES, refusal=None) -> FakeHub:
-        hub = FakeHub(files, refusal)
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        hubs.append(hub)
-        return hub
-
-    yield start
-    for hub in hubs:
-        hub.shutdown()
-        hub.server_close()
+    with serving() as start:
+        yield lambda files=OPT_FILES, refusal=None: start(files, str(OPT.hub_repo), str(OPT.revision), refusal)
 
 
 @pytest.fixture

@@ -1,0 +1,82 @@
+"""The ShareGPT file, from a hub on localhost."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.prepare.fake_hub import FakeHub, serving
+from workflow_scripts.prepare.sharegpt_file import DATASET, REVISION
+
+NAME = "ShareGPT_V3_unfiltered_cleaned_split.json"
+CONTENT = b'[{"conversations": []}]'
+LENGTHS = {"median": 20.0, "sigma": 1.0, "maximum": 40}
+
+
+@pytest.fixture
+def fetched(tmp_path, write_study):
+    """Runs the command as a process, since the hub's client reads its settings when it is imported."""
+
+    def run(hub: FakeHub | None, **changes: object) -> subprocess.CompletedProcess[str]:
+        fallback = {"kind": "synthetic", "num_prompts": 4, "prompt_tokens": LENGTHS, "output_tokens": LENGTHS}
+        workload = {
+            "kind": "sharegpt",
+            "num_prompts": 4,
+            "file": str(tmp_path / "put" / NAME),
+            "sha256": hashlib.sha256(CONTENT).hexdigest(),
+            "fallback": fallback,
+        }
+        study = write_study({**workload, **changes})
+        env = {k: v for k, v in os.environ.items() if k != "HF_TOKEN"} | {"HF_HOME": str(tmp_path / "hf")}
+        env |= {"HF_HUB_OFFLINE": "1"} if hub is None else {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
+        command = [sys.executable, "-m", "workflow_scripts", "fetch-sharegpt", "--study", str(study)]
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
+def hub():
+    with serving() as start:
+        yield start({NAME: CONTENT, "README.md": b"about"}, DATASET, REVISION, kind="datasets")
+
+
+def test_the_file_is_fetched_once_and_then_only_checked(tmp_path: Path, fetched, hub) -> None:
+    done = fetched(hub)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "put" / NAME).read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "put").iterdir()] == [NAME]
+    assert hub.downloaded == {NAME}
+    offline = fetched(None)
+    assert offline.returncode == 0, offline.stderr
+    (tmp_path / "put" / NAME).write_bytes(b"[]")
+    other = fetched(None)
+    assert other.returncode == 2
+    assert "its sha256 is" in other.stderr
+
+
+def test_a_file_with_another_checksum_is_not_put_in_place(tmp_path: Path, fetched, hub) -> None:
+    done = fetched(hub, sha256="0" * 64)
+    assert done.returncode == 2
+    assert f"{NAME} of {DATASET}: its sha256 is {hashlib.sha256(CONTENT).hexdigest()}" in done.stderr
+    assert not (tmp_path / "put").exists()
+
+
+def test_without_a_network_or_with_another_name_it_says_so(tmp_path: Path, fetched, hub) -> None:
+    done = fetched(None)
+    assert done.returncode == 2
+    assert "the hub cannot be reached" in done.stderr
+    assert "if the workload has a fallback" in done.stderr
+    other = fetched(hub, file=str(tmp_path / "other.json"))
+    assert other.returncode == 2
+    assert f"the dataset {DATASET} has no file other.json" in other.stderr
+
+
+def test_a_study_without_such_a_workload_is_refused(write_study, tmp_path: Path) -> None:
+    from workflow_scripts.prepare.sharegpt_file import main
+
+    study = write_study({"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4})
+    assert main(["--study", str(study)]) == 2

@@ -1,0 +1,53 @@
+"""Fetch the ShareGPT file of a study from the Hugging Face hub, and check it with the study's checksum.
+
+    kvsweep fetch-sharegpt --study config/studies/paged_attention.yaml
+
+The file is put where the study's workloads expect it. One that is there already is only checked.
+"""
+
+import shutil
+import sys
+import uuid
+from argparse import Namespace
+
+from workflow_scripts.common.command import STUDY, command
+from workflow_scripts.common.files import sha256_of
+from workflow_scripts.prepare.hub import HubError, fetch
+from workflow_scripts.study.study_file import StudyError, load_study
+from workflow_scripts.workloads.source_file import checked_file
+from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
+
+DATASET = "anon8231489123/ShareGPT_Vicuna_unfiltered"
+REVISION = "192ab2185289094fc556ec8ce5ce1e8e587154ca"
+
+
+def fetch_file(spec: ShareGptWorkload) -> None:
+    """Put the file of a workload in its place.
+
+    Raises:
+        HubError: the hub does not provide the file, or another one than the study expects. Then nothing is put there.
+    """
+    found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
+    if not found:
+        raise HubError(f"the dataset {DATASET} has no file {spec.path.name} at {REVISION}")
+    if (sha256 := sha256_of(found[0])) != spec.sha256:
+        raise HubError(f"{spec.path.name} of {DATASET}: its sha256 is {sha256}, the study expects {spec.sha256}")
+    spec.path.parent.mkdir(parents=True, exist_ok=True)
+    beside = spec.path.with_name(f".{spec.path.name}.{uuid.uuid4().hex}")
+    try:
+        shutil.copyfile(found[0], beside)
+        beside.rename(spec.path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@command("fetch-sharegpt", STUDY)
+def main(args: Namespace) -> None:
+    """Fetch the file of each workload of ShareGPT."""
+    specs = [spec for spec in load_study(args.study).workloads.values() if isinstance(spec, ShareGptWorkload)]
+    if not specs:
+        raise StudyError(f"{args.study}: no workload has kind: sharegpt")
+    for spec in specs:
+        if not spec.path.exists():
+            fetch_file(spec)
+        print(f"{checked_file(spec)}: there, with the study's sha256", file=sys.stderr)
