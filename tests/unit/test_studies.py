@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Mlp, State
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study, Sweep, load_study
 
@@ -53,9 +56,29 @@ def test_a_cut_is_small_and_runs_on_a_cpu(name: str) -> None:
     cut = cut_of(name)
     cells = expand(cut)
     assert {cell.gpu for cell in cells} == {"cpu-all"}
-    assert all(cell.model.startswith("tiny-llama-57m") for cell in cells)
+    assert all(cell.model.startswith("tiny-") for cell in cells)
     assert len(cells) <= 20
     assert cut.cell_time_limit_s <= 240
+
+
+@pytest.mark.parametrize("like", ["llama-3.1-8b-instruct", "tiny-llama-57m"])
+def test_architectures_differ_in_one_part_and_have_the_same_number_of_parameters(like: str) -> None:
+    tiny = like.startswith("tiny-")
+    study = cut_of("architectures") if tiny else load_study(STUDIES / "architectures.yaml")
+    facts = {name: read_model_facts(get_model(name).config) for name in study.sweeps[0].model}
+    parts = {name: {type(part) for layer in f.layer_counts for part in layer.parts} for name, f in facts.items()}
+    plain, size = {Attention, Mlp}, "57m" if tiny else "8b"
+    prefix = "tiny-" if tiny else ""
+    assert parts == {
+        like: plain,
+        f"{prefix}experts-{size}": {Attention, Experts},
+        f"{prefix}windows-{size}": plain,
+        f"{prefix}latent-{size}": {LatentAttention, Mlp},
+        f"{prefix}states-{size}": {Attention, State, Mlp},
+    }
+    assert [f.parameters for f in facts.values()] == pytest.approx([facts[like].parameters] * 5, rel=2e-3)
+    windows = [name for name, f in facts.items() if len(f.reaches) > 1]
+    assert windows == [f"{prefix}windows-{size}"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,7 +71,7 @@ def _refuse_window(c: ConfigValues) -> None:
 
 def _deepseek(c: ConfigValues) -> Fields:
     """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3."""
-    hidden, intermediate = c.size("hidden_size"), c.size("moe_intermediate_size")
+    hidden = c.size("hidden_size")
     mixer = LatentAttention(
         c.size("num_attention_heads"),
         kv_rank=c.size("kv_lora_rank"),
@@ -82,9 +82,12 @@ def _deepseek(c: ConfigValues) -> Fields:
         bias=c.flag("attention_bias", False),
     )
     bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias", False)
-    block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
-    if shared := c.size("n_shared_experts", 0, least=0):
-        block.append(Mlp(shared * intermediate, bias=bias))
+    block: list[FeedForward] = []
+    if c.size("first_k_dense_replace", 0, least=0) < c.size("num_hidden_layers"):
+        intermediate = c.size("moe_intermediate_size")
+        block.append(experts_of(c, c.size("n_routed_experts"), intermediate))
+        if shared := c.size("n_shared_experts", 0, least=0):
+            block.append(Mlp(shared * intermediate, bias=bias))
     return decoder(c, _dense_first(c, mixer, Mlp(c.size("intermediate_size"), bias=bias), block, 2 * hidden))
 
 

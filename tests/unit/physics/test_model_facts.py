@@ -178,6 +178,8 @@ VARIANTS |= {
     "deepseek_v3": DEEPSEEK,
     "deepseek_v3-whole-queries": DEEPSEEK | {"q_lora_rank": None},
     "deepseek_v3-dense": DEEPSEEK | {"first_k_dense_replace": 3},
+    "deepseek_v2-without-experts": {k: v for k, v in DEEPSEEK.items() if k != "n_routed_experts"}
+    | {"model_type": "deepseek_v2", "first_k_dense_replace": 3},
     "deepseek_v2": DEEPSEEK | {"model_type": "deepseek_v2"},
     "deepseek_v2-biases": DEEPSEEK | {"model_type": "deepseek_v2", "attention_bias": True, "mlp_bias": True},
     "glm4_moe": MOE
@@ -260,6 +262,11 @@ def test_matrices_are_the_linear_layers(name):
         ("mistral-7b-instruct-v0.3", 7_248_023_552, 131_072),
         ("tiny-llama-57m", 56_636_160, 16_384),
         ("qwen3-30b-a3b", 30_532_122_624, 98_304),
+        ("experts-8b", 8_034_463_744, 131_072),
+        ("windows-8b", 8_033_677_312, 131_072),
+        ("latent-8b", 8_038_666_240, 36_864),
+        ("states-8b", 8_020_568_576, 32_768),
+        ("deepseek-v3", 671_026_404_352, 70_272),
     ],
 )
 def test_known_models(name, parameters, bytes_per_token):
