@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from shlex import quote
 
-from workflow_scripts.catalog.gpus_and_models import CatalogError, load_gpus
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines
-from workflow_scripts.study.runs_file import MappingError, files_of
+from workflow_scripts.study.runs_file import files_of
 from workflow_scripts.study.definition import (
     cell_definition,
     definition_sha256,
@@ -24,7 +24,9 @@ from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import CELL_PATTERN, StudyPaths
 from workflow_scripts.study.progress import may_grow
 from workflow_scripts.common.sources import sources
-from workflow_scripts.study.study_file import StudyError, load_study, study_file
+from workflow_scripts.study.own_models import store_configs
+from workflow_scripts.study.study_file import load_study, study_file
+from workflow_scripts.common.faults import InputError
 
 ENGINE_ENVIRONMENT = f"../envs/{config['engine_environment']}.conda.yaml"
 # Tables of the report, each as Parquet and as CSV; `written` adds those that the rules make.
@@ -33,12 +35,12 @@ PARSED = ("facts.parquet", "requests.parquet", "steps.parquet", "trace.parquet")
 
 try:
     STUDY_FILE = study_file(config, workflow.configfiles)
-    STUDY = load_study(STUDY_FILE)
+    STUDY = load_study(STUDY_FILE, Path(config["results"]))
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
     # Of runs that were taken elsewhere: the files that their mapping file names.
     RUN_FILES = list(files_of(Path(config["runs"]))) if "runs" in config else []
-except (StudyError, CatalogError, MappingError) as e:
+except InputError as e:
     raise WorkflowError(str(e)) from None
 
 PUBLISHED = sorted(map(str, Path("config/published").glob("*.*"))) if STUDY.claims else []

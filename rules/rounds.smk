@@ -156,6 +156,7 @@ def needed_by_list(wildcards):
 
 onstart:
     # What a hook does, every call does that runs any job. The processes inside jobs have no hooks.
+    store_configs(STUDY, PATHS)
     if any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
         if DECIDED:
             forget_plans(PATHS, DECIDED)

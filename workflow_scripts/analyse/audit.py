@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from workflow_scripts.analyse.csv_rows import Row, Value, read_rows
-from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
+from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
+from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, load_gpus, resolve
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
@@ -105,6 +106,7 @@ def ceiling(
 
     Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
 
+    >>> from workflow_scripts.catalog.gpus_and_models import get_model
     >>> llama = read_model_facts(get_model("llama-3.1-8b-instruct").config)
     >>> highest = ceiling(llama, load_gpus()["h200"], 1, Workload(prompt_tokens=4, output_tokens=4))
     >>> round(highest.output_tokens_per_s, 1), round(highest.total_tokens_per_s, 1), highest.limit
@@ -352,7 +354,7 @@ def _workload(text: str) -> Workload:
     option(
         "table", type=Path, help="CSV with a column for the GPU, one for the throughput and, if known, max-num-seqs"
     ),
-    option("--model", required=True, help="name in config/models"),
+    option("--model", required=True, help=ANY_MODEL),
     option(
         "--tokens-per-request",
         type=_workload,
@@ -372,7 +374,7 @@ def main(args: Namespace) -> None:
     """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
     found, rows = read_rows(args.table, AuditError)
     names = [name for name in found if name not in ADDED]
-    model, columns = get_model(args.model), find_columns(names, args.throughput_column)
+    model, columns = find_model(args.model), find_columns(names, args.throughput_column)
     facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
     verdicts = [
         judge(

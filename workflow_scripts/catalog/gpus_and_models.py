@@ -5,6 +5,7 @@ do depends on the machine, so its bandwidth and arithmetic rates are null until 
 """
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
 MODELS = CONFIG / "models"
 PRETENDED = "Pretended GPU"
+# Variable of the environment with models beside those of the catalogue, as JSON (`catalog.any_model`).
+OWN_MODELS = "KVSWEEP_MODELS"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -214,7 +217,8 @@ class _Models(Mapping[str, Model]):
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
-        self._read: dict[str, Model] = {}
+        own = os.environ.get(OWN_MODELS)
+        self._read = validated(dict[str, Model], json.loads(own), OWN_MODELS, CatalogError) if own else {}
 
     def __getitem__(self, name: str) -> Model:
         if name not in self._read:
@@ -222,13 +226,13 @@ class _Models(Mapping[str, Model]):
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._files
+        return name in self._files or name in self._read
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter({**self._files, **self._read})
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._files.keys() | self._read.keys())
 
 
 def _read_model(path: Path) -> Model:
@@ -241,6 +245,8 @@ def _read_model(path: Path) -> Model:
 
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     """All models of the catalogue by name; each is a folder with `model.yaml` and `config.json`.
+
+    Those that a study or a tool named itself are there too.
 
     An invalid entry raises CatalogError when it is asked for.
 

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import Gpu, get_model, resolve_one
+from workflow_scripts.catalog.any_model import ANY_MODEL, find_model
+from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
@@ -48,6 +49,7 @@ def predict_capacity(
 
     Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
 
+    >>> from workflow_scripts.catalog.gpus_and_models import get_model
     >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve_one("a100-pcie-80gb")
     >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
     >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
@@ -203,10 +205,7 @@ def _report(args: Namespace) -> dict[str, Any]:
 
 
 def _facts_of(model: str, quantization: str | None, gpu: Gpu) -> ModelFacts:
-    folder = Path(model)
-    if folder.exists():
-        return read_model_facts(folder, quantization=quantization)
-    entry = get_model(model)
+    entry = find_model(model)
     return read_model_facts(entry.config, dtype_on(entry.dtype, gpu, cpu_here(gpu)), quantization)
 
 
@@ -229,7 +228,7 @@ def _observation(text: str) -> tuple[float, int]:
 
 @command(
     "capacity",
-    option("--model", required=True, help="name in config/models, or a folder with config.json"),
+    option("--model", required=True, help=ANY_MODEL),
     option("--gpu", required=True, help="name in config/gpus.yaml"),
     option("--block-size", type=positive, required=True, help="tokens per block"),
     option("--gpu-memory-utilization", type=share, required=True, help="share of the device's memory for the engine"),

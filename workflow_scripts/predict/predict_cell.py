@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.catalog.any_model import ANY_MODEL, name_of
 from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, command, option
 from workflow_scripts.engines.description import EngineDescription
@@ -76,7 +77,7 @@ def one_cell(args: Namespace) -> Study:
         "name": "one",
         "gpu": resolve_one(args.gpu).name,
         "engine": args.engine,
-        "model": args.model,
+        "model": name_of(args.model),
         "workload": args.workload or "fixed",
         "knobs": {**defaults, **knobs},
     }
@@ -117,7 +118,7 @@ def _rounded(value: float) -> float:
 
 @command(
     "predict",
-    option("--model", required=True, help="name in config/models"),
+    option("--model", required=True, help=ANY_MODEL),
     option("--gpu", required=True, help="name in config/gpus.yaml"),
     option("--engine", choices=list(predictable()), default=VLLM.name, help="default: %(default)s"),
     *_knob_options(),

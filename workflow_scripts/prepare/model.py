@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import Model, get_model
+from workflow_scripts.catalog.gpus_and_models import MODELS, Model, get_model
+from workflow_scripts.catalog.hub import fetch
 from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of, write_json
-from workflow_scripts.prepare.hub import fetch
 from workflow_scripts.prepare.tokenizer import write_tokenizer
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study_file import StudyError, load_study
@@ -81,7 +81,8 @@ def prepare_model(
 def _from_config(model: Model, folder: Path) -> dict[str, Any]:
     shutil.copyfile(model.config, folder / "config.json")
     write_tokenizer(folder, read_json(model.config))
-    return {"source": f"config/models/{model.name}/config.json", "tokenizer": "byte-level, without merges"}
+    source = f"config/models/{model.name}/config.json" if model.config.is_relative_to(MODELS) else str(model.config)
+    return {"source": source, "tokenizer": "byte-level, without merges"}
 
 
 def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _replaced_folder(path: Path) -> Iterator[Path]:
 @command(
     "prepare-model",
     STUDY,
-    option("--model", required=True, help="a folder name under config/models/"),
+    option("--model", required=True, help="a model of the study"),
     out("the folder to write; replaced if it exists"),
     option(
         "--weights", action="store_true", help="fetch a hub model's weights too, linked to the hub's cache (HF_HOME)"

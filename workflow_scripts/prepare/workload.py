@@ -126,7 +126,7 @@ def prepare_workload(
     "prepare-workload",
     STUDY,
     option("--workload", required=True, help="a name under the study's `workloads`"),
-    option("--model", required=True, help="a folder name under config/models/"),
+    option("--model", required=True, help="a model of the study"),
     option("--model-dir", type=Path, required=True, help="the folder that `kvsweep prepare-model` wrote"),
     option(
         "--num-prompts", type=positive, help="number of requests (default: the maximum that a cell of the study needs)"

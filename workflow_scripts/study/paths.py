@@ -94,6 +94,10 @@ class StudyPaths:
         """
         return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
 
+    def model_config(self, model: str, revision: str | None) -> Path:
+        """The config of a model that is not in config/models/, at a commit if it is of the hub."""
+        return self.prepared / "configs" / (model if revision is None else f"{model}-{revision}") / "config.json"
+
     @property
     def imported(self) -> Path:
         """Runs that were taken elsewhere, one record per run; it exists once some were imported."""

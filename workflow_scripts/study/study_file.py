@@ -5,6 +5,7 @@
 A study is one YAML file that says what to combine, how often to repeat it, and within which limits.
 """
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,18 @@ class Sweep(StrictRecord):
 
 
 class ModelOverride(StrictRecord):
-    """What a study changes of a model's entry in config/models/."""
+    """What a study changes of a model's entry in config/models/, or where a model is from that has no entry."""
+
+    folder: Annotated[
+        str | None, Field(min_length=1, description="a folder with the config.json of a model; its weights are random")
+    ] = None
+    hub: Annotated[
+        str | None,
+        Field(pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`"),
+    ] = None
+    revision: Annotated[
+        str | None, Field(pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits")
+    ] = None
 
     load_format: Annotated[
         Literal["hub", "dummy"] | None, Field(description="weights from the hub, or random ones from the config alone")
@@ -71,6 +83,21 @@ class ModelOverride(StrictRecord):
     trust_remote_code: Annotated[
         bool, Field(description="run Python code of the model's repository; the report says so")
     ] = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelOverride":
+        if self.folder is not None and self.hub is not None:
+            raise ValueError("give folder or hub, not both")
+        if (self.hub is None) != (self.revision is None):
+            raise ValueError("hub and revision belong together: a repository, and the commit to fetch of it")
+        if self.folder is not None and self.load_format == "hub":
+            raise ValueError("load_format hub needs `hub` and `revision`; a folder gives the config alone")
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the model is not from config/models/."""
+        return self.folder is not None or self.hub is not None
 
 
 class Slo(StrictRecord):
@@ -198,18 +225,28 @@ def _check_known(name: str, allowed: Any, place: str) -> None:
         raise ValueError(f"{place}: {name!r} is unknown; allowed: {', '.join(sorted(allowed))}")
 
 
-def load_study(path: Path) -> Study:
-    """Read and check a study file.
+def load_study(path: Path, results: Path | None = None) -> Study:
+    """Read and check a study file, and make its own models known by name.
+
+    Args:
+        path: the study file.
+        results: folder of all results, where configs of the study's own models may be stored; by default what the
+            workflow says ($RESULTS), or `results`.
 
     Raises:
         StudyError: the file is missing, is no YAML, or contains something that is not allowed.
+        CatalogError, HubError: the config of a model that the study names itself cannot be read or fetched.
     """
+    from workflow_scripts.study.own_models import enter_models  # builds on this module
+
     if not path.exists():
         raise StudyError(f"{path}: there is no such study file")
     content = read_yaml(path, StudyError)
     if not isinstance(content, dict):
         raise StudyError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
-    return study_of(content, str(path))
+    study = study_of(content, str(path))
+    enter_models(study, results or Path(os.environ.get("RESULTS", "results")))
+    return study
 
 
 def study_of(content: Any, where: str) -> Study:

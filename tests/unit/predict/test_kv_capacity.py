@@ -652,7 +652,7 @@ def test_the_example_of_the_help_can_be_typed_in(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: gpt-oss-120b, llama-2-70b"),
+        (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: a folder with config.json, ORG/REPO"),
         (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
         (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
         (["--quantization", "int3"], "quantization 'int3' is not supported"),

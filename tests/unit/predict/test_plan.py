@@ -126,7 +126,7 @@ def test_one_cell_without_a_study(capsys):
     ("options", "said"),
     [
         (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
-        (["--gpu", "h200", "--model", "nothing"], "'nothing' is unknown"),
+        (["--gpu", "h200", "--model", "nothing"], "unknown model 'nothing'"),
         (["--gpu", "h200", "--gpu-memory-utilization", "2"], "less than or equal to 1"),
         (["--gpu", "h200", "--output-tokens", "0"], "--output-tokens"),
     ],

@@ -18,7 +18,7 @@ from workflow_scripts.common.faults import InputError
 
 # What to do without a network, by type of repository.
 _WITHOUT = {
-    "model": "set load_format: dummy for this model in the study",
+    "model": "set load_format: dummy in the study for a model of config/models/",
     "dataset": "measure without the file, if the workload has a fallback",
 }
 

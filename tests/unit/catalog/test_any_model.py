@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+from workflow_scripts.catalog import hub
+from workflow_scripts.catalog.any_model import find_model, name_of
+from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, CatalogError, get_model, load_models
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LLAMA = json.loads(get_model("tiny-llama-57m").config.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_entered(monkeypatch):
+    monkeypatch.setenv(OWN_MODELS, "{}")
+
+
+def folder_of(tmp_path, **changed):
+    folder = tmp_path / "my llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA | changed))
+    return folder
+
+
+def test_a_name_of_the_catalogue_comes_first():
+    assert find_model("opt-125m") == get_model("opt-125m")
+
+
+@pytest.mark.parametrize(("own", "dtype"), [("bfloat16", "bfloat16"), (None, "native"), ("float8_e4m3fn", "native")])
+def test_a_folder_is_a_model_with_random_weights_that_is_known_by_its_name(tmp_path, own, dtype):
+    folder = folder_of(tmp_path, torch_dtype=own)
+    assert name_of(str(folder)) == "myllama"
+    model = find_model(str(folder))
+    assert (model.name, model.dtype, model.load_format, model.licence) == ("myllama", dtype, "dummy", "not known")
+    assert model == get_model("myllama") == find_model(str(folder / "config.json"))
+    assert len(load_models()) == len(list(load_models())) == len(set(load_models()))
+
+
+def test_a_folder_named_like_a_catalogue_entry_does_not_replace_it(tmp_path):
+    folder = folder_of(tmp_path).rename(tmp_path / "opt-125m")
+    assert find_model(str(folder)).name == "opt-125m-as-given"
+    assert get_model("opt-125m").config != folder / "config.json"
+
+
+@pytest.mark.parametrize(("asked", "revision"), [("org/some.Model", "main"), (f"org/some.Model@{COMMIT}", COMMIT)])
+def test_a_repository_gives_its_config(tmp_path, monkeypatch, asked, revision):
+    fetched = []
+
+    def fetch(*asked_for):
+        fetched.append(asked_for)
+        return [folder_of(tmp_path) / "config.json"]
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    model = find_model(asked)
+    assert fetched == [("org/some.Model", revision, ("config.json",))]
+    assert (model.name, model.hub_repo, model.load_format) == ("some.Model", "org/some.Model", "hub")
+    assert model.revision == (None if revision == "main" else COMMIT)
+
+
+def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
+    def unreachable(*args, **kwargs):
+        raise hub.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    with pytest.raises(hub.HubError, match="org/model at main: the hub cannot be reached and the cache does not hold"):
+        find_model("org/model")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "there is no such file"), ("{", "config.json: not JSON"), ("[]", "one JSON object")]
+)
+def test_a_folder_without_a_readable_config_is_refused(tmp_path, content, told):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CatalogError, match=told):
+        find_model(str(tmp_path))
+
+
+def test_anything_else_is_unknown():
+    with pytest.raises(CatalogError, match=r"unknown model 'gpt-5'; allowed: a folder with config.json, ORG/REPO"):
+        find_model("gpt-5")
+
+
+def test_the_folder_of_a_catalogue_entry_is_that_entry():
+    llama = get_model("tiny-llama-57m")
+    assert find_model(str(llama.config.parent)) == llama

@@ -1,0 +1,139 @@
+"""Studies that name their own models, also such whose structure is not understood."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from workflow_scripts.catalog import hub
+from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, CatalogError, get_model
+from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.prepare.model import main as prepare_model
+from workflow_scripts.prepare.workload import main as prepare_workload
+from workflow_scripts.study.definition import definitions_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.own_models import store_configs
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import StudyError, load_study
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = get_model("tiny-llama-57m").config
+
+
+@pytest.fixture(autouse=True)
+def _nothing_entered(monkeypatch, tmp_path):
+    monkeypatch.setenv(OWN_MODELS, "{}")
+    monkeypatch.setenv("RESULTS", str(tmp_path / "results"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "given").mkdir()
+    shutil.copy(CONFIG, tmp_path / "given")
+    return tmp_path / "given"
+
+
+@pytest.fixture
+def write_study(tmp_path):
+    def write(own, name="mine"):
+        content = {
+            "schema_version": 1,
+            "name": "own",
+            "question": "Does it work?",
+            "workloads": {"load": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
+            "models": {name: own},
+            "sweeps": [{"name": "all", "gpu": "h100-sxm", "engine": "vllm", "model": name, "workload": "load"}],
+        }
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+def test_a_folder_is_a_model_of_the_study(write_study, folder, tmp_path):
+    path = write_study({"folder": str(folder)})
+    study = load_study(path)
+    (model,) = resolved_models(study).values()
+    assert (model.name, model.load_format, model.hub_repo) == ("mine", "dummy", None)
+    (record,) = predict_cells(study, expand(study))
+    assert record["output_tokens_per_s"] > 0
+    assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(tmp_path / "made")]) == 0
+    assert (tmp_path / "made/config.json").read_bytes() == CONFIG.read_bytes()
+    assert json.loads((tmp_path / "made/model_manifest.json").read_text())["source"] == str(folder / "config.json")
+
+
+def test_a_stored_config_stands_in_for_a_lost_folder(write_study, folder, tmp_path):
+    path, paths = write_study({"folder": str(folder)}), StudyPaths(tmp_path / "results", "own")
+    study = load_study(path)
+    before = definitions_sha256(study)
+    assert not paths.root.exists()  # reading a study changes no file
+    store_configs(study, paths)
+    shutil.rmtree(folder)
+    assert definitions_sha256(load_study(path)) == before
+    shutil.rmtree(paths.root)
+    with pytest.raises(CatalogError, match=r"model 'mine': .*given/config.json: there is no such file"):
+        load_study(path)
+
+
+def test_another_config_in_the_folder_is_another_model(write_study, folder, tmp_path):
+    path, paths = write_study({"folder": str(folder)}), StudyPaths(tmp_path / "results", "own")
+    before = definitions_sha256(load_study(path))
+    store_configs(load_study(path), paths)
+    (folder / "config.json").write_text(json.dumps(json.loads(CONFIG.read_text()) | {"num_hidden_layers": 4}))
+    assert definitions_sha256(load_study(path)).keys() == before.keys()
+    assert definitions_sha256(load_study(path)) != before
+
+
+def test_a_repository_needs_the_hub_once(write_study, tmp_path, monkeypatch):
+    path, paths = write_study({"hub": "org/model", "revision": COMMIT}), StudyPaths(tmp_path / "results", "own")
+    monkeypatch.setattr(hub, "fetch", lambda *asked: [CONFIG])
+    study = load_study(path)
+    (model,) = resolved_models(study).values()
+    assert (model.hub_repo, model.revision, model.load_format) == ("org/model", COMMIT, "hub")
+    store_configs(study, paths)
+
+    def unreachable(*args, **kwargs):
+        raise hub.LocalEntryNotFoundError("no network")
+
+    monkeypatch.undo()
+    monkeypatch.setenv(OWN_MODELS, "{}")
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    assert resolved_models(load_study(path, tmp_path / "results"))["mine"] == model
+    with pytest.raises(hub.HubError, match=f"org/model at {COMMIT}: the hub cannot be reached"):
+        load_study(path, tmp_path / "elsewhere")
+
+
+def test_a_model_of_unknown_structure_is_prepared_and_its_predictions_are_unknown(write_study, folder, tmp_path):
+    config = json.loads(CONFIG.read_text()) | {"model_type": "made_up"}
+    (folder / "config.json").write_text(json.dumps(config))
+    path, made = write_study({"folder": str(folder)}), tmp_path / "made"
+    study = load_study(path)
+    (record,) = predict_cells(study, expand(study))
+    assert record["unknown"].startswith(f"{folder}/config.json: model_type 'made_up' is not supported; supported: ")
+    assert record["output_tokens_per_s"] is record["kv_cache_tokens"] is None
+    assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(made)]) == 0
+    words = ["--study", str(path), "--workload", "load", "--model", "mine", "--model-dir", str(made)]
+    assert prepare_workload([*words, "--out", str(tmp_path / "load/workload.jsonl")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"folder": "x", "hub": "a/b", "revision": COMMIT}, "give folder or hub, not both"),
+        ({"hub": "a/b"}, "hub and revision belong together"),
+        ({"revision": COMMIT}, "hub and revision belong together"),
+        ({"hub": "a", "revision": COMMIT}, "models.mine.hub"),
+        ({"hub": "a/b", "revision": "main"}, "models.mine.revision"),
+        ({"folder": "x", "load_format": "hub"}, "load_format hub needs `hub` and `revision`"),
+    ],
+)
+def test_what_says_no_source_is_refused(write_study, own, told):
+    with pytest.raises(StudyError, match=told):
+        load_study(write_study(own))
+
+
+def test_a_name_of_the_catalogue_is_refused(write_study, folder):
+    with pytest.raises(StudyError, match=r"models.opt-125m: config/models/ has a model of this name; choose another"):
+        load_study(write_study({"folder": str(folder)}, name="opt-125m"))

@@ -1,0 +1,128 @@
+"""Models that are not in config/models/: a folder with `config.json`, or a repository of the hub at a commit.
+
+A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`. The processes
+that a command starts learn of them from the environment ($KVSWEEP_MODELS), and then know them by name like the others.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from workflow_scripts.catalog.gpus_and_models import (
+    OWN_MODELS,
+    CatalogError,
+    Dtype,
+    Model,
+    ModelDtype,
+    get_model,
+    load_models,
+)
+from workflow_scripts.common.files import read_json
+
+ANY_MODEL = "name in config/models, a folder with config.json, or ORG/REPO[@REVISION] of the hub"
+_UNKNOWN_LICENCE = "not known"
+_REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
+
+
+def model_of_folder(name: str, folder: Path, stored: Path | None = None) -> Model:
+    """A model with the config of a folder and random weights; `stored` is a copy that stands in for a lost folder.
+
+    Raises:
+        CatalogError: the folder has no `config.json`, or one that cannot be read.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
+        if stored is None or not stored.is_file():
+            raise CatalogError(f"model {name!r}: {config}: there is no such file; a folder of a model has one")
+        config = stored
+    return _model(name, config, load_format="dummy")
+
+
+def model_of_hub(name: str, repo: str, revision: str, stored: Path | None = None) -> Model:
+    """A model with the config and the weights of a repository at a commit or, for tools, at a branch.
+
+    The config is read from `stored` if it is there, else from the hub's cache (HF_HOME), else fetched.
+
+    Raises:
+        CatalogError: the repository has no config that can be read.
+        HubError: the hub does not provide it, or cannot be reached.
+    """
+    pinned = revision if re.fullmatch(r"[0-9a-f]{40}", revision) else None
+    if stored is not None and stored.is_file():
+        return _model(name, stored, load_format="hub", hub_repo=repo, revision=pinned)
+    from workflow_scripts.catalog.hub import fetch  # takes half a second to import
+
+    found = [path for path in fetch(repo, revision, ("config.json",)) if path.name == "config.json"]
+    if not found:
+        raise CatalogError(f"model {name!r}: {repo} has no config.json at {revision}")
+    return _model(name, found[0], load_format="hub", hub_repo=repo, revision=pinned)
+
+
+def _model(name: str, config: Path, **fields: Any) -> Model:
+    return Model(name=name, config=config.absolute(), dtype=_own_dtype(config), licence=_UNKNOWN_LICENCE, **fields)
+
+
+def _own_dtype(config: Path) -> ModelDtype:
+    """The type that a config names; `native` if it names none that a device computes in."""
+    try:
+        content = read_json(config)
+    except ValueError as e:
+        raise CatalogError(f"{config}: not JSON: {e}") from None
+    if not isinstance(content, dict):
+        raise CatalogError(f"{config}: must hold one JSON object")
+    parts = [part for part in (content, content.get("text_config")) if isinstance(part, dict)]
+    named = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
+    return next((dtype for dtype in get_args(Dtype) if dtype == named), "native")
+
+
+def enter(models: Mapping[str, Model]) -> None:
+    """Make models known by name, to this process and to those that it starts, beside those of config/models/."""
+    entered = json.loads(os.environ.get(OWN_MODELS) or "{}")
+    entered |= {name: model.model_dump(mode="json") for name, model in models.items()}
+    os.environ[OWN_MODELS] = json.dumps(entered)
+
+
+def find_model(asked: str) -> Model:
+    """The model that a tool's `--model` means: a name in the catalogue, a folder, or ORG/REPO[@REVISION].
+
+    Raises:
+        CatalogError: it is none of them, or has no config that can be read.
+        HubError: the hub does not provide its config.
+    """
+    if asked in load_models():
+        return get_model(asked)
+    folder = Path(asked).expanduser()
+    if folder.name == "config.json":
+        folder = folder.parent
+    if folder.is_dir():
+        model = model_of_folder(_plain(folder.resolve().name), folder)
+    elif (named := _REPO.fullmatch(asked)) and not asked.startswith("."):
+        repo = named["repo"]
+        model = model_of_hub(_plain(repo.split("/")[1]), repo, named["revision"] or "main")
+    else:
+        raise CatalogError(
+            f"unknown model {asked!r}; allowed: a folder with config.json, ORG/REPO[@REVISION] of the hub, or one of "
+            + ", ".join(load_models())
+        )
+    known = load_models()
+    if model.name in known and known[model.name].config.resolve() == model.config.resolve():
+        return known[model.name]
+    if model.name in known:
+        model = model.model_copy(update={"name": f"{model.name}-as-given"})
+    return model
+
+
+def name_of(asked: str) -> str:
+    """The name by which the model that a tool's `--model` means is known from then on; raises like `find_model`."""
+    model = find_model(asked)
+    if model.name not in load_models():
+        enter({model.name: model})
+    return model.name
+
+
+def _plain(text: str) -> str:
+    """The text as a study may name a model."""
+    return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]", "", text) or "model"
