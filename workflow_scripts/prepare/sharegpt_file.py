@@ -10,9 +10,9 @@ import sys
 import uuid
 from argparse import Namespace
 
+from workflow_scripts.catalog.hub import HubError, fetch
 from workflow_scripts.common.command import STUDY, command
 from workflow_scripts.common.files import sha256_of
-from workflow_scripts.prepare.hub import HubError, fetch
 from workflow_scripts.study.study_file import StudyError, load_study
 from workflow_scripts.workloads.source_file import checked_file
 from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
