@@ -1,4 +1,4 @@
-"""Fetch the ShareGPT file of a study from the Hugging Face hub, and check it with the study's checksum.
+"""Fetch the ShareGPT file of a study from the Hugging Face hub, and check its checksum.
 
     kvsweep fetch-sharegpt --study config/studies/paged_attention.yaml
 

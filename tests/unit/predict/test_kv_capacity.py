@@ -593,8 +593,7 @@ def report_of(capsys, *argv):
 def test_every_option_reaches_the_settings(capsys):
     given = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     report = report_of(capsys, *given, "--enforce-eager", "--no-enable-prefix-caching", "--quantization", "fp8")
-    others = {"enforce_eager": True, "enable_prefix_caching": False, "num_gpu_blocks_override": None}
-    assert report["settings"] == OPTIONS | others
+    assert report["settings"] == OPTIONS | {"enforce_eager": True, "enable_prefix_caching": False}
     assert (report["model"], report["gpu"], report["quantization"]) == ("opt-125m", "l4", "fp8")
 
 
