@@ -134,7 +134,7 @@ class Tab:
         before = set(folder.iterdir())
         self.evaluate(f"({button}).click()")
         end = time.monotonic() + LIMIT_S
-        while not (new := [path for path in set(folder.iterdir()) - before if path.suffix != ".crdownload"]):
+        while not (new := [path for path in set(folder.iterdir()) - before if _is_whole(path)]):
             if time.monotonic() > end:
                 raise AssertionError(f"{button} saved nothing")
             time.sleep(0.05)
@@ -144,6 +144,11 @@ class Tab:
         """Write what the tab shows (or the whole page) as PNG."""
         taken = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(taken["data"]))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a download has ended; the browser makes an empty file of its final name first."""
+    return path.suffix != ".crdownload" and path.exists() and path.stat().st_size > 0
 
 
 _TEXTS = {"Enter": "\r", " ": " "}

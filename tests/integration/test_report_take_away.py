@@ -71,7 +71,7 @@ def test_every_table_is_saved_as_csv_markdown_and_latex(tab: Tab, report: Path, 
     rows = rows_of(tab.download(button("#limits", "CSV"), tmp_path))
     assert len({len(row) for row in rows}) == 1
     caption = "Cells that failed or did not run, by reason"
-    table = f"[...document.querySelectorAll('#cells figure')].find((f) => f.innerText.includes('{caption}'))"
+    table = f"[...document.querySelectorAll('#cells figure')].find((f) => f.textContent.includes('{caption}'))"
     headings, *cells = rows_of(tab.download(f"{table}.querySelectorAll('.save button')[0]", tmp_path))
     assert headings[:3] == ["Outcome", "Reason", "Cells"]
     assert any(SCRIPT in row[1] for row in cells)
