@@ -84,7 +84,7 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
 
 def predicted(study: Study, cells: Sequence[Cell], prepared: Path) -> Predictions:
     """Predictions of cells, from what is prepared and nothing else."""
-    return {record["cell_id"]: record for record in predict_cells(study, cells, prepared, prepared / "no-files")}
+    return {record.cell_id: record.row() for record in predict_cells(study, cells, prepared, prepared / "no-files")}
 
 
 def crossed(study: Study, cells: Sequence[Cell], prepared: Path, folder: Path) -> Predictions:

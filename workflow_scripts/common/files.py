@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def write_json(path: Path, record: Any) -> None:
     write_text(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON Lines, one record per line, whole or not at all."""
     write_text(path, "".join(json.dumps(r, separators=(",", ":"), allow_nan=False) + "\n" for r in records))
 

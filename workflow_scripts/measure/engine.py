@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -51,10 +51,6 @@ class RequestRecord:
     sent_s: float | None = None
     itl_s: list[float] | None = None
     error: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The record as JSON values."""
-        return asdict(self)
 
 
 class Step(TypedDict, total=False):

@@ -45,6 +45,7 @@ from workflow_scripts.study.outcome import Measured
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, StudyError, load_study
+from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
 SHALLOW_SHARE = 0.25  # of the time, for the second depth
@@ -152,14 +153,12 @@ def _forked(
 ) -> Measured:
     evidence.mkdir(parents=True)
     draw = random.Random(0)
-    requests: list[dict[str, Any]] = []
+    requests: list[Request] = []
     places = []
     for rung in steps:
         places.append(list(range(len(requests), len(requests) + len(rung))))
-        for prompt, output in rung:
-            ids = [draw.randrange(vocab) for _ in range(prompt)]
-            requests.append({"request_id": str(len(requests)), "prompt_token_ids": ids, "output_tokens": output})
-    write_jsonl(evidence / "requests_to_serve.jsonl", requests)
+        requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in rung]
+    write_jsonl(evidence / "requests_to_serve.jsonl", (r.as_line(str(i)) for i, r in enumerate(requests)))
     job = evidence / "job.json"
     Job(
         definition=definition,

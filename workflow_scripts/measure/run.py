@@ -16,8 +16,8 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.files import read_jsonl, write_json, write_jsonl
@@ -26,7 +26,16 @@ from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Request, RequestRecord, make_engine
+from workflow_scripts.measure.engine import (
+    SCRATCH,
+    Engine,
+    EngineSetup,
+    Metrics,
+    Request,
+    RequestRecord,
+    Step,
+    make_engine,
+)
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.job import Job, read_job
 from workflow_scripts.measure.trace import sampled
@@ -34,6 +43,17 @@ from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, Measured, Repeat, Verdict, WarmUp
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What was observed in one timed pass; the engine's counters were read before and after it."""
+
+    repeat: Repeat
+    requests: Sequence[RequestRecord]
+    steps: Sequence[Step]
+    before: Metrics
+    after: Metrics
 
 
 class _Measured:
@@ -47,11 +67,8 @@ class _Measured:
         self.effective: Effective = {}
         self.phases_s: dict[str, float] = {}
         self.warmup: WarmUp | None = None
-        self.repeats: list[Repeat] = []
+        self.passes: list[_Pass] = []
         self.host_load: LoadByOthers = {}
-        self.requests: list[dict[str, Any]] = []
-        self.steps: list[dict[str, Any]] = []
-        self.metrics: list[dict[str, Any]] = []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -65,16 +82,17 @@ class _Measured:
         self.outcome, self.reason = outcome, reason
 
     def write(self, folder: Path) -> None:
-        write_jsonl(folder / "requests.jsonl", self.requests)
-        write_jsonl(folder / "steps.jsonl", self.steps)
-        write_jsonl(folder / "metrics.jsonl", self.metrics)
+        passes = [({"repeat": one.repeat.repeat}, one) for one in self.passes]
+        write_jsonl(folder / "requests.jsonl", (of | asdict(record) for of, one in passes for record in one.requests))
+        write_jsonl(folder / "steps.jsonl", ({**of, **step} for of, one in passes for step in one.steps))
+        write_jsonl(folder / "metrics.jsonl", (of | {"before": one.before, "after": one.after} for of, one in passes))
         measured = Measured(
             outcome=self.outcome,
             reason=self.reason,
             effective=self.effective,
             phases_s=self.phases_s,
             warmup=self.warmup,
-            repeats=self.repeats,
+            repeats=[one.repeat for one in self.passes],
             device=self.device,
             host_load=self.host_load,
             wrong_device=self.wrong_device,
@@ -197,12 +215,8 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     records = engine.run(requests)
     end_s = time.monotonic()
     after = engine.metrics()
-    measured.repeats.append(
-        Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
-    )
-    measured.requests += [{"repeat": repeat, **record.as_dict()} for record in records]
-    measured.steps += [{"repeat": repeat, **step} for step in engine.take_steps()]
-    measured.metrics.append({"repeat": repeat, "before": before, "after": after})
+    timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
+    measured.passes.append(_Pass(timed, records, engine.take_steps(), before, after))
     if any(record.error for record in records):
         measured.ended(*request_failures([record.error for record in records], log))
     elif wrong := _wrong_lengths(requests, records, measured.effective):

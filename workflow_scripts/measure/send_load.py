@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.parse
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def send_load(address: Address, model: str, load: tuple[list[Request], list[floa
         "client_cpu_cores": cpu_s / wall_s,
         "before": parse_metrics(before),
         "after": parse_metrics(after),
-        "requests": [record.as_dict() for record in records],
+        "requests": [asdict(record) for record in records],
     }
 
 

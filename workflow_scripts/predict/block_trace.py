@@ -87,7 +87,7 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
         ScheduleError: the cell has no schedule of blocks; the message says why.
     """
     if not isinstance(task.decides, SchedulerSettings):
-        raise ScheduleError(f"{cell.record['engine']}: static batches have no KV blocks")
+        raise ScheduleError(f"{cell.record.engine}: static batches have no KV blocks")
     requests = task.requests
     if most is not None:
         columns = {name: values for name, values in vars(requests).items() if isinstance(values, np.ndarray)}
@@ -95,7 +95,7 @@ def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.Dat
     arrives = requests.arrival_s is not None
     settings = replace(task.decides, num_blocks=cell.num_blocks)
     events = trace_blocks(requests, settings, step_time_of(cell, cell.speed) if arrives and cell.speed else None)
-    place = {name: cell.record[name] for name in PLACE}
+    place = {name: getattr(cell.record, name) for name in PLACE}
     sizes = {"block_size": settings.block_size, "num_blocks": cell.num_blocks}
     return _table([place | sizes | event._asdict() | {"source": "predicted"} for event in events])
 
@@ -122,7 +122,7 @@ def main(args: Namespace) -> None:
         raise StudyError(f"{args.study}: there is no cell {args.cell!r}; `kvsweep plan` lists all cells in plan.csv")
     tasks, untraced = tasks_of(study, cells, StudyPaths(args.results, study.name).prepared, args.project_files)
     if untraced:
-        raise StudyError(f"cell {args.cell}: {untraced[0]['infeasible'] or untraced[0]['unknown']}")
+        raise StudyError(f"cell {args.cell}: {untraced[0].infeasible or untraced[0].unknown}")
     try:
         table = trace_of_cell(tasks[0], tasks[0].cells[0])
     except ScheduleError as e:

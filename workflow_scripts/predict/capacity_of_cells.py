@@ -11,6 +11,7 @@ holds.
 import csv
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,31 +25,31 @@ from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
-from workflow_scripts.predict.capacity_record import Record, capacity_record
+from workflow_scripts.predict.capacity_record import Capacity, PublishedCapacity
 from workflow_scripts.predict.engine_memory import EngineSettings
 from workflow_scripts.predict.engine_steps import CapacityBy
 from workflow_scripts.predict.kv_capacity import predict_capacity
-from workflow_scripts.predict.vllm_cells import record_of_settings
+from workflow_scripts.predict.vllm_cells import capacity_of_settings
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import load_study
 
 
-def predict_study(cells: Iterable[Cell]) -> Iterator[Record]:
+def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     """One record for each cell whose engine keeps its KV cache in blocks, in the order of the cells."""
     gpus, facts_of = load_gpus(), _facts_reader()
 
     @cache
-    def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs) -> Record:
+    def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs) -> Capacity:
         try:
             facts = facts_of(model, gpu, knobs.quantized_as)
             capacity: CapacityBy = named(capacity_by)
-            return capacity(knobs, gpus[gpu], facts) | {"dtype": facts.dtype}
+            return replace(capacity(knobs, gpus[gpu], facts), dtype=facts.dtype)
         except ModelFactsError as e:
-            return capacity_record({}, unknown=str(e))
+            return Capacity({}, unknown=str(e))
 
     for cell in cells:
         if place := get_engine(cell.engine).capacity_by:
-            yield {"cell_id": cell.id} | predicted(place, cell.gpu, cell.model, cell.knobs)
+            yield replace(predicted(place, cell.gpu, cell.model, cell.knobs), cell_id=cell.id)
 
 
 def _facts_reader() -> Callable[[str, str, str | None], ModelFacts]:
@@ -62,7 +63,7 @@ def _facts_reader() -> Callable[[str, str, str | None], ModelFacts]:
     return read
 
 
-def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Record]:
+def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:
     """One record for each number of blocks in the tables of these claims; `published` holds what was published.
 
     Such a table is `kv_blocks_*.csv`, with the columns gpu, model (its name on the hub), vllm_version,
@@ -79,14 +80,14 @@ def predict_published(published: Published, claims: Iterable[str]) -> Iterator[R
         for number, row in enumerate(rows, start=1):
             try:
                 if row["num_gpu_blocks"]:
-                    yield {"cell_id": f"published/{path.stem}/{number}"} | _predict_row(row)
+                    yield replace(_predict_row(row), cell_id=f"published/{path.stem}/{number}")
             except KeyError as e:
                 raise PublishedError(f"{path}: there is no column {e}") from None
             except ValueError as e:
                 raise PublishedError(f"{path}: row {number}: {e}") from None
 
 
-def _predict_row(row: Mapping[str, str]) -> Record:
+def _predict_row(row: Mapping[str, str]) -> Capacity:
     settings = EngineSettings(
         block_size=int(row["block_size"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
@@ -98,20 +99,20 @@ def _predict_row(row: Mapping[str, str]) -> Record:
     model = models_by_repo().get(row["model"])
     if len(gpus) > 1:
         which = ", ".join(gpu.name for gpu in gpus)
-        record = record_of_settings(settings, {}, unknown=f"{row['gpu']} may be any of {which}")
+        capacity = capacity_of_settings(settings, {}, unknown=f"{row['gpu']} may be any of {which}")
     elif model is None:
-        record = record_of_settings(settings, {}, unknown=f"{row['model']} is no model of config/models")
+        capacity = capacity_of_settings(settings, {}, unknown=f"{row['model']} is no model of config/models")
     else:
         facts = _facts_reader()(model.name, gpus[0].name, None)
-        record = record_of_settings(settings, predict_capacity(facts, gpus[0], settings))
-    published = {
-        "gpu": row["gpu"],
-        "model": row["model"],
-        "num_blocks": int(row["num_gpu_blocks"]),
-        "kv_cache_tokens": int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
-        "max_concurrency": float(row["max_concurrency"]) if row["max_concurrency"] else None,
-    }
-    return record | {"published": published}
+        capacity = capacity_of_settings(settings, predict_capacity(facts, gpus[0], settings))
+    published = PublishedCapacity(
+        gpu=row["gpu"],
+        model=row["model"],
+        num_blocks=int(row["num_gpu_blocks"]),
+        kv_cache_tokens=int(row["kv_cache_tokens"]) if row["kv_cache_tokens"] else None,
+        max_concurrency=float(row["max_concurrency"]) if row["max_concurrency"] else None,
+    )
+    return replace(capacity, published=published)
 
 
 @command(
@@ -124,4 +125,4 @@ def main(args: Namespace) -> None:
     """Write the predictions of a study."""
     study = load_study(args.study)
     published = predict_published(Published(args.published), study.claims)
-    write_jsonl(args.out, [*predict_study(expand(study)), *published])
+    write_jsonl(args.out, (capacity.line() for capacity in (*predict_study(expand(study)), *published)))

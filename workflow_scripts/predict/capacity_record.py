@@ -1,13 +1,13 @@
 """The record of a predicted KV capacity; docs/capacity.md says what its fields hold."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+
+from pydantic import JsonValue
 
 from workflow_scripts.predict.engine_memory import Term
 
-Record = dict[str, Any]
-
-# Field of a record -> term of `predict.kv_capacity`.
+# Field of a line of `capacity.jsonl` -> term of `predict.kv_capacity`.
 TERMS = {
     "device_memory_bytes": "device_memory",
     "budget_bytes": "budget",
@@ -24,20 +24,51 @@ TERMS = {
 }
 
 
-def capacity_record(terms: Mapping[str, Term], **known: Any) -> Record:
-    """All fields except the cell's id: the terms, each with how it was found, and what else is known.
+@dataclass(frozen=True)
+class PublishedCapacity:
+    """What others published for these settings."""
 
-    A field without a value is null.
+    gpu: str
+    model: str
+    num_blocks: int
+    kv_cache_tokens: int | None
+    max_concurrency: float | None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The KV capacity of an engine with certain settings.
+
+    `terms`: those that are known, each with how it was found. `infeasible`: why the engine would refuse to start.
+    `unknown`: why there is no prediction.
     """
-    return {
-        "source": "predicted",
-        "dtype": None,
-        "vllm_version": None,
-        "gpu_memory_utilization": None,
-        "block_size": None,
-        **{field: terms[term].value if term in terms else None for field, term in TERMS.items()},
-        "infeasible": None,
-        "unknown": None,
-        "how": {field: terms[term].how for field, term in TERMS.items() if term in terms},
-        **known,
-    }
+
+    terms: Mapping[str, Term]
+    cell_id: str = ""
+    dtype: str | None = None
+    vllm_version: str | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
+    infeasible: str | None = None
+    unknown: str | None = None
+    published: PublishedCapacity | None = None
+
+    def value(self, term: str) -> float | None:
+        """The value of a term; None if it is not known."""
+        return self.terms[term].value if term in self.terms else None
+
+    def line(self) -> dict[str, JsonValue]:
+        """The record as a line of `capacity.jsonl`; a field without a value is null."""
+        return {
+            "cell_id": self.cell_id,
+            "source": "predicted",
+            "dtype": self.dtype,
+            "vllm_version": self.vllm_version,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "block_size": self.block_size,
+            **{field: self.value(term) for field, term in TERMS.items()},
+            "infeasible": self.infeasible,
+            "unknown": self.unknown,
+            "how": {field: self.terms[term].how for field, term in TERMS.items() if term in self.terms},
+            **({"published": asdict(self.published)} if self.published else {}),
+        }

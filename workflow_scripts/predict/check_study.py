@@ -81,9 +81,9 @@ def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list
 def notes(cells: Sequence[Cell]) -> list[str]:
     """One line for each reason why cells are predicted to end as `infeasible`."""
     reasons: dict[str, list[str]] = {}
-    for record in predict_study(cells):
-        if record["infeasible"]:
-            reasons.setdefault(record["infeasible"], []).append(record["cell_id"])
+    for capacity in predict_study(cells):
+        if capacity.infeasible:
+            reasons.setdefault(capacity.infeasible, []).append(capacity.cell_id)
     return [
         f"note: {len(ids)} cell{'s' * (len(ids) > 1)} will probably end as infeasible, {ids[0]} for one: {reason}"
         for reason, ids in reasons.items()

@@ -4,12 +4,13 @@ The description of an engine names a function, `steps_by`, that returns an `Engi
 `predict.hf_cells` hold those of the built-in engines.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
 
@@ -37,14 +38,12 @@ class EngineSteps:
     eager: bool = False
 
     @property
-    def limits(self) -> Mapping[str, int]:
-        """The limits of a step, as fields of a prediction."""
-        if isinstance(self.decides, StaticBatches):
-            return {"max_num_seqs": self.decides.batch_size}
-        return {name: getattr(self.decides, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    def max_num_batched_tokens(self) -> int | None:
+        """Maximum number of tokens in a step; None for static batches."""
+        return None if isinstance(self.decides, StaticBatches) else self.decides.max_num_batched_tokens
 
 
 # The functions that descriptions name. The first raises an UnpredictableError for settings that are not modelled; the
-# second returns a record of `predict.capacity_record`. Both get the knobs, the device and the model.
+# second says how much its KV cache holds. Both get the knobs, the device and the model.
 StepsBy = Callable[[Any, Gpu, ModelFacts], EngineSteps]
-CapacityBy = Callable[[Any, Gpu, ModelFacts], dict[str, Any]]
+CapacityBy = Callable[[Any, Gpu, ModelFacts], Capacity]

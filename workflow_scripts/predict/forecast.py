@@ -23,10 +23,12 @@ from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
+from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_steps import CapacityBy, Decides, EngineSteps, StepsBy, UnpredictableError
+from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.request_lengths import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.speed import FIELDS, CellTask, Record, Task, predict_task
+from workflow_scripts.predict.speed import CellTask, Task, predict_task
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.ladders import variant
 from workflow_scripts.study.protocol import SEED
@@ -40,8 +42,8 @@ def predict_cells(
     cells: Iterable[Cell],
     prepared: Path | None = None,
     project_files: Path = PROJECT_FILES,
-    run: Callable[..., Iterable[list[Record]]] = map,
-) -> Iterator[Record]:
+    run: Callable[..., Iterable[list[Prediction]]] = map,
+) -> Iterator[Prediction]:
     """One record per cell, in no particular order.
 
     Args:
@@ -63,14 +65,14 @@ def predict_cells(
 
 def tasks_of(
     study: Study, cells: Iterable[Cell], prepared: Path | None = None, project_files: Path = PROJECT_FILES
-) -> tuple[list[Task], list[Record]]:
+) -> tuple[list[Task], list[Prediction]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
     known = _Known(study, prepared, project_files)
     groups: dict[Any, tuple[RequestLengths, list[CellTask]]] = {}
     unpredictable = []
     for cell in cells:
         found = known.task(cell)
-        if isinstance(found, dict):
+        if isinstance(found, Prediction):
             unpredictable.append(found)
         else:
             decides, requests, task = found
@@ -80,12 +82,6 @@ def tasks_of(
             groups.setdefault(key, (requests, []))[1].append(task)
     tasks = [Task(requests, key[2], tuple(of_group)) for key, (requests, of_group) in groups.items()]
     return tasks, unpredictable
-
-
-def _empty(cell: Cell) -> Record:
-    names = {"gpu": cell.gpu, "engine": cell.engine, "model": cell.model, "workload": cell.workload}
-    record: Record = dict.fromkeys(FIELDS)
-    return record | {"cell_id": cell.id, **names, "knobs": cell.knobs.slug(), "source": "predicted"}
 
 
 class _Known:
@@ -128,29 +124,33 @@ class _Known:
 
         self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
 
-    def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Record:
-        """What decides the cell's schedule, its requests, and its task; its record if its speed is not predicted."""
+    def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Prediction:
+        """What decides the cell's schedule, its requests, and its task; or its record if it cannot be predicted."""
         gpu, knobs = self.gpus[cell.gpu], cell.knobs
         count = self.study.workloads[cell.workload].prompts_for(knobs.max_concurrency)
-        record = _empty(cell) | {"num_requests": count}
+        place = (cell.id, cell.gpu, cell.engine, cell.model, cell.workload, knobs.slug())
+        record = Prediction(*place, num_requests=count)
         try:
             facts = self._facts_of(cell)
-            record |= _capacity(cell, gpu, facts)
-            if record["infeasible"] or record["unknown"]:
-                raise UnpredictableError("its KV cache is not known")
+            record = _with_capacity(record, _capacity(cell, gpu, facts))
+            if record.infeasible or record.unknown:
+                return record
             steps = _steps_of(cell, gpu, facts)
-            record |= steps.limits
+            record = replace(
+                record, max_num_seqs=steps.decides.max_num_seqs, max_num_batched_tokens=steps.max_num_batched_tokens
+            )
             requests, kind = self._requests_of(cell, count, steps.longest_request)
         except UnpredictableError as e:
-            return record | {"unknown": record["unknown"] or (None if record["infeasible"] else str(e))}
-        record |= {
-            "lengths": kind,
-            "prompt_tokens": int(requests.prompt_tokens.sum()),
-            "output_tokens": int(requests.output_tokens.sum()),
-        }
+            return replace(record, unknown=str(e))
+        record = replace(
+            record,
+            lengths=kind,
+            prompt_tokens=int(requests.prompt_tokens.sum()),
+            output_tokens=int(requests.output_tokens.sum()),
+        )
         task = CellTask(
             record=record,
-            num_blocks=None if record["num_blocks"] is None else int(record["num_blocks"]),
+            num_blocks=record.num_blocks,
             facts=facts,
             kv_cache_dtype=steps.kv_cache_dtype,
             ranks=knobs.ranks,
@@ -192,19 +192,30 @@ def _as_sent(requests: RequestLengths, load: Load) -> RequestLengths:
     return replace(requests, arrival_s=arrival_s if arrival_s.any() else None)
 
 
-def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Record:
+def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
     """What is known of the KV cache of a cell whose engine says how it forms steps."""
     engine = get_engine(cell.engine)
     if engine.steps_by is None:
         raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")
     if engine.capacity_by is None:
-        return {}
+        return Capacity({})
     capacity_by: CapacityBy = named(engine.capacity_by)
     try:
-        found = capacity_by(cell.knobs, gpu, facts)
+        return capacity_by(cell.knobs, gpu, facts)
     except ModelFactsError as e:
         raise UnpredictableError(str(e)) from None
-    return {name: found[name] for name in ("num_blocks", "kv_cache_tokens", "max_concurrency", "infeasible", "unknown")}
+
+
+def _with_capacity(record: Prediction, capacity: Capacity) -> Prediction:
+    blocks = capacity.value("num_blocks")
+    return replace(
+        record,
+        infeasible=capacity.infeasible,
+        unknown=capacity.unknown,
+        num_blocks=None if blocks is None else int(blocks),
+        kv_cache_tokens=capacity.value("kv_cache_tokens"),
+        max_concurrency=capacity.value("max_concurrency"),
+    )
 
 
 def _steps_of(cell: Cell, gpu: Gpu, facts: ModelFacts) -> EngineSteps:

@@ -5,14 +5,14 @@ from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
-from workflow_scripts.predict.capacity_record import Record, capacity_record
+from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_memory import Term
 from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
 
 
-def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
+def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
     """The paged cache, whose number of blocks is given instead of profiled, on any device.
 
     Raises:
@@ -28,7 +28,7 @@ def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts
         "available_kv_cache": Term(knobs.num_blocks * per_block, "bytes", "num_blocks x bytes_per_block"),
         "kv_cache_tokens": Term(knobs.num_blocks * knobs.page_size, "tokens", "num_blocks x page_size"),
     }
-    return capacity_record(terms, block_size=knobs.page_size)
+    return Capacity(terms, block_size=knobs.page_size)
 
 
 def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from workflow_scripts.common.knob import Limit
 from workflow_scripts.engines.registry import every_knob
-from workflow_scripts.predict.speed import KV_BLOCKS, PROMPTS, TOKEN_BUDGET
+from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, TOKEN_BUDGET
 from workflow_scripts.study.grid import Cell
 
 # Predicted rates that differ by less count as the same.

@@ -11,7 +11,7 @@ blocks.
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,17 @@ def _requests(pool: KvPool, batch: Batch, settings: EngineSettings, blocks: int)
     }
 
 
-def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Explained:
+    """What observed numbers of blocks imply, beside what is predicted."""
+
+    implied_memory: Term
+    implied_overhead: Term
+    predicted_overhead: Term
+    explanation: str
+
+
+def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, int]]) -> Explained:
     """What the numbers of blocks observed at several utilizations imply for the device's memory and the overhead.
 
     This distinguishes a wrong prediction from a different device: see `formulas.memory_and_overhead`.
@@ -143,7 +153,7 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
     >>> sizes = {"bytes_per_block": 1e6, "device_memory": 10e9, "weights": 1e9}
     >>> terms = {n: Term(sizes.get(n, 0), "", "") for n in (*sizes, "activation", "cuda_graphs", "other")}
     >>> found = explain_observed(terms, [(0.5, 3000), (0.9, 7000)])
-    >>> [round(found[name].value / 1e9, 3) for name in ("implied_memory", "implied_overhead", "predicted_overhead")]
+    >>> [round(term.value / 1e9, 3) for name, term in vars(found).items() if name != "explanation"]
     [10.0, 2.0, 1.0]
 
     Args:
@@ -160,16 +170,16 @@ def explain_observed(terms: Mapping[str, Term], observed: Sequence[tuple[float, 
     per_block, device = terms["bytes_per_block"].value, terms["device_memory"].value
     memory, overhead = formulas.memory_and_overhead(observed, per_block)
     expected = sum(terms[name].value for name in ("weights", "activation", "cuda_graphs", "other"))
-    return {
-        "implied_memory": Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
-        "implied_overhead": Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
-        "predicted_overhead": Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
-        "explanation": (
+    return Explained(
+        implied_memory=Term(round(memory), "bytes", "slope of the observed blocks x bytes_per_block"),
+        implied_overhead=Term(round(overhead), "bytes", "minus intercept of the observed blocks x bytes_per_block"),
+        predicted_overhead=Term(expected, "bytes", "weights + activation + cuda_graphs + other"),
+        explanation=(
             f"Blocks of {per_block:,.0f} bytes fit a device of {memory / GIB:.2f} GiB with {overhead / GIB:.2f} GiB of "
             f"weights and overhead (predicted: {expected / GIB:.2f} GiB); this GPU has {device / GIB:.2f} GiB. "
             + _factor(device / memory)
         ),
-    }
+    )
 
 
 def _factor(factor: float) -> str:

@@ -26,30 +26,27 @@ from workflow_scripts.predict.block_trace import trace_of_study
 from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.knobs_that_matter import knob_effects
-from workflow_scripts.predict.speed import FIELDS
+from workflow_scripts.predict.prediction_record import FIELDS, TEXTS
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Starts, Study, load_study
 
 # With fewer cells than this, one process is done before a second one has started.
 CELLS_WORTH_A_PROCESS = 1000
-TEXTS = (
-    *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
-    *("speed_source", "how", "source"),
-)
 MOST_GROUPS = 40
 
 
 def plan(
     study: Study, cells: Sequence[Cell], prepared: Path | None, project_files: Path = PROJECT_FILES, processes: int = 1
 ) -> pd.DataFrame:
-    """One row per cell, in the order of the grid, with the columns `predict.speed.FIELDS`."""
+    """One row per cell, in the order of the grid, with the columns `FIELDS`."""
     if processes > 1 and len(cells) >= CELLS_WORTH_A_PROCESS:
         with ProcessPoolExecutor(processes) as pool:
             records = list(predict_cells(study, cells, prepared, project_files, partial(pool.map, chunksize=4)))
     else:
         records = list(predict_cells(study, cells, prepared, project_files))
-    table = pd.DataFrame(records, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
+    rows = [record.row() for record in records]
+    table = pd.DataFrame(rows, columns=list(FIELDS)).set_index("cell_id").loc[[cell.id for cell in cells]]
     table = table.reset_index()
     return table.astype({name: "string" if name in TEXTS else "float64" for name in FIELDS})
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from workflow_scripts.catalog.any_model import ANY_MODEL, name_of
 from workflow_scripts.catalog.gpus_and_models import resolve_one
 from workflow_scripts.common.command import RESULTS, AddOption, command, option
@@ -22,13 +24,16 @@ from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.predict.calibrated import PROJECT_FILES
 from workflow_scripts.predict.forecast import predict_cells
-from workflow_scripts.predict.speed import COSTS, COUNTS, SHARES, TIMES, Record
+from workflow_scripts.predict.prediction_record import Band, Prediction
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, load_study, study_of
 
 # Types of the JSON schema -> types of the command line.
 TYPES = {"integer": int, "number": float}
+
+ASKED = ("gpu", "engine", "model", "workload", "knobs")
+ALWAYS_TOLD = ("speed_source", "error_pct", "ttft_error_pct", "how")
 
 
 def predictable() -> Mapping[str, EngineDescription]:
@@ -92,16 +97,18 @@ def one_cell(args: Namespace) -> Study:
     return study_of(content, "predict")
 
 
-def answer(record: Record) -> dict[str, Any]:
+def answer(record: Prediction) -> dict[str, JsonValue]:
     """A record for people: what is known, each time and rate with its band."""
-    names = ("cell_id", "infeasible", "unknown", "lengths", "bound_by")
-    told: dict[str, Any] = {name: record[name] for name in names if record[name] is not None}
-    told |= {name: _rounded(record[name]) for name in (*COUNTS, *SHARES, *COSTS) if record[name] is not None}
-    for name in TIMES:
-        if record[name] is not None:
-            ends = {"predicted": record[name], "low": record[f"{name}_low"], "high": record[f"{name}_high"]}
-            told[name] = {end: None if value is None else _rounded(value) for end, value in ends.items()}
-    return told | {name: record[name] for name in ("speed_source", "error_pct", "ttft_error_pct", "how", "source")}
+    told: dict[str, JsonValue] = {}
+    for name, value in vars(record).items():
+        if isinstance(value, Band):
+            ends = {"predicted": value.value, "low": value.low, "high": value.high}
+            told[name] = {end: None if at is None else _rounded(at) for end, at in ends.items()}
+        elif name in ALWAYS_TOLD or (isinstance(value, str) and name not in ASKED):
+            told[name] = value
+        elif isinstance(value, int | float):
+            told[name] = _rounded(value)
+    return told
 
 
 def _rounded(value: float) -> float:

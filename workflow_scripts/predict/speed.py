@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -11,14 +10,13 @@ from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KINDS, StepCosts, StepWork, segment_times_s, split
 from workflow_scripts.predict.engine_steps import Decides
+from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
 from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, ScheduleError, Segments, StepTime
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.student_t import share_within
 from workflow_scripts.predict.timing import Timed, lay, step_work
 from workflow_scripts.workloads.warmup import USUAL_PASSES, pass_size
-
-Record = dict[str, Any]
 
 # Seconds that the pipeline itself takes for a cell besides the engine's work: `start` until the engine is ready, `stop`
 # until its memory is free. On a CPU as `make bench-harness` measures it, where a cell is forked from a process that has
@@ -39,43 +37,6 @@ LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
 BEYOND = 1.5
 RANGES = {"sequences": "sequences", "kv_bytes": "bytes of KV", "matrix_flops": "operations"}
 
-# What keeps more sequences from running at once, in the terms of the analysis of measured cells.
-PROMPTS, SEQUENCES, KV_BLOCKS, TOKEN_BUDGET = "prompts", "sequences", "kv_blocks", "token_budget"
-
-# Fields of a record that are null if nothing is predicted.
-TIMES = ("output_tokens_per_s", "total_tokens_per_s", "wall_s", "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "tpot_s_p99")
-COUNTS = (
-    "num_blocks",
-    "kv_cache_tokens",
-    "max_concurrency",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "num_requests",
-    "prompt_tokens",
-    "output_tokens",
-    "steps",
-    "running_peak",
-    "running_mean",
-    "waiting_peak",
-    "full_share",
-    "blocks_peak",
-    "preemptions",
-    "cached_tokens",
-    "recomputed_tokens",
-    "evicted_blocks",
-    "prompts_to_fill",
-)
-SHARES = ("memory_share", "arithmetic_share", "overhead_share")
-COSTS = ("start_s", "warmup_s", "stop_s", "cell_s", "limit_s", "gpus", "repeats_needed")
-FIELDS = (
-    *("cell_id", "gpu", "engine", "model", "workload", "knobs", "infeasible", "unknown", "lengths", "bound_by"),
-    *COUNTS,
-    *(name for time in TIMES for name in (time, f"{time}_low", f"{time}_high")),
-    *SHARES,
-    *COSTS,
-    *("speed_source", "error_pct", "ttft_error_pct", "how", "source"),
-)
-
 
 @dataclass(frozen=True)
 class Task:
@@ -93,7 +54,7 @@ class Task:
 class CellTask:
     """One cell of a `Task`: what is known of it, and how fast its device does a step's work."""
 
-    record: Record
+    record: Prediction
     num_blocks: int | None
     facts: ModelFacts
     kv_cache_dtype: str
@@ -106,7 +67,7 @@ class CellTask:
     margin_pct: float
 
 
-def predict_task(task: Task) -> list[Record]:
+def predict_task(task: Task) -> list[Prediction]:
     """The records of cells that share a schedule, or of as many schedules as their KV blocks require."""
     made: list[Schedule] = []
     records = []
@@ -115,29 +76,28 @@ def predict_task(task: Task) -> list[Record]:
         try:
             records.append(_predict(cell, task, made))
         except ScheduleError as e:
-            records.append(cell.record | {"unknown": str(e)})
+            records.append(replace(cell.record, unknown=str(e)))
     return records
 
 
-def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Record:
+def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Prediction:
     found = schedule_for(cell, task, made)
     work = work_of(found, cell, task)
     if cell.speed is None:
-        counts = _counts(found, work.steps, task.requests)
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
-        return cell.record | counts | {"prompts_to_fill": _prompts_to_fill(counts, task), "unknown": unknown}
+        return replace(_with_counts(cell.record, found, work.steps, task), unknown=unknown)
     timed = lay(found, work, cell.speed.costs, task.requests)
     fastest = lay(found, work, cell.ceiling, task.requests) if cell.ceiling else None
-    counts = _counts(found, timed.segment_s, task.requests)
-    return (
-        cell.record
-        | counts
-        | {"prompts_to_fill": _prompts_to_fill(counts, task)}
-        | _times(cell.speed, timed, fastest, task.requests)
-        | _shares(work, cell.speed.costs)
-        | _costs(cell, cell.speed, task, timed)
-        | {"speed_source": cell.speed.source, "how": cell.speed.how + _beyond(work, cell.speed)}
-        | {"error_pct": cell.speed.error_pct, "ttft_error_pct": cell.speed.ttft_error_pct}
+    record = _with_counts(cell.record, found, timed.segment_s, task)
+    record = _with_times(record, cell.speed, timed, fastest, task.requests)
+    record = _with_shares(record, work, cell.speed.costs)
+    record = _with_costs(record, cell, cell.speed, task, timed)
+    return replace(
+        record,
+        speed_source=cell.speed.source,
+        error_pct=cell.speed.error_pct,
+        ttft_error_pct=cell.speed.ttft_error_pct,
+        how=cell.speed.how + _beyond(work, cell.speed),
     )
 
 
@@ -178,7 +138,7 @@ def step_time_of(cell: CellTask, speed: Speed) -> StepTime:
     return seconds
 
 
-def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) -> Record:
+def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, task: Task) -> Prediction:
     """How many sequences run at once and why not more; shares are of the time that segments take."""
     segments, settings = found.segments, found.settings
     # A request that has ended keeps its place for one step, but does nothing in it.
@@ -189,64 +149,81 @@ def _counts(found: Schedule, segment_s: FloatArray, requests: RequestLengths) ->
         bound_by = KV_BLOCKS
     elif peak >= settings.max_num_seqs:
         bound_by = SEQUENCES
-    elif peak >= len(requests):
+    elif peak >= len(task.requests):
         bound_by = PROMPTS
     else:
         bound_by = KV_BLOCKS if short_of_blocks else TOKEN_BUDGET
-    return {
-        "bound_by": bound_by,
-        "steps": int(segments.steps.sum()),
-        "running_peak": peak,
-        "running_mean": float(active @ segment_s / segment_s.sum()),
-        "waiting_peak": int(segments.waiting_seqs.max()),
-        "full_share": float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
-        "blocks_peak": found.peak_blocks_held,
-        "preemptions": int(found.preemptions.sum()),
-        "cached_tokens": int(found.cached_tokens.sum()),
-        "recomputed_tokens": int(found.recomputed_tokens.sum()),
-        "evicted_blocks": found.evicted_blocks,
-    }
+    return replace(
+        record,
+        bound_by=bound_by,
+        steps=int(segments.steps.sum()),
+        running_peak=peak,
+        running_mean=float(active @ segment_s / segment_s.sum()),
+        waiting_peak=int(segments.waiting_seqs.max()),
+        full_share=float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
+        blocks_peak=found.peak_blocks_held,
+        preemptions=int(found.preemptions.sum()),
+        cached_tokens=int(found.cached_tokens.sum()),
+        recomputed_tokens=int(found.recomputed_tokens.sum()),
+        evicted_blocks=found.evicted_blocks,
+        prompts_to_fill=_prompts_to_fill(bound_by, task),
+    )
 
 
-def _times(speed: Speed, timed: Timed, fastest: Timed | None, requests: RequestLengths) -> Record:
+def _with_times(
+    record: Prediction, speed: Speed, timed: Timed, fastest: Timed | None, requests: RequestLengths
+) -> Prediction:
     """Rates and latencies with their bands; no band exceeds what the device's data sheet allows.
 
     Without a band only that upper limit of speed is given, if the data sheet has one.
     """
-    allowed = _seconds(fastest) if fastest else {}
-    record: Record = {}
-    for name, estimated in _seconds(timed).items():
-        value = max(estimated, allowed.get(name, 0.0))
-        error_pct = speed.ttft_error_pct if name.startswith("ttft_s") else speed.error_pct
-        slower, faster = _ends(error_pct, allowed.get(name, 0.0) / value)
-        for suffix, factor in (("", 1.0), ("_low", faster), ("_high", slower)):
-            record[name + suffix] = None if np.isnan(value) or factor is None else value * factor
+    wall = _band(timed.wall_s, fastest.wall_s if fastest else 0.0, speed.error_pct)
+    ttft = _bands(timed.ttft_s, fastest.ttft_s if fastest else None, speed.ttft_error_pct)
+    tpot = _bands(timed.tpot_s, fastest.tpot_s if fastest else None, speed.error_pct)
     output, total = requests.output_tokens.sum(), requests.output_tokens.sum() + requests.prompt_tokens.sum()
-    for name, tokens in (("output_tokens_per_s", output), ("total_tokens_per_s", total)):
-        for suffix, wall in (("", "wall_s"), ("_low", "wall_s_high"), ("_high", "wall_s_low")):
-            record[name + suffix] = float(tokens) / record[wall] if record[wall] else None
-    return record
+    return replace(
+        record,
+        output_tokens_per_s=_rate(float(output), wall),
+        total_tokens_per_s=_rate(float(total), wall),
+        wall_s=wall,
+        ttft_s_p50=ttft[0],
+        ttft_s_p99=ttft[1],
+        tpot_s_p50=tpot[0],
+        tpot_s_p99=tpot[1],
+    )
 
 
-def _seconds(timed: Timed) -> dict[str, float]:
-    """Wall time and latencies; NaN for those that no request has."""
-    values = {"wall_s": timed.wall_s}
-    for name, per_request in (("ttft_s", timed.ttft_s), ("tpot_s", timed.tpot_s)):
-        known = per_request[~np.isnan(per_request)]
-        for percent in (50, 99):
-            values[f"{name}_p{percent}"] = float(np.percentile(known, percent)) if len(known) else np.nan
-    return values
+def _bands(
+    of_requests_s: FloatArray, fastest_s: FloatArray | None, error_pct: float | None
+) -> tuple[Band | None, Band | None]:
+    """Median and 99th percentile of a latency; None if no request has it."""
+    known = ~np.isnan(of_requests_s)
+    if not known.any():
+        return None, None
+    median, high = np.percentile(of_requests_s[known], (50, 99))
+    allowed = (0.0, 0.0) if fastest_s is None else np.percentile(fastest_s[known], (50, 99))
+    return _band(median, allowed[0], error_pct), _band(high, allowed[1], error_pct)
 
 
-def _ends(error_pct: float | None, fastest: float) -> tuple[float | None, float | None]:
-    """Factors of a time at the slow and the fast end of its band; `fastest` by the data sheet, or 0.
+def _band(estimated_s: float, allowed_s: float, error_pct: float | None) -> Band:
+    """A time with its band. `allowed_s`: the least by the data sheet, or 0.
 
-    >>> _ends(25.0, 0.9), _ends(None, 0.5), _ends(None, 0.0)
-    ((1.25, 0.9), (None, 0.5), (None, None))
+    >>> _band(2.0, 1.9, 25.0), _band(2.0, 1.0, None), _band(2.0, 0.0, None)
+    (Band(value=2.0, low=1.9, high=2.5), Band(value=2.0, low=1.0, high=None), Band(value=2.0, low=None, high=None))
     """
+    value = float(max(estimated_s, allowed_s))
+    fastest = float(allowed_s) / value
     if error_pct is None:
-        return None, fastest or None
-    return 1 + error_pct / 100, max(1 / (1 + error_pct / 100), fastest)
+        return Band(value, value * fastest or None)
+    slowest = 1 + error_pct / 100
+    return Band(value, value * max(1 / slowest, fastest), value * slowest)
+
+
+def _rate(tokens: float, wall: Band) -> Band | None:
+    def within(wall_s: float | None) -> float | None:
+        return tokens / wall_s if wall_s else None
+
+    return Band(tokens / wall.value, within(wall.high), within(wall.low)) if wall.value else None
 
 
 def _beyond(work: StepWork, speed: Speed) -> str:
@@ -263,20 +240,21 @@ def _beyond(work: StepWork, speed: Speed) -> str:
     return f"; beyond the ladder: {', '.join(found)}" if found else ""
 
 
-def _shares(work: StepWork, costs: StepCosts) -> Record:
+def _with_shares(record: Prediction, work: StepWork, costs: StepCosts) -> Prediction:
     """Shares of reading, computing and overhead, as if they came one after the other."""
     parts = [float(part) for part in split(work.totals(), costs)]
-    return dict(zip(SHARES, (part / sum(parts) for part in parts), strict=True))
+    memory, arithmetic, overhead = (part / sum(parts) for part in parts)
+    return replace(record, memory_share=memory, arithmetic_share=arithmetic, overhead_share=overhead)
 
 
-def _prompts_to_fill(counts: Record, task: Task) -> int | None:
+def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
     """Fewest prompts with which as many sequences run as allowed; null if prompts are not the limit.
 
     Additional prompts repeat the lengths of the existing ones.
     """
     settings = task.decides
     arrives = task.requests.arrival_s is not None
-    if isinstance(settings, StaticBatches) or counts["bound_by"] != PROMPTS or arrives:
+    if isinstance(settings, StaticBatches) or bound_by != PROMPTS or arrives:
         return None
     wanted = settings.max_num_seqs
     count = wanted
@@ -291,25 +269,25 @@ def _prompts_to_fill(counts: Record, task: Task) -> int | None:
     return None
 
 
-def _costs(cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Record:
+def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Prediction:
     """Seconds of the whole cell, and how many repeats the study's margin requires."""
-    requests, decides = len(task.requests), task.decides
-    at_once = decides.batch_size if isinstance(decides, StaticBatches) else decides.max_num_seqs
-    warmup_s = USUAL_PASSES * pass_size(requests, at_once) / requests * timed.wall_s
+    requests = len(task.requests)
+    warmup_s = USUAL_PASSES * pass_size(requests, task.decides.max_num_seqs) / requests * timed.wall_s
     start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
     if cell.kind != "cpu":
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S
     stop_s = STOP_S[cell.kind]
     cell_s = start_s + warmup_s + cell.repeats * timed.wall_s + stop_s
-    return {
-        "start_s": start_s,
-        "warmup_s": warmup_s,
-        "stop_s": stop_s,
-        "gpus": cell.ranks,
-        "cell_s": cell_s,
-        "limit_s": LIMIT_MARGIN * (1 + (speed.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
-        "repeats_needed": repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
-    }
+    return replace(
+        record,
+        start_s=start_s,
+        warmup_s=warmup_s,
+        stop_s=stop_s,
+        gpus=cell.ranks,
+        cell_s=cell_s,
+        limit_s=LIMIT_MARGIN * (1 + (speed.error_pct or UNCALIBRATED_PCT) / 100) * cell_s,
+        repeats_needed=repeats_needed(speed.repeat_sd or DEFAULT_REPEAT_SD[cell.kind], cell.margin_pct),
+    )
 
 
 @cache

@@ -25,6 +25,11 @@ class StaticBatches:
     batch_size: int
     cache: CacheKind
 
+    @property
+    def max_num_seqs(self) -> int:
+        """The batch size, under the name that it has for a scheduler."""
+        return self.batch_size
+
 
 @dataclass(frozen=True)
 class _Batches:

@@ -7,7 +7,7 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.block_sizes import default_block_size, why_block_size_is_refused
 from workflow_scripts.engines.vllm_engines import VllmKnobs, VllmServeKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
-from workflow_scripts.predict.capacity_record import Record, capacity_record
+from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.compute_capability import why_gpu_is_refused
 from workflow_scripts.predict.engine_memory import GIB, CapacityError, EngineSettings, Term, batch_of
 from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
@@ -38,7 +38,7 @@ def engine_settings(knobs: VllmKnobs, gpu: Gpu) -> EngineSettings:
     )
 
 
-def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
+def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Capacity:
     """The KV capacity after one start of vLLM with these settings."""
     settings = engine_settings(knobs, gpu)
     refused = (
@@ -48,18 +48,18 @@ def vllm_capacity(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> Record:
     )
     if gpu.kind == "cpu" and knobs.cpu_kv_cache_gib is None and knobs.num_gpu_blocks_override is None:
         unknown = "without cpu_kv_cache_gib the cache takes a share of the host's memory, which is not known beforehand"
-        return record_of_settings(settings, {}, infeasible=refused, unknown=unknown)
+        return capacity_of_settings(settings, {}, infeasible=refused, unknown=unknown)
     if knobs.draft_model:
         unknown = "a draft model has weights and a KV cache of its own, which are not predicted"
-        return record_of_settings(settings, {}, infeasible=refused, unknown=unknown)
+        return capacity_of_settings(settings, {}, infeasible=refused, unknown=unknown)
     try:
         terms = predict_capacity(facts, gpu, settings)
         refused = refused or _beyond_the_gpu(facts, gpu, settings)
     except CapacityError as e:
-        return record_of_settings(settings, {}, infeasible=refused or str(e))
+        return capacity_of_settings(settings, {}, infeasible=refused or str(e))
     except ModelFactsError as e:
-        return record_of_settings(settings, {}, infeasible=refused, unknown=str(e))
-    return record_of_settings(settings, terms, infeasible=refused or _too_small(terms))
+        return capacity_of_settings(settings, {}, infeasible=refused, unknown=str(e))
+    return capacity_of_settings(settings, terms, infeasible=refused or _too_small(terms))
 
 
 def _too_long(settings: EngineSettings, facts: ModelFacts) -> str | None:
@@ -89,12 +89,12 @@ def _too_small(terms: Mapping[str, Term]) -> str | None:
     return f"{left / GIB:.2f} GiB are {blocks} blocks, too few: {terms['feasible'].how}"
 
 
-def record_of_settings(
+def capacity_of_settings(
     settings: EngineSettings, terms: Mapping[str, Term], *, infeasible: str | None = None, unknown: str | None = None
-) -> Record:
-    """The record of an engine with these settings."""
+) -> Capacity:
+    """The capacity of an engine with these settings."""
     given = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
-    return capacity_record(
+    return Capacity(
         terms,
         block_size=settings.block_size,
         gpu_memory_utilization=None if given else settings.gpu_memory_utilization,

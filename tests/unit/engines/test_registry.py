@@ -79,7 +79,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file:
     assert [cell.id for cell in cells] == [f"cpu-1core/echo/tiny-llama-57m/few/atonce{at_once}" for at_once in (1, 4)]
     assert list(check_cells(cells)) == []
     # Four requests with answers of 5 tokens, one by one or all at once.
-    predicted = {record["cell_id"]: record["steps"] for record in predict_cells(study, cells)}
+    predicted = {record.cell_id: record.steps for record in predict_cells(study, cells)}
     assert [predicted[cell.id] for cell in cells] == [4 * 5, 5]
     assert {ladder.cell.engine for ladder in ladders_of(study, cells).values()} == {"echo"}
     of_study = ["--study", str(study_file)]
@@ -123,9 +123,7 @@ def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("echo\n", "silent\n"), encoding="utf-8")
     study = load_study(study_file)
     cells = expand(study)
-    assert {record["unknown"] for record in predict_cells(study, cells)} == {
-        "silent: there is no schedule of this engine"
-    }
+    assert {record.unknown for record in predict_cells(study, cells)} == {"silent: there is no schedule of this engine"}
     assert ladders_of(study, cells) == {}
 
 

@@ -40,7 +40,7 @@ def cells(*sweeps, **more):
 
 
 def predict(gpu="h100-sxm", facts=LLAMA_8B, **knobs):
-    return vllm_capacity(VllmKnobs(**knobs), get_gpu(gpu), facts)
+    return vllm_capacity(VllmKnobs(**knobs), get_gpu(gpu), facts).line()
 
 
 def test_a_record_holds_the_terms_of_the_capacity_command_with_how_each_was_found():
@@ -208,7 +208,7 @@ def test_every_cell_with_blocks_has_one_record_in_order_and_static_batches_have_
             "knobs": {"page_size": 32, "num_blocks": 100, "max_batch_tokens": 512},
         },
     )
-    records = list(predict_study(grid))
+    records = [capacity.line() for capacity in predict_study(grid)]
     assert [r["cell_id"] for r in records] == [cell.id for cell in grid if cell.engine != "hf-static"]
     by_workload = {(r["cell_id"].split("/")[3]): r["num_blocks"] for r in records if "l40s" in r["cell_id"]}
     assert by_workload["load"] == by_workload["other"]
@@ -241,7 +241,7 @@ def test_a_model_in_the_dtype_that_this_host_has_and_not_that_of_its_config(monk
             }
         )
     )
-    assert (record["bytes_per_token"], record["dtype"]) == (bytes_per_token, native[-1])
+    assert (record.value("bytes_per_token"), record.dtype) == (bytes_per_token, native[-1])
 
 
 def test_a_draft_model_leaves_the_capacity_unknown_and_n_grams_or_no_drafts_do_not():
@@ -265,9 +265,9 @@ def test_weights_of_an_unknown_kind_have_no_prediction_and_a_reason():
             }
         )
     )
-    assert record["num_blocks"] is None
-    assert "'compressed-tensors' is not supported" in record["unknown"]
-    assert record["how"] == {}
+    assert record.value("num_blocks") is None
+    assert "'compressed-tensors' is not supported" in record.unknown
+    assert record.line()["how"] == {}
 
 
 # --- published numbers of blocks -------------------------------------------------------------------------------------
@@ -284,11 +284,11 @@ def published(tmp_path, text):
     claim["quantities"] = [{"name": "blocks", "unit": "blocks", "value": 100}]
     (tmp_path / "claims.yaml").write_text(yaml.safe_dump([claim]))
     (tmp_path / "kv_blocks_try.csv").write_text(text)
-    return list(predict_published(Published(tmp_path), ["blocks"]))
+    return [capacity.line() for capacity in predict_published(Published(tmp_path), ["blocks"])]
 
 
 def test_published_blocks_get_the_prediction_of_their_version_beside_them():
-    first, second = predict_published(Published(CONFIG / "published"), BLOCKS)
+    first, second = (capacity.line() for capacity in predict_published(Published(CONFIG / "published"), BLOCKS))
     assert [r["cell_id"] for r in (first, second)] == [f"published/kv_blocks_l4_opt125m/{i}" for i in (1, 2)]
     assert first["published"] == {
         "gpu": "L4",

@@ -7,14 +7,14 @@ from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict import forecast, speed
 from workflow_scripts.predict.forecast import predict_cells
-from workflow_scripts.predict.speed import FIELDS
+from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.study.grid import expand
 
 
 def predict(tmp_path, **changes):
     planned = study(tmp_path, **changes)
     records = predict_cells(planned, expand(planned), None, tmp_path / "no-files")
-    return {record["cell_id"].split("/", 1)[1]: record for record in records}
+    return {record.cell_id.split("/", 1)[1]: record.row() for record in records}
 
 
 def one(tmp_path, workloads=None, **changes):

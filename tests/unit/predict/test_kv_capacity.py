@@ -223,7 +223,7 @@ def test_each_term_says_its_unit_and_how_it_was_found():
         "feasible": ("bool", "a request of 2048 tokens fits beside the engine's own block"),
     }
     observed = explain_observed(terms, PUBLISHED_ON_AN_L4)
-    assert {name: (term.unit, term.how) for name, term in observed.items() if name != "explanation"} == {
+    assert {name: (term.unit, term.how) for name, term in vars(observed).items() if name != "explanation"} == {
         "implied_memory": ("bytes", "slope of the observed blocks x bytes_per_block"),
         "implied_overhead": ("bytes", "minus intercept of the observed blocks x bytes_per_block"),
         "predicted_overhead": ("bytes", "weights + activation + cuda_graphs + other"),
@@ -507,10 +507,10 @@ def test_published_blocks_of_an_l4_are_half_of_what_fits_and_imply_a_device_of_h
     terms = l4_terms(usage="offline")
     assert terms["num_blocks"].value / 8788 == pytest.approx(2.1, abs=0.05)
     found = explain_observed(terms, PUBLISHED_ON_AN_L4)
-    assert found["implied_memory"].value / GIB == pytest.approx(11.60, abs=0.005)
+    assert found.implied_memory.value / GIB == pytest.approx(11.60, abs=0.005)
     # The overhead, which comes out of the same two numbers, is what is predicted for this model: so is the block.
-    assert found["implied_overhead"].value == pytest.approx(found["predicted_overhead"].value, rel=0.11)
-    assert found["explanation"] == (
+    assert found.implied_overhead.value == pytest.approx(found.predicted_overhead.value, rel=0.11)
+    assert found.explanation == (
         "Blocks of 589,824 bytes fit a device of 11.60 GiB with 0.97 GiB of weights and overhead (predicted: 0.88 GiB);"
         " this GPU has 22.03 GiB. Only blocks 1.90 times as large would fill it, and no width of an element makes them"
         " so."
@@ -525,12 +525,12 @@ def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart():
         return utilization, int((device * utilization - GIB) / size)
 
     same = explain_observed(terms, [blocks(0.5, per_block), blocks(0.9, per_block)])
-    assert "The blocks are those of this GPU." in same["explanation"]
-    assert same["implied_overhead"].value == pytest.approx(GIB, rel=1e-3)
+    assert "The blocks are those of this GPU." in same.explanation
+    assert same.implied_overhead.value == pytest.approx(GIB, rel=1e-3)
     twice = explain_observed(
         terms, [blocks(0.5, 2 * per_block), blocks(0.7, 2 * per_block), blocks(0.9, 2 * per_block)]
     )
-    assert "an element of 2 times the width" in twice["explanation"]
+    assert "an element of 2 times the width" in twice.explanation
 
 
 def test_one_utilization_or_no_profiling_explains_nothing():

@@ -9,7 +9,7 @@ from workflow_scripts.predict import plan as planning
 from workflow_scripts.predict import predict_cell as predict
 from workflow_scripts.predict.knobs_that_matter import knob_effects
 from workflow_scripts.predict.plan import main, plan
-from workflow_scripts.predict.speed import FIELDS
+from workflow_scripts.predict.prediction_record import FIELDS
 from workflow_scripts.study.grid import expand
 
 

@@ -58,7 +58,7 @@ def test_a_folder_is_a_model_of_the_study(write_study, folder, tmp_path):
     (model,) = resolved_models(study).values()
     assert (model.name, model.load_format, model.hub_repo) == ("mine", "dummy", None)
     (record,) = predict_cells(study, expand(study))
-    assert record["output_tokens_per_s"] > 0
+    assert record.output_tokens_per_s.value > 0
     assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(tmp_path / "made")]) == 0
     assert (tmp_path / "made/config.json").read_bytes() == CONFIG.read_bytes()
     assert json.loads((tmp_path / "made/model_manifest.json").read_text())["source"] == str(folder / "config.json")
@@ -111,8 +111,8 @@ def test_a_model_of_unknown_structure_is_prepared_and_its_predictions_are_unknow
     path, made = write_study({"folder": str(folder)}), tmp_path / "made"
     study = load_study(path)
     (record,) = predict_cells(study, expand(study))
-    assert record["unknown"].startswith(f"{folder}/config.json: model_type 'made_up' is not supported; supported: ")
-    assert record["output_tokens_per_s"] is record["kv_cache_tokens"] is None
+    assert record.unknown.startswith(f"{folder}/config.json: model_type 'made_up' is not supported; supported: ")
+    assert record.output_tokens_per_s is record.kv_cache_tokens is None
     assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(made)]) == 0
     words = ["--study", str(path), "--workload", "load", "--model", "mine", "--model-dir", str(made)]
     assert prepare_workload([*words, "--out", str(tmp_path / "load/workload.jsonl")]) == 0
