@@ -49,6 +49,20 @@ def test_only_its_description_names_an_engine() -> None:
     )
 
 
+# Names that others chose, and files that are shown as a source.
+NAMED_TWICE = {"config.json", "claims.yaml", "gpus.yaml"}
+
+
+def test_a_file_that_several_packages_use_has_its_name_in_one() -> None:
+    packages: dict[str, set[str]] = {}
+    for path in MODULES:
+        for text in texts(path):
+            if named := re.fullmatch(r"[\w.*/-]*?([\w-]+\.(?:jsonl?|parquet|csv|log|html|yaml|zip))", text):
+                packages.setdefault(named[1], set()).add(path.parent.name)
+    several = {name: sorted(of) for name, of in packages.items() if len(of) > 1 and name not in NAMED_TWICE}
+    assert several == {}, "import the name, from workflow_scripts.study.paths for example"
+
+
 CHANGES = {"clear", "pop", "popitem", "setdefault", "update"}
 
 

@@ -13,8 +13,8 @@ from pydantic import JsonValue, ValidationError
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import StrictRecord, faults
+from workflow_scripts.study.paths import DIGEST
 
-FILE = "digest.json"
 RATE = "output_tokens_per_s"
 _IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
 
@@ -92,10 +92,10 @@ def read_digest(place: Path) -> Digest:
         DigestError: there is none, or what is there is not one.
     """
     if place.is_dir():
-        found = [place / "tables" / FILE, *sorted(place.glob(f"results/*/tables/{FILE}"))]
+        found = [place / "tables" / DIGEST, *sorted(place.glob(f"results/*/tables/{DIGEST}"))]
         there = [path for path in found if path.is_file()]
         if len(there) != 1:
-            what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{FILE}"
+            what = f"holds {len(there)} studies; name one of their folders" if there else f"has no tables/{DIGEST}"
             raise DigestError(
                 f"{place}: {what}. Allowed: a study's folder below results/, an unpacked archive, a report. "
                 "`snakemake partial_report` writes the digest of what has been measured"

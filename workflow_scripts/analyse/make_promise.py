@@ -25,7 +25,7 @@ from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, opt
 from workflow_scripts.common.files import write_json
 from workflow_scripts.engines.vllm_engines import VLLM, VLLM_SERVE
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.promise import Promise, Promised, PromiseError
+from workflow_scripts.study.promise import PROMISE, Promise, Promised, PromiseError
 from workflow_scripts.study.study_file import Study, load_study
 
 Table = Callable[[str], pd.DataFrame]
@@ -206,7 +206,7 @@ def _or_none(value: Any) -> str | None:
     option(
         "--pick", help="the cell: gpu/engine/model/workload/knobs, or its knobs alone; without it, the recommended one"
     ),
-    out("promise.json"),
+    out(PROMISE),
 )
 def main(args: Namespace) -> None:
     """Write what a study promises of a setting."""

@@ -12,10 +12,6 @@ QUERIES = "vllm:prefix_cache_queries_total"
 TTFT = "vllm:time_to_first_token_seconds"
 ITL = "vllm:inter_token_latency_seconds"
 
-COUNTERS = (PREEMPTIONS, TOKENS, PROMPT_TOKENS, ANSWERED, HITS, QUERIES)
-GAUGES = (RUNNING, WAITING, KV_USAGE)
-HISTOGRAMS = (TTFT, ITL)
-
 
 class Queries:
     """PromQL over a window of some seconds; each query has one value per server."""

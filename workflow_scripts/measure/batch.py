@@ -20,7 +20,7 @@ from workflow_scripts.cluster.batches import HERE, Batch, read_batch
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.outcome import Start
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import MEASURE_LOG, StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study_file import load_study
 
@@ -60,7 +60,7 @@ def _measure_one(study_file: Path, folder: Path, paths: StudyPaths, cell: str, w
     command += ["--results", str(paths.results), "--attempt", str(attempt.number), "--attempts", str(attempt.of)]
     command += ["--start", str(where.start), "--round", str(where.round), "--position", str(where.position)]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "measure.log").open("wb") as log:
+    with (folder / MEASURE_LOG).open("wb") as log:
         again = ["--again"] if where.again else []
         return subprocess.run([*command, "--unless-done", *again], stdout=log, stderr=subprocess.STDOUT).returncode
 

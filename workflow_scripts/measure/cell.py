@@ -44,7 +44,7 @@ from workflow_scripts.study.definition import (
 )
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
-from workflow_scripts.study.paths import PARTIAL, StudyPaths
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, OUTCOME, PARTIAL, RAW, StudyPaths
 from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
@@ -80,7 +80,7 @@ def measure_cell(
     shutil.rmtree(evidence, ignore_errors=True)
     evidence.mkdir(parents=True)
     time_limit_s = attempt.time_limit_s(study.cell_time_limit_s)
-    job = evidence / "job.json"
+    job = evidence / JOB
     Job(
         definition=definition,
         model_dir=model_dir,
@@ -92,7 +92,7 @@ def measure_cell(
     with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks) as idle_before_s:
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)
         began = time.monotonic()
-        with (evidence / "engine.log").open("wb") as log:
+        with (evidence / ENGINE_LOG).open("wb") as log:
             ended = run_forked(
                 *("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s),
                 preload=preload_of(cell.engine),
@@ -160,17 +160,17 @@ def cell_lock(path: Path) -> Iterator[None]:
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:
     shutil.rmtree(evidence / SCRATCH, ignore_errors=True)  # of an engine that was killed
-    raw = folder / "raw"
-    (folder / "outcome.json").unlink(missing_ok=True)
+    raw = folder / RAW
+    (folder / OUTCOME).unlink(missing_ok=True)
     shutil.rmtree(raw, ignore_errors=True)
     evidence.replace(raw)
-    outcome.write(folder / "outcome.json")
+    outcome.write(folder / OUTCOME)
 
 
 def _report_failure(evidence: Path, exit_status: int) -> None:
     """Copy the end of the engine's log to this command's log, and leave no incomplete evidence behind."""
     how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
-    log = (evidence / "engine.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    log = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
     print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
     print(f"the measuring process {how}; nothing of this cell counts. The end of its log is above.", file=sys.stderr)
     shutil.rmtree(evidence)
@@ -186,7 +186,7 @@ def _folder(paths: StudyPaths, cell: Cell, start: Start) -> Path:
 
 def _is_done(study: Study, cell: Cell, folder: Path) -> bool:
     definition = cell_definition(study, cell, resolved_models(study))
-    return is_outcome_of(folder / "outcome.json", definition_sha256(definition))
+    return is_outcome_of(folder / OUTCOME, definition_sha256(definition))
 
 
 def _next_start(study: Study, cell: Cell, paths: StudyPaths) -> tuple[CellStart, int]:

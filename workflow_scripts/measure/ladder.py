@@ -42,7 +42,7 @@ from workflow_scripts.study.ladders import (
     without_load,
 )
 from workflow_scripts.study.outcome import Measured
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, StudyPaths
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 from workflow_scripts.workloads.request import Request
@@ -159,7 +159,7 @@ def _forked(
         places.append(list(range(len(requests), len(requests) + len(rung))))
         requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in rung]
     write_jsonl(evidence / "requests_to_serve.jsonl", (r.as_line(str(i)) for i, r in enumerate(requests)))
-    job = evidence / "job.json"
+    job = evidence / JOB
     Job(
         definition=definition,
         model_dir=model_dir,
@@ -169,7 +169,7 @@ def _forked(
         passes_s=limit_s,
         start_limit_s=START_LIMIT_S,
     ).write(job)
-    with (evidence / "engine.log").open("wb") as log:
+    with (evidence / ENGINE_LOG).open("wb") as log:
         ended = run_forked(
             "workflow_scripts.measure.run",
             [str(job)],
@@ -180,7 +180,7 @@ def _forked(
         )
     written = evidence / "measured.json"
     if ended.exit_status != 0 or not written.exists():
-        log_text = (evidence / "engine.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         raise ClimbError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))
     measured = Measured.model_validate(read_json(written))
     if measured.wrong_device:

@@ -41,6 +41,7 @@ from workflow_scripts.measure.job import Job, read_job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, Measured, Repeat, Verdict, WarmUp
+from workflow_scripts.study.paths import ENGINE_LOG, METRICS, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
@@ -85,7 +86,7 @@ class _Measured:
         passes = [({"repeat": one.repeat.repeat}, one) for one in self.passes]
         write_jsonl(folder / "requests.jsonl", (of | asdict(record) for of, one in passes for record in one.requests))
         write_jsonl(folder / "steps.jsonl", ({**of, **step} for of, one in passes for step in one.steps))
-        write_jsonl(folder / "metrics.jsonl", (of | {"before": one.before, "after": one.after} for of, one in passes))
+        write_jsonl(folder / METRICS, (of | {"before": one.before, "after": one.after} for of, one in passes))
         measured = Measured(
             outcome=self.outcome,
             reason=self.reason,
@@ -110,7 +111,7 @@ def measure(job: Job) -> None:
         ranks = definition.knobs.ranks
         device: Device = {"server": elsewhere} if elsewhere else found_device(gpu, ranks)
         measured.device = device
-        with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / "device_trace.jsonl", ranks):
+        with nullcontext() if elsewhere else sampled(gpu.kind, job.evidence / TRACE, ranks):
             host_cores = sorted(os.sched_getaffinity(0))
             if gpu.kind == "cpu" and not elsewhere:
                 use_cores(device["cores"])
@@ -146,7 +147,7 @@ def measure(job: Job) -> None:
 
 def _run(engine: Engine, job: Job, measured: _Measured) -> None:
     requests = _read_requests(job.workload)
-    warmup = [] if job.passes else _read_requests(job.workload.with_name("warmup.jsonl"))
+    warmup = [] if job.passes else _read_requests(job.workload.with_name(WARMUP))
     served = job.passes or [list(range(len(requests)))] * job.definition.repeats
     try:
         with measured.phase("start"):
@@ -154,7 +155,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
     except Exception as e:
         traceback.print_exc()
         sys.stderr.flush()
-        measured.ended(*start_failure(e, job.evidence / "engine.log"))
+        measured.ended(*start_failure(e, job.evidence / ENGINE_LOG))
         return
     try:
         if job.passes is None:
@@ -164,14 +165,14 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         with measured.phase("measure"), HostLoad() as load:
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
             for repeat, places in enumerate(served):
-                _one_pass(engine, [requests[i] for i in places], repeat, measured, job.evidence / "engine.log")
+                _one_pass(engine, [requests[i] for i in places], repeat, measured, job.evidence / ENGINE_LOG)
                 if measured.outcome != "ok" or time.monotonic() > end_s:
                     break
         measured.host_load = load.record
     except Exception as e:
         traceback.print_exc()
         sys.stderr.flush()
-        failure = run_failure(e, job.evidence / "engine.log")
+        failure = run_failure(e, job.evidence / ENGINE_LOG)
         if failure is None:
             raise
         measured.ended(*failure)

@@ -14,7 +14,7 @@ from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome, read_outcome
-from workflow_scripts.study.paths import start_number
+from workflow_scripts.study.paths import ENGINE_LOG, METRICS, OUTCOME, RAW, TRACE, start_number
 
 FACT_COLUMNS = {
     "cell_id": "string",
@@ -120,25 +120,25 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
     """Read everything in the folder of a cell's start; damaged parts are left out, and a fact `damaged` names them."""
     rows = CellFacts(cell_id, start_number(folder))
     try:
-        outcome = read_outcome(folder / "outcome.json")
+        outcome = read_outcome(folder / OUTCOME)
     except (ValueError, OSError) as e:
-        rows.add("damaged", f"outcome.json: {type(e).__name__}", "outcome.json")
+        rows.add("damaged", f"{OUTCOME}: {type(e).__name__}", OUTCOME)
         return rows
     _outcome_facts(outcome, rows)
-    _log_facts(folder / "raw" / "engine.log", rows)
+    _log_facts(folder / RAW / ENGINE_LOG, rows)
     starts_s = {r.repeat: r.start_monotonic_s for r in outcome.repeats}
-    for record in _lines(folder / "raw" / "metrics.jsonl", rows):
+    for record in _lines(folder / RAW / METRICS, rows):
         _metric_facts(record, rows)
     for name, table in (("requests", rows.requests), ("steps", rows.steps)):
-        for record in _lines(folder / "raw" / f"{name}.jsonl", rows):
+        for record in _lines(folder / RAW / f"{name}.jsonl", rows):
             if record.get("repeat") in starts_s:
                 table.append(_since(record, starts_s[record["repeat"]]))
-    _trace_rows(folder / "raw" / "device_trace.jsonl", outcome, rows)
+    _trace_rows(folder / RAW / TRACE, outcome, rows)
     return rows
 
 
 def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
-    source = "outcome.json"
+    source = OUTCOME
     rows.add("outcome", outcome.outcome, source)
     rows.add("reason", outcome.reason, source)
     rows.add("definition_sha256", recorded_sha256(outcome.definition), source)
@@ -170,7 +170,7 @@ def _log_facts(log: Path, rows: CellFacts) -> None:
     facts = read_engine_log(log)
     for name in _LOG_FACTS:
         line = facts.read_from.get(name)
-        rows.add(f"log.{name}", getattr(facts, name), f"raw/engine.log:{line}" if line else "raw/engine.log")
+        rows.add(f"log.{name}", getattr(facts, name), f"{RAW}/{ENGINE_LOG}:{line}" if line else f"{RAW}/{ENGINE_LOG}")
 
 
 def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
@@ -181,11 +181,11 @@ def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
         if isinstance(value, bool | int | float):
             earlier = None if name in peaks else before.get(name)
             growth = value - earlier if isinstance(earlier, int | float) else value
-            rows.add(f"metric.{name}", growth, "raw/metrics.jsonl", record["repeat"])
+            rows.add(f"metric.{name}", growth, f"{RAW}/{METRICS}", record["repeat"])
         elif isinstance(value, dict) and isinstance(before.get(name), dict):
             for part in ("sum", "count"):
                 rows.add(
-                    f"metric.{name}.{part}", value[part] - before[name][part], "raw/metrics.jsonl", record["repeat"]
+                    f"metric.{name}.{part}", value[part] - before[name][part], f"{RAW}/{METRICS}", record["repeat"]
                 )
 
 

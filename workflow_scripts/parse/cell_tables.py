@@ -24,7 +24,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, write_bytes, write_json
 from workflow_scripts.common.sources import sources
 from workflow_scripts.parse.cell_facts import TABLES, CellFacts, frame, parse_cell
-from workflow_scripts.study.paths import START_FOLDER, start_folder, start_number
+from workflow_scripts.study.paths import OUTCOME, RAW, START_FOLDER, start_folder, start_number
 
 STAMPS = "stamps.json"
 START = ["cell_id", "start"]
@@ -36,9 +36,9 @@ Start = tuple[str, int]  # a cell's id, and the number of its start
 def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
     """Folders of the starts that have ended, in the order of cells and starts."""
     found = {}
-    for path in (cells / gpu).glob("*/*/*/*/outcome.json"):
+    for path in (cells / gpu).glob(f"*/*/*/*/{OUTCOME}"):
         found[path.parent.relative_to(cells).as_posix(), 1] = path.parent
-    for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/outcome.json"):
+    for path in (cells / gpu).glob(f"*/*/*/*/{START_FOLDER}*/{OUTCOME}"):
         number = start_number(path.parent)
         if number > 1 and path.parent.name == start_folder(number):  # not a copy, such as `start-2.old`
             found[path.parents[1].relative_to(cells).as_posix(), number] = path.parent
@@ -47,7 +47,7 @@ def find_starts(cells: Path, gpu: str) -> dict[Start, Path]:
 
 def stamp(folder: Path) -> str:
     """A text that changes when a file of the start's evidence changes."""
-    files = [folder / "outcome.json", *sorted((folder / "raw").glob("*"))]
+    files = [folder / OUTCOME, *sorted((folder / RAW).glob("*"))]
     state = [(f.name, (s := f.stat()).st_size, s.st_mtime_ns) for f in files if f.is_file()]
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 

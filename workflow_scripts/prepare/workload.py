@@ -21,6 +21,7 @@ from workflow_scripts.common.files import write_json, write_jsonl
 from workflow_scripts.physics.model_facts import vocabulary_and_context
 from workflow_scripts.prepare.tokenizer import load_vocabulary
 from workflow_scripts.study.grid import Cell, expand
+from workflow_scripts.study.paths import MANIFEST, WARMUP
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import Request, WorkloadError
@@ -75,7 +76,7 @@ def statistics(counts: Sequence[int]) -> dict[str, float]:
 def write_workload(out: Path, requests: Sequence[Request], warmup: Sequence[Request], manifest: dict[str, Any]) -> None:
     """Write `out` and, beside it, `warmup.jsonl` and `workload.json`."""
     write_json(
-        out.with_name("workload.json"),
+        out.with_name(MANIFEST),
         {
             "schema_version": 1,
             **manifest,
@@ -86,7 +87,7 @@ def write_workload(out: Path, requests: Sequence[Request], warmup: Sequence[Requ
             "output_tokens": statistics([request.output_tokens for request in requests]),
         },
     )
-    write_jsonl(out.with_name("warmup.jsonl"), (r.as_line(f"warmup-{i}") for i, r in enumerate(warmup)))
+    write_jsonl(out.with_name(WARMUP), (r.as_line(f"warmup-{i}") for i, r in enumerate(warmup)))
     write_jsonl(out, (r.as_line(str(i)) for i, r in enumerate(requests)))
 
 

@@ -26,6 +26,7 @@ from workflow_scripts.present.report import REPORT, Report, blocks_of
 from workflow_scripts.present.report_tables import Tables
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import SUBJECTS
+from workflow_scripts.study.paths import DIGEST
 from workflow_scripts.study.study_file import load_study
 
 # The styles of the text, and those of the views that the script adds.
@@ -47,7 +48,7 @@ def render(report: Report, study_file: Path) -> str:
         first=first_screen(report),
         data=packed(page_data(report, study_file)),
         timelines=timelines(report.tables),
-        digest=_digest(report.tables.folder / "digest.json"),
+        digest=_digest(report.tables.folder / DIGEST),
         # Sections with content come first, then the empty ones.
         sections=sorted((_filled(subject, report) for subject in subjects), key=lambda section: section["is_empty"]),
     )

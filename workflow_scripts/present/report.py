@@ -18,7 +18,7 @@ from workflow_scripts.present.blocks import Absent, Block, Link
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import NAMES
 from workflow_scripts.study.cell_status import progress, status_of_starts
-from workflow_scripts.study.paths import StudyPaths, start_folder
+from workflow_scripts.study.paths import ENGINE_LOG, MEASURE_LOG, OUTCOME, RAW, StudyPaths, start_folder
 from workflow_scripts.study.progress import Progress, may_grow
 from workflow_scripts.study.setting_words import labels
 from workflow_scripts.study.study_file import Study
@@ -58,7 +58,7 @@ class Report:
     def logs(self, cell_id: str, start: float = 1) -> tuple[Path, Path]:
         """The logs of the engine and of the measuring command, in a start of a cell; NaN is the first."""
         folder = self.cells / cell_id / (start_folder(int(start)) if start > 1 else "")
-        return folder / "raw" / "engine.log", folder / "measure.log"
+        return folder / RAW / ENGINE_LOG, folder / MEASURE_LOG
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -124,7 +124,7 @@ class Report:
     def outcome_records(self) -> list[dict[str, Any]]:
         """`outcome.json` of one cell of each device and engine: the whole provenance."""
         ended = self.grid[self.grid["outcome"] != "missing"].drop_duplicates(["gpu", "engine"])
-        paths = [self.cells / cell_id / "outcome.json" for cell_id in ended["cell_id"]]
+        paths = [self.cells / cell_id / OUTCOME for cell_id in ended["cell_id"]]
         return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
 

@@ -9,7 +9,7 @@ from workflow_scripts.common.files import last_line, read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_of, never_ran
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import ENGINE_LOG, RAW, StudyPaths
 from workflow_scripts.study.progress import Progress, Run, progress_of
 from workflow_scripts.study.study_file import Study
 
@@ -77,7 +77,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
     elif not is_of(record, definition):
         protocol = record["definition"].get("protocol")
         state, reason, run = "outdated", f"measured by another definition, protocol {protocol}", None
-    log = _there(outcome.parent / "raw" / "engine.log") or _there(paths.log(cell, start))
+    log = _there(outcome.parent / RAW / ENGINE_LOG) or _there(paths.log(cell, start))
     return CellStatus(
         cell,
         state,

@@ -9,8 +9,14 @@ from workflow_scripts.study.grid import Cell
 
 CELL_PATTERN = "{gpu}/{engine}/{model}/{workload}/{knobs}"
 START_FOLDER = "start-"
-# In the folder of a start, the evidence of one that is being measured, or was killed.
-PARTIAL = "raw.partial"
+# In the folder of a start: its record, the log of the measuring command, the folder with the evidence, and the one with
+# the evidence of a start that is being measured, or was killed.
+OUTCOME, MEASURE_LOG, RAW, PARTIAL = "outcome.json", "measure.log", "raw", "raw.partial"
+# In the evidence; `requests` and `steps` are the names of tables too.
+ENGINE_LOG, TRACE, METRICS, JOB = "engine.log", "device_trace.jsonl", "metrics.jsonl", "job.json"
+# Beside the requests of a workload: those that warm up, and what the requests are.
+WARMUP, MANIFEST = "warmup.jsonl", "workload.json"
+DIGEST = "digest.json"
 
 
 def start_folder(start: int) -> str:
@@ -67,19 +73,19 @@ class StudyPaths:
 
     def drift_outcomes(self, cell: Cell | str) -> list[Path]:
         """The outcome records of the measurements that show drift."""
-        return sorted(self.cell(cell).glob(f"{self.again(cell, '*').name}/outcome.json"))
+        return sorted(self.cell(cell).glob(f"{self.again(cell, '*').name}/{OUTCOME}"))
 
     def log(self, cell: Cell | str, start: int = 1) -> Path:
         """Log of the measuring command."""
-        return self.start(cell, start) / "measure.log"
+        return self.start(cell, start) / MEASURE_LOG
 
     def outcome(self, cell: Cell | str, start: int = 1) -> Path:
         """The outcome record of a start of a cell; it exists only when the start has ended."""
-        return self.start(cell, start) / "outcome.json"
+        return self.start(cell, start) / OUTCOME
 
     def outcomes(self, cell: Cell | str) -> dict[int, Path]:
         """The outcome records of all starts of a cell that have ended, by the start's number."""
-        found = [path.parent for path in self.cell(cell).glob(f"{START_FOLDER}*/outcome.json")]
+        found = [path.parent for path in self.cell(cell).glob(f"{START_FOLDER}*/{OUTCOME}")]
         numbers = [1, *sorted(start_number(folder) for folder in found)]
         return {start: path for start in numbers if (path := self.outcome(cell, start)).exists()}
 
@@ -167,7 +173,7 @@ class StudyPaths:
     @property
     def digest(self) -> Path:
         """All that a comparison with another study needs."""
-        return self.tables / "digest.json"
+        return self.tables / DIGEST
 
     @property
     def figures(self) -> Path:

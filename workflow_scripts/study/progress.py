@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from workflow_scripts.study.grid import Cell
-from workflow_scripts.study.paths import PARTIAL, StudyPaths, start_number
+from workflow_scripts.study.paths import ENGINE_LOG, JOB, PARTIAL, TRACE, StudyPaths, start_number
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study_file import Study
 
@@ -175,7 +175,7 @@ def _running(paths: StudyPaths, cells: Iterable[Cell], limit_s: float, now_s: fl
 
 def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
     """For how many seconds a start with this evidence has been measured; None if it is not or was killed."""
-    trace = evidence / "device_trace.jsonl"
+    trace = evidence / TRACE
     try:
         if trace.exists():
             is_silent = now_s - trace.stat().st_mtime > SILENT_S
@@ -183,8 +183,8 @@ def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
         else:
             # A server elsewhere has no trace, and a start that has just begun has none yet. A log without a line in
             # the time limit is of a process that was killed; without a log, the start waits for its device.
-            is_silent = now_s - (evidence / "engine.log").stat().st_mtime > limit_s
-            began_s = (evidence / "job.json").stat().st_mtime
+            is_silent = now_s - (evidence / ENGINE_LOG).stat().st_mtime > limit_s
+            began_s = (evidence / JOB).stat().st_mtime
     except OSError:  # not there, or it ended while its files were looked at
         return None
     return None if is_silent else max(0.0, now_s - began_s)

@@ -28,8 +28,6 @@ QUANTITIES: Mapping[str, str] = {
     "recomputed_tokens": "Tokens computed again",
     "prefix_cache_hit_rate": "Share of prompt tokens found in the prefix cache",
 }
-# Which of them follow from the schedule alone.
-EXACT = ("running_peak", "preemptions", "recomputed_tokens", "prefix_cache_hit_rate")
 PREDICTED: Mapping[str, Any] = {"marker": "D", "markerfacecolor": "none", "linestyle": "none", "markersize": 8}
 
 

@@ -18,6 +18,7 @@ from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles, evenly
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
+from workflow_scripts.study.paths import MANIFEST
 from workflow_scripts.workloads.workload_kinds import LengthDistribution
 
 # Column of the requests -> name, colour and line.
@@ -166,7 +167,7 @@ def workloads(report: Report) -> Iterator[Block]:
 
 
 def _manifests(report: Report) -> Iterator[dict[str, Any]]:
-    for path in sorted(report.prepared.glob("workloads/**/workload.json")):
+    for path in sorted(report.prepared.glob(f"workloads/**/{MANIFEST}")):
         yield read_json(path)
 
 
