@@ -70,6 +70,10 @@ class VllmKnobs(Knobs):
     pipeline_parallel_size: Annotated[
         Positive | None, Knob("pp", effect_in="kv_cache_tokens", neutral=(1,), said="{} pipeline ranks")
     ] = None
+    enable_expert_parallel: Annotated[
+        Annotated[bool, Field(description="each tensor rank has some whole experts, not a part of each")] | None,
+        Knob("ep", kernels=True, said=("whole experts on each rank", "a part of each expert on each rank")),
+    ] = None
     enforce_eager: Annotated[
         bool | None, Knob("eager", kernels=True, said=("no compiled graphs", "compiled graphs"))
     ] = None

@@ -5,6 +5,7 @@ whose models have exactly the parameters that are counted here (tests/unit/physi
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.physics.config_values import ConfigValues
@@ -146,6 +147,28 @@ def _olmo2(c: ConfigValues) -> Fields:
     return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size"))))
 
 
+def _olmo3(c: ConfigValues) -> Fields:
+    """OLMo 2 with windows in three of four layers."""
+    layers, fields = c.size("num_hidden_layers"), _olmo2(c)
+    kinds = c.layer_kinds(
+        "layer_types", layers, [WINDOWED if (i + 1) % 4 else FULL for i in range(layers)], (FULL, WINDOWED)
+    )
+    (layer,) = set(fields["stack"])
+    window = replace(layer, mixers=(replace(layer.mixers[0], window=window_of(c, 4096)),))
+    return fields | {"stack": tuple(window if kind == WINDOWED else layer for kind in kinds)}
+
+
+def _seed_oss(c: ConfigValues) -> Fields:
+    bias = c.flag("attention_bias", True)
+    return _llama(c, head_dim=128, qkv_bias=bias, output_bias=c.flag("attention_out_bias", False))
+
+
+def _smollm3(c: ConfigValues) -> Fields:
+    if c.flag("use_sliding_window", False):
+        raise c.fault("use_sliding_window is not supported")
+    return _llama(c) | {"tied_embeddings": c.flag("tie_word_embeddings", True)}
+
+
 def _glm4(c: ConfigValues) -> Fields:
     mixer = attention_of(c, head_dim=128, qkv_bias=c.flag("attention_bias", True))
     return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size")), norms=4))
@@ -264,6 +287,9 @@ DENSE: dict[str, Reader] = {
     "gemma3_text": gemma3_text,
     "granite": _llama,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "seed_oss": _seed_oss,
+    "smollm3": _smollm3,
     "glm4": _glm4,
     "phi": _phi,
     "starcoder2": _starcoder2,

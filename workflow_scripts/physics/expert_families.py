@@ -1,6 +1,7 @@
 """Readers of families with routed experts, beside those of `dense_families`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.physics.config_values import ConfigValues
@@ -69,10 +70,9 @@ def _refuse_window(c: ConfigValues) -> None:
         raise c.fault("use_sliding_window with experts is not supported")
 
 
-def _deepseek(c: ConfigValues) -> Fields:
-    """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3."""
-    hidden = c.size("hidden_size")
-    mixer = LatentAttention(
+def latent_attention(c: ConfigValues, **others: Any) -> LatentAttention:
+    """Latent attention by the usual keys."""
+    return LatentAttention(
         c.size("num_attention_heads"),
         kv_rank=c.size("kv_lora_rank"),
         rope_dim=c.size("qk_rope_head_dim"),
@@ -80,15 +80,45 @@ def _deepseek(c: ConfigValues) -> Fields:
         value_dim=c.size("v_head_dim"),
         query_rank=None if c.get("q_lora_rank") is None else c.size("q_lora_rank"),
         bias=c.flag("attention_bias", False),
+        **others,
     )
+
+
+def latent_experts(c: ConfigValues, mixer: LatentAttention, dense_layers: int = 0) -> Fields:
+    """DeepSeek-V2 and V3, and Kimi-K2, which has the structure of V3. `dense_layers`: the family's default."""
+    c = ConfigValues({"first_k_dense_replace": dense_layers, **c.given()})
     bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias", False)
     block: list[FeedForward] = []
-    if c.size("first_k_dense_replace", 0, least=0) < c.size("num_hidden_layers"):
+    if c.size("first_k_dense_replace", least=0) < c.size("num_hidden_layers"):
         intermediate = c.size("moe_intermediate_size")
         block.append(experts_of(c, c.size("n_routed_experts"), intermediate))
         if shared := c.size("n_shared_experts", 0, least=0):
             block.append(Mlp(shared * intermediate, bias=bias))
-    return decoder(c, _dense_first(c, mixer, Mlp(c.size("intermediate_size"), bias=bias), block, 2 * hidden))
+    dense = Mlp(c.size("intermediate_size"), bias=bias)
+    return decoder(c, _dense_first(c, mixer, dense, block, 2 * c.size("hidden_size")))
+
+
+def _deepseek(c: ConfigValues) -> Fields:
+    return latent_experts(c, latent_attention(c))
+
+
+def _glm4_moe_lite(c: ConfigValues) -> Fields:
+    return latent_experts(c, latent_attention(c), dense_layers=1)
+
+
+def _sparse_attention(c: ConfigValues) -> Fields:
+    """DeepSeek-V3.2 and GLM-5: tokens attend to those that an indexer chooses."""
+    if c.size("index_topk_freq", 1) != 1 or "shared" in c.get("indexer_types", ()) or c.get("index_topk_pattern"):
+        raise c.fault("layers that share an indexer (index_topk_freq, indexer_types) are not supported")
+    own = {"indexer_heads": c.size("index_n_heads"), "indexer_dim": c.size("index_head_dim")}
+    c.size("q_lora_rank")  # the indexer reads it
+    return latent_experts(c, latent_attention(c, **own, attended=c.size("index_topk")), dense_layers=3)
+
+
+def _minimax_m2(c: ConfigValues) -> Fields:
+    mixer = attention_of(c, head_dim=128)
+    mixer = replace(mixer, norm_parameters=(mixer.heads + mixer.kv_heads) * mixer.head_dim)
+    return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))))
 
 
 def _dense_first(
@@ -169,7 +199,11 @@ EXPERTS: dict[str, Reader] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "kimi_k2": _deepseek,
+    "deepseek_v32": _sparse_attention,
+    "glm_moe_dsa": _sparse_attention,
     "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "minimax_m2": _minimax_m2,
     "llama4_text": _llama4_text,
     "olmoe": _olmoe,
     "phimoe": _phimoe,

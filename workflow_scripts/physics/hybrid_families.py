@@ -1,10 +1,11 @@
-"""Readers of families with state layers, beside those of `dense_families`, and of models that also see pictures."""
+"""Readers of families with state layers, beside those of `dense_families`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from workflow_scripts.physics.config_values import ConfigValues
-from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, decoder, gemma3_text
-from workflow_scripts.physics.expert_families import experts_of
+from workflow_scripts.physics.dense_families import FULL, Fields, Reader, attention_of, decoder
+from workflow_scripts.physics.expert_families import experts_of, latent_attention, latent_experts
 from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
 LINEAR = "linear_attention"
@@ -245,35 +246,37 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     return decoder(c, [Layer((mixer_of[kind],), blocks(i), 2 * hidden) for i, kind in enumerate(kinds)])
 
 
-def _gemma3(c: ConfigValues) -> Fields:
-    """The text model, with the encoder of pictures (SigLIP) counted as parameters that decoding never reads."""
-    fields = gemma3_text(_filled(c.part("text_config"), _GEMMA3_TEXT))
-    v = c.part("vision_config")
-    hidden, inner, patch = v.size("hidden_size"), v.size("intermediate_size"), v.size("patch_size")
-    patches = (v.size("image_size") // patch) ** 2
-    per_layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 4 * hidden
-    embeddings = 3 * patch * patch * hidden + hidden + patches * hidden
-    projector = hidden * fields["hidden"] + hidden
-    encoder = v.size("num_hidden_layers") * per_layer + embeddings + 2 * hidden + projector
-    return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
-
-
-# What published configs of Gemma 3 leave out, because it is transformers' default.
-_GEMMA3_TEXT = {
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-}
-
-
-def _filled(c: ConfigValues, defaults: Mapping[str, int]) -> ConfigValues:
-    return ConfigValues({**defaults, **c.given()})
+def _kimi_linear(c: ConfigValues) -> Fields:
+    """Kimi Linear (2025): mostly delta nets with a decay per channel, and latent attention."""
+    values = c.given()
+    named = {"num_experts_per_tok": "num_experts_per_token", "n_shared_experts": "num_shared_experts"}
+    named |= {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"}
+    c = ConfigValues({new: values[old] for new, old in named.items() if old in values} | values)
+    layers, own = c.size("num_hidden_layers"), c.part("linear_attn_config")
+    full = own.get("full_attn_layers")
+    if not isinstance(full, Sequence) or sorted([*full, *own.get("kda_layers", ())]) != list(range(1, layers + 1)):
+        raise c.fault(f"linear_attn_config must name each of layers 1 to {layers} in full_attn_layers or kda_layers")
+    heads, head_dim = own.size("num_heads"), own.size("head_dim")
+    kernel, inner = own.size("short_conv_kernel_size", 4), heads * head_dim
+    state = State(
+        "delta net with a decay per channel",
+        heads,
+        width=3 * inner,
+        kernel=kernel,
+        rows=inner,
+        columns=head_dim,
+        matrix_widths=(3 * inner, heads, 2 * head_dim),
+        inner=inner,
+        inner_matrices=(head_dim * inner, head_dim * inner),
+        vector_parameters=3 * inner * kernel + inner + heads + head_dim,
+        recurrent_dtype="float32",
+    )
+    fields = latent_experts(c, latent_attention(c))
+    stack = [layer if i + 1 in full else replace(layer, mixers=(state,)) for i, layer in enumerate(fields["stack"])]
+    return fields | {"stack": tuple(stack)}
 
 
 HYBRIDS: dict[str, Reader] = {
-    "gemma3": _gemma3,
     "nemotron_h": _nemotron_h,
     "jamba": _jamba,
     "falcon_h1": _falcon_h1,
@@ -282,4 +285,5 @@ HYBRIDS: dict[str, Reader] = {
     "qwen3_next": _qwen_hybrid,
     "qwen3_5_text": _qwen_hybrid,
     "qwen3_5_moe_text": _qwen_hybrid,
+    "kimi_linear": _kimi_linear,
 }

@@ -68,6 +68,15 @@ class Attention:
         return 2 * max(1, self.kv_heads // tensor) * self.head_dim
 
     @property
+    def attended(self) -> int | None:
+        """As many earlier tokens are read at most; None without a limit."""
+        return self.reach
+
+    def cache_bytes(self, element: int, tensor: int = 1) -> int:
+        """Bytes of one token in one rank's KV cache, with elements of `element` bytes."""
+        return element * self.cache_elements(tensor)
+
+    @property
     def decode_pair_flops(self) -> int:
         """Operations for a decoded token and one token that it attends to: score and weighted value."""
         return 4 * self.heads * self.head_dim
@@ -93,6 +102,9 @@ class LatentAttention:
 
     A token's cache is one latent vector of `kv_rank` elements and a rotary key of `rope_dim`, whatever the number of
     heads, and the same on every rank. `key_dim` is the part of a head's key that comes from the latent vector.
+
+    With an indexer (DeepSeek-V3.2, 2025) a token attends only to the `attended` earlier tokens that its indexer
+    prefers. That has heads and a key of its own, which it keeps in 8 bits, with a scale of 4 bytes per 128 elements.
     """
 
     heads: int
@@ -102,6 +114,9 @@ class LatentAttention:
     value_dim: int
     query_rank: int | None = None
     bias: bool = False
+    indexer_heads: int = 0
+    indexer_dim: int = 0
+    attended: int | None = None
 
     kind = "latent"
     reach = None
@@ -109,6 +124,14 @@ class LatentAttention:
     def cache_elements(self, tensor: int = 1) -> int:  # every rank has all of it
         """Elements of one token in one rank's KV cache."""
         return self.kv_rank + self.rope_dim
+
+    def cache_bytes(self, element: int, tensor: int = 1) -> int:
+        """Bytes of one token in one rank's KV cache, with latent vectors of elements of `element` bytes.
+
+        >>> LatentAttention(8, 512, 64, 128, 128, indexer_dim=128).cache_bytes(2)
+        1284
+        """
+        return element * self.cache_elements(tensor) + self.indexer_dim + self.indexer_dim // 128 * 4
 
     @property
     def decode_pair_flops(self) -> int:
@@ -124,13 +147,16 @@ class LatentAttention:
         return 2 * self.heads * (self.key_dim + self.rope_dim + self.value_dim)
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        """Down to the ranks (on every rank whole), up to the heads, and the output."""
+        """The indexer and the ways down to the ranks (on every rank whole), up to the heads, and the output."""
         heads = self.heads // tensor
         query = heads * (self.key_dim + self.rope_dim)
         down, up = (
             (0, hidden * query) if self.query_rank is None else (hidden * self.query_rank, self.query_rank * query)
         )
+        asked = (self.query_rank or 0) * self.indexer_heads * self.indexer_dim
+        indexer = asked + hidden * (self.indexer_dim + self.indexer_heads)
         return (
+            *([Matrix.whole("attention", indexer)] if indexer else ()),
             Matrix.whole("attention", down + hidden * (self.kv_rank + self.rope_dim)),
             Matrix.whole("attention", up),
             Matrix.whole("attention", self.kv_rank * heads * (self.key_dim + self.value_dim)),
@@ -140,7 +166,7 @@ class LatentAttention:
     def vectors(self, hidden: int) -> int:
         """Norms of the ranks, and biases of the ways down and of the output."""
         biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + hidden
-        return (self.query_rank or 0) + self.kv_rank + self.bias * biases
+        return (self.query_rank or 0) + self.kv_rank + self.bias * biases + 2 * self.indexer_dim
 
 
 @dataclass(frozen=True)
@@ -169,8 +195,10 @@ class State:
     shared_width: int = 0
     recurrent_dtype: str | None = None
 
-    def state_elements(self, tensor: int = 1) -> tuple[int, int]:
+    def state_elements(self, tensor: int = 1, drafted: int = 0) -> tuple[int, int]:
         """Elements of one sequence on one rank: of the convolution's last inputs, and of the recurrent state.
+
+        With `drafted` tokens per step the convolution keeps as many inputs more.
 
         If the ranks do not divide the groups, each rank keeps a copy of its group's channels
         (`extra_groups_for_head_shards` in vllm/model_executor/layers/mamba/mamba_utils.py).
@@ -179,7 +207,7 @@ class State:
         if shared and self.groups % tensor:
             shared = shared // self.groups * tensor
         width = self.width - self.shared_width + shared
-        return width // tensor * (self.kernel - 1), self.rows // tensor * self.columns
+        return width // tensor * (self.kernel - 1 + drafted), self.rows // tensor * self.columns
 
     @property
     def token_flops(self) -> int:
@@ -240,15 +268,20 @@ class Experts:
         """Elements of the intermediate results of one token."""
         return (3 if self.gated else 2) * self.intermediate * self.per_token
 
-    def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        """Router, the ways into all experts, and the ways out; the router is on every rank whole."""
-        split, inner = -(-self.intermediate // tensor), self.latent or hidden
+    def matrices(self, hidden: int, tensor: int = 1, *, whole: bool = False) -> tuple[Matrix, ...]:
+        """Router, the ways into all experts, and the ways out; the router is on every rank whole.
+
+        A rank has a part of each expert or, with `whole` (expert parallelism), some of the experts.
+        """
+        split, inner = (self.intermediate if whole else -(-self.intermediate // tensor)), self.latent or hidden
+        count = -(-self.count // tensor) if whole else self.count
+        per_token = min(self.per_token, count)
         one_in, one_out = inner * split * (2 if self.gated else 1), split * inner
         projections = [Matrix.whole("mlp", hidden * self.latent)] * 2 if self.latent else []
         return (
             Matrix.whole("router", hidden * self.count),
-            Matrix("experts", self.count * one_in, self.per_token * one_in),
-            Matrix("experts", self.count * one_out, self.per_token * one_out),
+            Matrix("experts", count * one_in, per_token * one_in),
+            Matrix("experts", count * one_out, per_token * one_out),
             *projections,
         )
 
@@ -287,9 +320,17 @@ class Layer:
         """All parts with parameters."""
         return self.mixers + self.feed_forward
 
-    def matrices(self, hidden: int, tensor: int = 1) -> list[Matrix]:
-        """All matrices on one rank."""
-        return [matrix for part in self.parts for matrix in part.matrices(hidden, tensor)]
+    def matrices(self, hidden: int, tensor: int = 1, *, whole_experts: bool = False) -> list[Matrix]:
+        """All matrices on one rank, with a part of each expert or with some whole ones."""
+        return [
+            matrix
+            for part in self.parts
+            for matrix in (
+                part.matrices(hidden, tensor, whole=whole_experts)
+                if isinstance(part, Experts)
+                else part.matrices(hidden, tensor)
+            )
+        ]
 
     def vector_parameters(self, hidden: int) -> int:
         """Parameters of biases, norms, convolutions."""

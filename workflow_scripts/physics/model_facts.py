@@ -21,15 +21,18 @@ from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.formulas import Number
 from workflow_scripts.physics.hybrid_families import HYBRIDS
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mlp, State
+from workflow_scripts.physics.picture_families import PICTURES
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
 from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized, quantization_of
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
-READERS = DENSE | EXPERTS | HYBRIDS
+READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
+# What `quantization` is if the bytes of the weights are not known.
+NOT_COUNTED = "not counted"
 
 
 class Reach(NamedTuple):
-    """Layers that look back over the same tokens: `limit` of them at most, in chunks of this size if `chunked`.
+    """Layers that read as many earlier tokens: `limit` of them at most, in chunks of this size if `chunked`.
 
     `kv_elements` of a token in their caches, and operations for each pair of tokens of which one attends to the other.
     """
@@ -123,7 +126,7 @@ class ModelFacts:
     def is_uniform(self) -> bool:
         """Whether all layers have the same memory, of all earlier tokens."""
         mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
-        return len(mixers) == 1 and not any(isinstance(mixer, State) or mixer.reach for mixer in mixers)
+        return len(mixers) == 1 and not any(isinstance(mixer, State) or mixer.attended for mixer in mixers)
 
     @cached_property
     def reaches(self) -> tuple["Reach", ...]:
@@ -132,7 +135,7 @@ class ModelFacts:
         for kind in (Attention, LatentAttention):
             for part, count in self.of_kind(kind):
                 chunked = part.reach is not None and part.window is None
-                sums = found.setdefault((part.reach, chunked), [0, 0, 0])
+                sums = found.setdefault((part.attended, chunked), [0, 0, 0])
                 per_layer = (part.cache_elements(), part.prefill_pair_flops, part.decode_pair_flops)
                 sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
         return tuple(Reach(*key, *sums) for key, sums in found.items())
@@ -248,6 +251,8 @@ class ModelFacts:
         >>> [facts.bytes_of(matrix) for matrix, _ in facts.matrices]
         [1.0, 1.0, 1.0, 1.0]
         """
+        if self.quantization == NOT_COUNTED:
+            raise ModelFactsError(f"{self.model_type}: how the checkpoint stores its weights is not known here")
         if self.quantization and is_quantized(self.quantization, matrix.role):
             return QUANTIZED_BITS[self.quantization] / 8
         return DTYPE_BYTES[self.dtype]
@@ -297,20 +302,20 @@ class ModelFacts:
         >>> model_facts(_EXAMPLE).bytes_per_token(), model_facts(_EXAMPLE).bytes_per_token(tensor=2)
         (96, 192)
         """
-        elements: int = sum(
-            count * tensor * part.cache_elements(tensor)
+        element = self.kv_dtype_bytes(kv_cache_dtype)
+        return sum(
+            count * tensor * part.cache_bytes(element, tensor)
             for kind in (Attention, LatentAttention)
             for part, count in self.of_kind(kind)
         )
-        return elements * self.kv_dtype_bytes(kv_cache_dtype)
 
     def state_bytes(self, tensor: int = 1) -> int:
         """Bytes of one sequence's states on one of `tensor` ranks; 0 without state layers."""
         return sum(count * self.bytes_of_state(part, tensor) for part, count in self.of_kind(State))
 
-    def bytes_of_state(self, state: State, tensor: int = 1) -> int:
-        """Bytes of one sequence in one state layer, on one of `tensor` ranks."""
-        inputs, recurrent = state.state_elements(tensor)
+    def bytes_of_state(self, state: State, tensor: int = 1, drafted: int = 0) -> int:
+        """Bytes of one sequence in one state layer, on one of `tensor` ranks, with so many drafted tokens per step."""
+        inputs, recurrent = state.state_elements(tensor, drafted)
         return inputs * DTYPE_BYTES[self.dtype] + recurrent * DTYPE_BYTES[state.recurrent_dtype or self.dtype]
 
     def prefill_flops(self, prompt_tokens: float) -> float:
@@ -371,7 +376,9 @@ def _width(pair_flops: int) -> float:
     return pair_flops // 4 if pair_flops % 4 == 0 else pair_flops / 4
 
 
-def read_model_facts(path: Path, dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
+def read_model_facts(
+    path: Path, dtype: str | None = None, quantization: str | None = None, *, weights: bool = True
+) -> ModelFacts:
     """Facts of a model from its `config.json`, or from a folder that holds one.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_model
@@ -382,13 +389,14 @@ def read_model_facts(path: Path, dtype: str | None = None, quantization: str | N
         path: the file, or its folder.
         dtype: type of the weights; the config's own if None.
         quantization: method that shrinks the layers' matrices; the config's own if None.
+        weights: whether the bytes of the weights must be known.
 
     Raises:
         ModelFactsError: no such file, not JSON, an unsupported architecture, or a missing value.
     """
     config = read_config(path)
     try:
-        return model_facts(config, dtype, quantization)
+        return model_facts(config, dtype, quantization, weights=weights)
     except ModelFactsError as e:
         raise ModelFactsError(f"{path}: {e}") from None
 
@@ -430,8 +438,12 @@ def vocabulary_and_context(path: Path) -> tuple[int, int]:
     return c.size("vocab_size"), positions
 
 
-def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantization: str | None = None) -> ModelFacts:
+def model_facts(
+    config: Mapping[str, Any], dtype: str | None = None, quantization: str | None = None, *, weights: bool = True
+) -> ModelFacts:
     """Facts of a model from the mapping of its `config.json`.
+
+    Without `weights` a checkpoint may store them in a way of which the bytes are not known.
 
     >>> model_facts(_EXAMPLE).attention.kv_heads, model_facts(_EXAMPLE, dtype="float16").dtype
     (1, 'float16')
@@ -447,7 +459,13 @@ def model_facts(config: Mapping[str, Any], dtype: str | None = None, quantizatio
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
     fields = READERS[kind](ConfigValues(config))
-    return ModelFacts(model_type=kind, dtype=dtype, quantization=quantization_of(config, quantization), **fields)
+    try:
+        method = quantization_of(config, quantization)
+    except ModelFactsError:
+        if weights:
+            raise
+        method = NOT_COUNTED
+    return ModelFacts(model_type=kind, dtype=dtype, quantization=method, **fields)
 
 
 # What the doctests rely on: 384 parameters in the matrices of a layer, 8 x (2 x 8 + 2 x 4) + 3 x 8 x 8.

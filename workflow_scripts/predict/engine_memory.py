@@ -18,7 +18,7 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.physics.layers import Attention, LatentAttention, State
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, NOT_COUNTED, ModelFacts, ModelFactsError
 
 GIB = 2**30
 MIB = 2**20
@@ -27,6 +27,7 @@ MIB = 2**20
 _FUSED_SAMPLER = (0, 17)  # top-k and top-p without sorting the vocabulary
 _MORE_LIBRARIES = (0, 18)
 _COUNTS_GRAPHS = (0, 21)  # the estimate of CUDA graphs is subtracted from the budget
+_CACHES_STATES = (0, 28)
 _IN_PLACE_SAMPLER = (0, 25, 1)  # model runner V2 for dense models: no float32 copies of the logits
 
 # Copies of [max_num_seqs, vocab] in float32 beside the logits themselves. Fused: the logits, the masked logits and the
@@ -66,6 +67,8 @@ class EngineSettings:
 
     `usage` distinguishes the API server from the offline `LLM` class, whose default batch sizes differ. `sampler`
     matters before vLLM 0.17: `fused` with FlashInfer, `sort` without; `auto` depends only on the version.
+    `num_speculative_tokens` are drafted per step: by looking up n-grams, or by `draft_layers` layers that the model has
+    for this (multi-token prediction), each with attention to all tokens.
     """
 
     block_size: int = 16
@@ -73,6 +76,8 @@ class EngineSettings:
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     kv_cache_dtype: str = "auto"
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -80,7 +85,9 @@ class EngineSettings:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     vllm_version: str = "0.32.0"
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
+    num_speculative_tokens: int = 0
+    draft_layers: int = 0
     usage: Literal["server", "offline"] = "server"
     sampler: Literal["auto", "fused", "sort"] = "auto"
 
@@ -98,6 +105,15 @@ class EngineSettings:
         if found is None:
             raise CapacityError(f"vllm_version {self.vllm_version!r} is not a version such as 0.32.0")
         return tuple(int(part) for part in found[1].split("."))
+
+    def caches_prefixes(self, facts: ModelFacts) -> bool:
+        """Whether prefixes are cached: as asked for, else by the default, which left out models with states until 0.28.
+
+        (vllm-project/vllm#50991)
+        """
+        if self.enable_prefix_caching is not None:
+            return self.enable_prefix_caching
+        return self.version >= _CACHES_STATES or not any(facts.of_kind(State))
 
 
 @dataclass(frozen=True)
@@ -165,17 +181,18 @@ def bytes_per_token(facts: ModelFacts, settings: EngineSettings, rank: PipelineR
     stack = facts.stack[rank.first_layer : rank.first_layer + rank.layers]
     mixers = Counter(mixer for layer in stack for mixer in layer.mixers if not isinstance(mixer, State))
     tensor = settings.tensor_parallel_size
-    value = element * sum(count * mixer.cache_elements(tensor) for mixer, count in mixers.items())
-    terms = [f"{_of_one_kind(mixer, count, tensor)} x {element} bytes" for mixer, count in mixers.items()]
+    value = sum(count * mixer.cache_bytes(element, tensor) for mixer, count in mixers.items())
+    terms = [_of_one_kind(mixer, count, tensor, element) for mixer, count in mixers.items()]
     return Term(value, "bytes", f"{' + '.join(terms)}, on one device")
 
 
-def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int) -> str:
+def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, element: int) -> str:
     if isinstance(mixer, LatentAttention):
-        return f"{layers} layers x ({mixer.kv_rank} + {mixer.rope_dim}) elements"
+        indexer = f" + {mixer.cache_bytes(0)} bytes of the indexer" if mixer.indexer_dim else ""
+        return f"{layers} layers x (({mixer.kv_rank} + {mixer.rope_dim}) elements x {element} bytes{indexer})"
     kind = "" if mixer.reach is None else f" with {mixer.kind} tokens"
     kv_heads = max(1, mixer.kv_heads // tensor)
-    return f"2 x {layers} layers{kind} x {kv_heads} KV heads x {mixer.head_dim} elements"
+    return f"2 x {layers} layers{kind} x {kv_heads} KV heads x {mixer.head_dim} elements x {element} bytes"
 
 
 def memory_terms(
@@ -196,6 +213,11 @@ def memory_terms(
         return {
             "available_kv_cache": Term(settings.kv_cache_memory_bytes, "bytes", "given: the engine does not profile")
         }
+    logged = _logged(log_gib, "available_kv_cache_gib")
+    if logged and (facts.quantization == NOT_COUNTED or settings.draft_layers):
+        return {"available_kv_cache": logged}
+    if settings.draft_layers:
+        raise ModelFactsError("layers that draft have weights of their own, which are not predicted")
     batch = batch_of(settings, facts, gpu)
     memory = device_memory(gpu)
     budget = math.ceil(memory.value * settings.gpu_memory_utilization)
@@ -211,7 +233,7 @@ def memory_terms(
         "device_memory": memory,
         "budget": Term(budget, "bytes", f"device_memory x {settings.gpu_memory_utilization:g}"),
         **taken,
-        "available_kv_cache": _logged(log_gib, "available_kv_cache_gib") or kv_cache,
+        "available_kv_cache": logged or kv_cache,
     }
 
 
@@ -237,15 +259,18 @@ def weights(facts: ModelFacts, settings: EngineSettings, rank: PipelineRank) -> 
     positions = facts.position_embedding_parameters or facts.max_positions * facts.rotary_dim
     value = (
         sum(
-            count * sum(_allocated(m.parameters * facts.bytes_of(m)) for m in layer.matrices(hidden, tensor))
+            count * _allocated(matrix.parameters * facts.bytes_of(matrix))
             for layer, count in Counter(stack).items()
+            for matrix in layer.matrices(hidden, tensor, whole_experts=settings.enable_expert_parallel)
         )
         + tables * _allocated(vocabulary * hidden / tensor * element)
         + (sum(layer.vector_parameters(hidden) for layer in stack) + positions) * element
     )
     stored = f"{facts.quantization} matrices, else {facts.dtype}" if facts.quantization else facts.dtype
+    experts = f", but 1/{tensor} of the experts" if settings.enable_expert_parallel else ""
     how = (
-        f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}; in the allocator's steps"
+        f"{stored}: {rank.layers} layers, vocabulary tables: {tables}, each matrix 1/{tensor}{experts}; in the "
+        "allocator's steps"
     )
     return Term(round(value), "bytes", how)
 

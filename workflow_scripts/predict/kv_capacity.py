@@ -9,9 +9,9 @@ blocks.
 """
 
 import json
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.layers import Attention, State
+from workflow_scripts.physics.layers import Attention, Experts, State
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, read_model_facts
 from workflow_scripts.predict.engine_memory import (
     GIB,
@@ -79,6 +79,13 @@ def predict_capacity(
 
 def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
     tensor, pipeline = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    if settings.enable_expert_parallel and not any(facts.of_kind(Experts)):
+        raise CapacityError("enable_expert_parallel needs a model with experts; this one has none")
+    if tensor % settings.decode_context_parallel_size:
+        raise CapacityError(
+            f"decode_context_parallel_size {settings.decode_context_parallel_size} must divide tensor_parallel_size "
+            f"{tensor}"
+        )
     for mixer in dict.fromkeys(mixer for layer in facts.layer_counts for mixer in layer.mixers):
         if mixer.heads % tensor:
             what = "state" if isinstance(mixer, State) else "attention"
@@ -194,11 +201,12 @@ def _factor(factor: float) -> str:
 
 def _report(args: Namespace) -> dict[str, Any]:
     gpu = resolve_one(args.gpu)
-    facts = _facts_of(args.model, args.quantization, gpu)
     log = _read_log(args.from_log) if args.from_log else {}
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
     given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
     settings = EngineSettings(**given)
+    facts = _facts_of(args.model, args.quantization, gpu, settings, log)
+    settings = replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
     terms = predict_capacity(facts, gpu, settings, log)
     batch = batch_of(settings, facts, gpu)
     report: dict[str, Any] = {
@@ -214,9 +222,19 @@ def _report(args: Namespace) -> dict[str, Any]:
     return report
 
 
-def _facts_of(model: str, quantization: str | None, gpu: Gpu) -> ModelFacts:
+def _facts_of(
+    model: str, quantization: str | None, gpu: Gpu, settings: EngineSettings, log: Mapping[str, Any]
+) -> ModelFacts:
+    """Facts of the model; how its weights are stored matters only if the size of the KV cache is not given."""
     entry = find_model(model)
-    return read_model_facts(entry.config, dtype_on(entry.dtype, gpu, cpu_here(gpu)), quantization)
+    given = settings.kv_cache_memory_bytes or settings.num_gpu_blocks_override or log.get("available_kv_cache_gib")
+    dtype = dtype_on(entry.dtype, gpu, cpu_here(gpu))
+    facts = read_model_facts(entry.config, dtype, quantization, weights=not given)
+    stored = read_json(entry.config).get("quantization_config") or {}
+    named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
+    if named and settings.kv_cache_dtype == "auto":
+        raise CapacityError(f"{entry.config}: {named} names the type of the KV cache: give it as --kv-cache-dtype")
+    return facts
 
 
 def _read_log(path: Path) -> dict[str, Any]:
@@ -245,6 +263,12 @@ def _observation(text: str) -> tuple[float, int]:
     option("--max-model-len", type=positive, required=True, help="tokens of the longest request"),
     option("--tensor-parallel-size", type=positive, default=1),
     option("--pipeline-parallel-size", type=positive, default=1),
+    option(
+        "--decode-context-parallel-size", type=positive, default=1, help="tensor ranks that share a request's tokens"
+    ),
+    option("--enable-expert-parallel", action="store_true", help="whole experts on each tensor rank"),
+    option("--num-speculative-tokens", type=positive, default=0, help="tokens drafted per step"),
+    option("--draft-layers", type=positive, default=0, help="layers of the model that draft (multi-token prediction)"),
     option("--kv-cache-dtype", default="auto", help=f"auto (the model's), {', '.join(DTYPE_BYTES)}"),
     option(
         "--quantization",
@@ -253,10 +277,9 @@ def _observation(text: str) -> tuple[float, int]:
     option("--max-num-seqs", type=positive, help="default: vLLM's on this GPU"),
     option("--max-num-batched-tokens", type=positive, help="default: vLLM's on this GPU"),
     option(
-        "--no-enable-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        help="matters for models with states",
+        "--enable-prefix-caching",
+        action=BooleanOptionalAction,
+        help="matters for models with states (default: vLLM's, without for these before 0.28)",
     ),
     option("--enforce-eager", action="store_true", help="no CUDA graphs"),
     option(

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from workflow_scripts.physics.layer_groups import KvGroup, layer_groups, layers_with_memory
-from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, State
+from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.engine_memory import Batch, EngineSettings, PipelineRank, Term
 
@@ -23,17 +23,22 @@ _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency
 
 _KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
 _KERNEL_BLOCK_LATENT = 128  # if there are also states
+_BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
 
 
 @dataclass(frozen=True)
 class KvPool:
-    """The groups of a model, and the bytes of a page on a tensor rank. `block_size`: tokens in a page of attention."""
+    """The groups of a model, and the bytes of a page on a tensor rank. `block_size`: tokens in a page of attention.
+
+    `context_ranks` share the tokens of a request among them (decode context parallelism).
+    """
 
     groups: tuple[KvGroup, ...]
     page_bytes: int
     block_size: int
     state_blocks: int
     in_flight_tokens: int
+    context_ranks: int = 1
 
     @property
     def keeps_all(self) -> bool:
@@ -42,8 +47,10 @@ class KvPool:
 
     def bytes_per_block(self, rank: PipelineRank) -> int:
         """Bytes of one block on a pipeline rank: pages of its layers in the group of which it has most."""
-        own = range(rank.first_layer, rank.first_layer + rank.layers)
-        return self.page_bytes * max(sum(layer in own for layer in group.layers) for group in self.groups)
+        end = math.inf if rank.last else rank.first_layer + rank.layers  # the last one has the layers that draft
+        return self.page_bytes * max(
+            sum(rank.first_layer <= layer < end for layer in group.layers) for group in self.groups
+        )
 
     def blocks_of_group(self, group: KvGroup, max_model_len: int) -> int:
         """Blocks of a group that a request of `max_model_len` tokens may take.
@@ -53,7 +60,7 @@ class KvPool:
         if group.reach == 0:
             return self.state_blocks
         if group.reach is None:
-            return math.ceil(max_model_len / self.block_size)
+            return math.ceil(math.ceil(max_model_len / self.context_ranks) / self.block_size)
         if group.chunked:
             return math.ceil(min(group.reach + self.in_flight_tokens, max_model_len) / self.block_size)
         tokens = min(group.reach - 1 + self.in_flight_tokens, max_model_len)
@@ -71,46 +78,71 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         ModelFactsError: the planning of such layers is not known here.
     """
     tensor, element = settings.tensor_parallel_size, facts.kv_dtype_bytes(settings.kv_cache_dtype)
-    layers = list(layers_with_memory(facts.stack))
-    per_token = {mixer.cache_elements(tensor) * element for mixer, _ in layers if not isinstance(mixer, State)}
-    states = {facts.bytes_of_state(mixer, tensor) for mixer, _ in layers if isinstance(mixer, State)}
+    stack = _with_drafting_layers(facts, settings)
+    mixers = {mixer for mixer, _ in layers_with_memory(stack)}
+    per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
+    drafted = settings.num_speculative_tokens
+    states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
     if len(per_token) != 1 or len(states) > 1:
         what = "no layer with attention" if not per_token else "layers of which tokens or states differ in bytes"
         raise ModelFactsError(f"{facts.model_type}: {what}: how vLLM plans its KV cache is not known here")
     if states and kind == "cpu" and facts.dtype != "float32":
         raise ModelFactsError(f"{facts.model_type}: the processor decides whether vLLM keeps states in float32")
-    latent = any(isinstance(mixer, LatentAttention) for mixer, _ in layers)
+    latent = [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
     if latent and kind == "cpu":
         raise ModelFactsError(f"{facts.model_type}: the processor decides the block size of latent attention")
-    (token_bytes,), block_size = per_token, settings.block_size
+    indexed = any(mixer.indexer_dim for mixer in latent)
+    if indexed and element == 1:
+        raise ModelFactsError(f"{facts.model_type}: the GPU decides how sparse attention stores a KV cache in 8 bits")
+    if settings.decode_context_parallel_size > 1 and any(isinstance(m, State) or m.reach for m in mixers):
+        raise ModelFactsError(
+            f"{facts.model_type}: decode_context_parallel_size with windows or states is not supported"
+        )
+    (token_bytes,), block_size = per_token, _BLOCK_WITH_INDEXER if indexed else settings.block_size
     if states:
         step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
     return KvPool(
-        groups=tuple(layer_groups(facts.stack, settings.version >= _FREES_CHUNKS)),
+        groups=tuple(layer_groups(stack, settings.version >= _FREES_CHUNKS)),
         page_bytes=block_size * token_bytes,
         block_size=block_size,
-        state_blocks=_state_blocks(settings, {mixer.kind for mixer, _ in layers}),
+        state_blocks=_state_blocks(settings, facts),
         in_flight_tokens=batch.max_num_batched_tokens * _batches_in_flight(settings, kind),
+        context_ranks=settings.decode_context_parallel_size,
     )
+
+
+def _with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:
+    """The layers, and those that draft: each with the attention to all tokens that the model has elsewhere."""
+    if not settings.draft_layers:
+        return facts.stack
+    mixers = (mixer for mixer, _ in layers_with_memory(facts.stack))
+    full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
+    if full is None:
+        raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens: what drafts is not known here")
+    return facts.stack + (Layer((full,), (), 0),) * settings.draft_layers
 
 
 def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: EngineSettings) -> Term:
     """Tokens that vLLM says fit, and how it counts them: as blocks, and since 0.21 as requests of full length."""
-    if pool.keeps_all:
-        return Term(num_blocks * pool.block_size, "tokens", "num_blocks x block_size")
-    if settings.version < _TOKENS_BY_CONCURRENCY:
-        how = f"num_blocks / {len(pool.groups)} groups, rounded down, x {pool.block_size} tokens"
-        return Term(num_blocks // len(pool.groups) * pool.block_size, "tokens", how)
-    concurrency = num_blocks / pool.blocks_per_request(batch.max_model_len)
-    return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
+    if settings.version >= _TOKENS_BY_CONCURRENCY:
+        concurrency = num_blocks / pool.blocks_per_request(batch.max_model_len)
+        return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
+    groups = "" if len(pool.groups) == 1 else f" / {len(pool.groups)} groups, rounded down,"
+    ranks = "" if pool.context_ranks == 1 else f" x {pool.context_ranks} ranks"
+    tokens = num_blocks // len(pool.groups) * pool.block_size * pool.context_ranks
+    return Term(tokens, "tokens", f"num_blocks{groups} x {pool.block_size} tokens{ranks}")
 
 
-def _state_blocks(settings: EngineSettings, kinds: set[str]) -> int:
-    """States of a sequence in a layer: with prefix caching also the one before the last block boundary."""
-    if not settings.enable_prefix_caching:
-        return 1
-    return 2 + (MAMBA_2 in kinds and settings.version >= _PREFILL_CHECKPOINT)
+def _state_blocks(settings: EngineSettings, facts: ModelFacts) -> int:
+    """States of a sequence in a layer: one, and one per drafted token.
+
+    With prefix caching there is also the one before the last block boundary.
+    """
+    if not settings.caches_prefixes(facts):
+        return 1 + settings.num_speculative_tokens
+    checkpoint = settings.version >= _PREFILL_CHECKPOINT and any(s.kind == MAMBA_2 for s, _ in facts.of_kind(State))
+    return 2 + checkpoint + settings.num_speculative_tokens
 
 
 def _batches_in_flight(settings: EngineSettings, kind: str) -> int:

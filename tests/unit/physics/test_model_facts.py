@@ -206,14 +206,79 @@ VARIANTS |= {
     "granitemoehybrid-dense": GRANITE_H | {"num_local_experts": 0},
 }
 
+DSA = DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 8}
+QWEN_VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 50,
+    "depth": 2,
+    "num_heads": 3,
+    "patch_size": 4,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+}
+LLAMA4_VISION = {
+    "model_type": "llama4_vision_model",
+    "hidden_size": 24,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": 28,
+    "patch_size": 7,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+    "vision_output_dim": 32,
+}
+KIMI_LINEAR = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_rank", "n_routed_experts")} | {
+    "model_type": "kimi_linear",
+    "num_experts": 8,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "model_max_length": 64,
+    "pad_token_id": 0,
+    "linear_attn_config": {
+        "head_dim": 8,
+        "num_heads": 4,
+        "short_conv_kernel_size": 4,
+        "full_attn_layers": [3],
+        "kda_layers": [1, 2],
+    },
+}
+KIMI_LINEAR = {k: v for k, v in KIMI_LINEAR.items() if k not in ("num_experts_per_tok", "n_shared_experts")}
+
+
+def with_pictures(kind, text, vision):
+    return {
+        "model_type": kind,
+        "text_config": text | {"model_type": f"{kind}_text"},
+        "vision_config": QWEN_VISION | vision,
+    }
+
+
+VARIANTS |= {
+    "deepseek_v32": DSA | {"model_type": "deepseek_v32"},
+    "glm_moe_dsa": DSA | {"model_type": "glm_moe_dsa"},
+    "glm4_moe_lite": DEEPSEEK | {"model_type": "glm4_moe_lite"},
+    "minimax_m2": MIXTRAL | {"model_type": "minimax_m2", "head_dim": 16},
+    "kimi_linear": KIMI_LINEAR,
+    "olmo3": LLAMA | {"model_type": "olmo3", "sliding_window": 8, "num_hidden_layers": 8},
+    "seed_oss": LLAMA | {"model_type": "seed_oss", "head_dim": 16},
+    "smollm3": LLAMA | {"model_type": "smollm3", "pad_token_id": 0},
+    "qwen3_vl": with_pictures("qwen3_vl", LLAMA | {"head_dim": 20}, {"deepstack_visual_indexes": [0, 1]}),
+    "qwen3_vl_moe": with_pictures("qwen3_vl_moe", QWEN3_MOE, {"deepstack_visual_indexes": [1]}),
+    "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}, {}),
+    "qwen3_5_moe": with_pictures("qwen3_5_moe", QWEN3_NEXT, {}),
+    "llama4": {"model_type": "llama4", "text_config": LLAMA4, "vision_config": LLAMA4_VISION},
+}
+
 
 def transformers_model(config):
     """The model that transformers builds of this config, on no device."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     kind = transformers.CONFIG_MAPPING[config["model_type"]]
+    auto = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(kind.from_dict(dict(config)))
+        return auto.from_config(kind.from_dict(dict(config)))
 
 
 def counted_parameters(model):
@@ -411,6 +476,10 @@ def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
         (FALCON_H1 | {"mamba_d_head": 13}, "mamba_d_head 13 x mamba_n_heads 8 must be 96"),
         (GRANITE_H | {"layer_types": ["mamba"]}, "layer_types must name mamba or attention for each of 3 layers"),
         ({"model_type": "gemma3"}, "gemma3: text_config must be a mapping"),
+        ({"model_type": "qwen3_5_moe"}, "qwen3_5_moe: text_config must be a mapping"),
+        (KIMI_LINEAR | {"linear_attn_config": {"full_attn_layers": [4]}}, "must name each of layers 1 to 3"),
+        (DSA | {"model_type": "deepseek_v32", "index_topk": None}, "deepseek_v32: missing 'index_topk'"),
+        (DSA | {"model_type": "deepseek_v32", "q_lora_rank": None}, "deepseek_v32: missing 'q_lora_rank'"),
         ({"num_attention_heads": 7}, "llama: num_key_value_heads 2 must divide num_attention_heads 7"),
         ({"num_attention_heads": 10}, "llama: num_attention_heads 10 must divide hidden_size 48"),
         ({"model_type": "opt", "ffn_dim": 9, "word_embed_proj_dim": 9}, "word_embed_proj_dim"),
@@ -472,6 +541,40 @@ def test_what_layers_remember(name, kinds):
     else:
         with pytest.raises(ModelFactsError, match="layers with memory of kind"):
             facts.uniform()
+
+
+def test_an_indexer_adds_its_keys_and_limits_what_is_read():
+    facts, without = model_facts(VARIANTS["deepseek_v32"]), model_facts(DEEPSEEK)
+    assert facts.bytes_per_token() - without.bytes_per_token() == 3 * 132
+    assert facts.bytes_per_token("float16") - without.bytes_per_token("float16") == 3 * 132
+    assert [reach.limit for reach in facts.reaches] == [8]
+    assert without.is_uniform
+    assert not facts.is_uniform
+    for change in ({"index_topk_freq": 4}, {"indexer_types": ["full", "shared", "shared"]}):
+        with pytest.raises(ModelFactsError, match="layers that share an indexer"):
+            model_facts(VARIANTS["glm_moe_dsa"] | change)
+
+
+def test_whole_experts_are_as_many_bytes_as_parts_of_all():
+    facts = model_facts(MIXTRAL)
+    (layer,) = facts.layer_counts
+    parts, whole = (
+        sum(m.parameters for m in layer.matrices(facts.hidden, 2, whole_experts=each)) for each in (False, True)
+    )
+    assert parts == whole
+    of_three = layer.matrices(facts.hidden, 3, whole_experts=True)  # two of the four experts on a rank
+    assert sum(m.parameters for m in of_three if m.role == "experts") == 2 * 3 * 48 * 100
+
+
+def test_weights_of_unknown_bytes_are_not_counted():
+    stored = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    facts = model_facts(LLAMA | stored, weights=False)
+    assert facts.bytes_per_token() == model_facts(LLAMA).bytes_per_token()
+    for name in ("weight_bytes", "decode_weight_bytes"):
+        with pytest.raises(ModelFactsError, match="llama: how the checkpoint stores its weights is not known here"):
+            getattr(facts, name)
+    with pytest.raises(ModelFactsError, match="quantization 'modelopt' is not supported"):
+        model_facts(LLAMA | stored)
 
 
 def test_the_cache_of_latent_attention_is_the_same_on_every_rank():

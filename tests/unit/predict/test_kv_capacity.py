@@ -218,7 +218,7 @@ def test_each_term_says_its_unit_and_how_it_was_found():
         "bytes_per_token": ("bytes", "2 x 12 layers x 12 KV heads x 64 elements x 2 bytes, on one device"),
         "bytes_per_block": ("bytes", "bytes_per_token x 16 tokens"),
         "num_blocks": ("blocks", "available_kv_cache / bytes_per_block, rounded down"),
-        "kv_cache_tokens": ("tokens", "num_blocks x block_size"),
+        "kv_cache_tokens": ("tokens", "max_concurrency x 2048 tokens"),
         "max_concurrency": ("requests", "num_blocks / 128 blocks of a request of 2048 tokens"),
         "feasible": ("bool", "a request of 2048 tokens fits beside the engine's own block"),
     }
@@ -574,6 +574,9 @@ OPTIONS = {
     "max_model_len": 1024,
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 3,
+    "decode_context_parallel_size": 2,
+    "num_speculative_tokens": 4,
+    "draft_layers": 1,
     "kv_cache_dtype": "fp8",
     "max_num_seqs": 17,
     "max_num_batched_tokens": 4000,
@@ -593,7 +596,11 @@ def report_of(capsys, *argv):
 def test_every_option_reaches_the_settings(capsys):
     given = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     report = report_of(capsys, *given, "--enforce-eager", "--no-enable-prefix-caching", "--quantization", "fp8")
-    assert report["settings"] == OPTIONS | {"enforce_eager": True, "enable_prefix_caching": False}
+    others = {"enforce_eager": True, "enable_prefix_caching": False, "enable_expert_parallel": False}
+    assert report["settings"] == OPTIONS | others
+    argv = ["--model", "gpt-oss-120b", "--gpu", "h200", *REQUIRED, "--enable-expert-parallel"]
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["enable_expert_parallel"] is True
     assert (report["model"], report["gpu"], report["quantization"]) == ("opt-125m", "l4", "fp8")
 
 
@@ -605,6 +612,10 @@ def test_what_is_not_given_is_the_engines_default(capsys):
         "max_model_len": 2048,
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "num_speculative_tokens": 0,
+        "draft_layers": 0,
         "kv_cache_dtype": "auto",
         "enable_prefix_caching": True,
         "max_num_seqs": 256,
@@ -632,6 +643,27 @@ def test_a_version_that_is_given_comes_before_that_of_the_log(tmp_path, capsys):
     assert report["settings"]["vllm_version"] == "0.12.0"
     log.write_text(json.dumps({"available_kv_cache_gib": 5.01}))
     assert report_of(capsys, *REQUIRED, "--from-log", str(log))["settings"]["vllm_version"] == "0.32.0"
+
+
+def test_a_log_with_the_memory_needs_no_weights(tmp_path, capsys):
+    stored = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    config = json.loads(get_model("qwen2-7b").config.read_text()) | {"quantization_config": stored}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    log = tmp_path / "log.json"
+    log.write_text(json.dumps({"available_kv_cache_gib": 5.01}))
+    asked = ["--model", str(tmp_path), "--gpu", "a100-sxm-80gb", *REQUIRED]
+    assert main([*asked, "--from-log", str(log)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["num_blocks"]["value"] == 5863
+    assert "weights" not in report
+    assert main(asked) == 2
+    assert "quantization 'modelopt' is not supported" in capsys.readouterr().err
+    config["quantization_config"] |= {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main([*asked, "--from-log", str(log)]) == 2
+    assert "kv_cache_scheme names the type of the KV cache: give it as --kv-cache-dtype" in capsys.readouterr().err
+    assert main([*asked, "--from-log", str(log), "--kv-cache-dtype", "fp8"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_blocks"]["value"] == 2 * 5863
 
 
 @pytest.mark.parametrize("missing", ["--model", "--gpu", "--block-size", "--gpu-memory-utilization", "--max-model-len"])

@@ -88,6 +88,23 @@ NEMOTRON = COMMON | {
     "n_groups": 8,
     "mamba_ssm_cache_dtype": "float16",  # the log's blocks of 992 tokens tell it
 }
+QWEN3_5_27B = QWEN3_6 | {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 64,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 48,
+    "num_experts": None,
+}
+MINIMAX_M2 = COMMON | {
+    "model_type": "minimax_m2",
+    "hidden_size": 3072,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+}
 # Case of the table -> the model. Case 22 does not say which model it is.
 MODELS = {
     "02": QWEN3_MOE,
@@ -100,9 +117,11 @@ MODELS = {
     "18": QWEN3_6,
     "19": QWEN3_6,
     "23": NEMOTRON,
+    "24": QWEN3_6,
+    "25": QWEN3_5_27B,
 }
 # Where a log does not give the version: one whose line about tokens means what the log's line means.
-VERSIONS = {"03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10", "18": "0.19"}
+VERSIONS = {"25": "0.28", "03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10", "18": "0.19"}
 
 
 def predicted(row, **changes):
@@ -137,6 +156,80 @@ def test_capacity_is_what_vllm_logged(case):
         assert terms["num_blocks"].value == pytest.approx(int(row["num_gpu_blocks"]), rel=printed)
     if row["block_size"]:
         assert f"{row['block_size']} tokens in a page" in terms["bytes_per_block"].how
+
+
+def of_blocks(config, blocks, **given):
+    asked = EngineSettings(**given, num_gpu_blocks_override=blocks)
+    return {name: term.value for name, term in predict_capacity(model_facts(config), GPU, asked).items()}
+
+
+def test_states_without_prefix_caching_as_a_log_of_qwen_shows():
+    # vllm-project/vllm#40691: Qwen3.5-27B, vLLM 0.19.0, 290,864 tokens and 33.04x; the log does not say the memory.
+    given = {"max_model_len": 32768, "max_num_seqs": 16, "max_num_batched_tokens": 16384, "vllm_version": "0.19.0"}
+    terms = of_blocks(QWEN3_5_27B, 1487, **given)
+    assert terms["kv_cache_tokens"] == 290_864
+    assert round(terms["max_concurrency"], 2) == 33.04
+    # The version caches no prefixes of such models unless it is told to.
+    assert of_blocks(QWEN3_5_27B, 1487, **given, enable_prefix_caching=True)["max_concurrency"] < 31
+    now = given | {"vllm_version": "0.32.0"}
+    assert of_blocks(QWEN3_5_27B, 1487, **now) == of_blocks(QWEN3_5_27B, 1487, **now, enable_prefix_caching=True)
+
+
+def test_experts_beside_full_attention_as_a_log_of_minimax_shows():
+    # eugr/spark-vllm-docker#396: vLLM 0.29.1rc1, two ranks, 28.74 GiB, 240,816 tokens; each rank has its own memory.
+    asked = EngineSettings(max_model_len=196608, tensor_parallel_size=2, vllm_version="0.29.1")
+    terms = predict_capacity(model_facts(MINIMAX_M2), GPU, asked, {"available_kv_cache_gib": 28.74})
+    assert terms["kv_cache_tokens"].value == pytest.approx(240_816, rel=0.02)
+    # The engine said that it needs 23.25 GiB for a request of full length.
+    assert round(196608 * terms["bytes_per_token"].value / 2**30, 2) == 23.25
+
+
+def test_ranks_that_share_tokens_hold_more_of_them():
+    given = {"tensor_parallel_size": 8, "max_model_len": 8192}
+    for version in ("0.11.2", "0.32.0"):
+        one, four = (
+            of_blocks(DEEPSEEK, 1000, **given, vllm_version=version, decode_context_parallel_size=n) for n in (1, 4)
+        )
+        assert four["kv_cache_tokens"] == 4 * one["kv_cache_tokens"] == 4 * 16000
+        assert four["max_concurrency"] == pytest.approx(4 * one["max_concurrency"], abs=2e-4)
+    with pytest.raises(CapacityError, match="decode_context_parallel_size 3 must divide tensor_parallel_size 8"):
+        of_blocks(DEEPSEEK, 1000, **given, decode_context_parallel_size=3)
+    with pytest.raises(ModelFactsError, match="gpt_oss: decode_context_parallel_size with windows or states"):
+        of_blocks(GPT_OSS, 1000, **given, decode_context_parallel_size=2)
+
+
+def test_sparse_attention_has_pages_of_64_tokens_with_the_keys_of_its_indexer():
+    sparse = DEEPSEEK | {"model_type": "deepseek_v32", "q_lora_rank": 1536, "index_n_heads": 64, "index_head_dim": 128}
+    pool = pool_of(sparse | {"index_topk": 2048})
+    assert (len(pool.groups), pool.block_size, pool.page_bytes) == (1, 64, 64 * (576 * 2 + 132))
+    with pytest.raises(ModelFactsError, match="the GPU decides how sparse attention stores a KV cache in 8 bits"):
+        pool_of(sparse | {"index_topk": 2048}, kv_cache_dtype="fp8")
+
+
+def test_drafted_tokens_take_states_and_drafting_layers_take_pages():
+    plain, looked_up = pool_of(QWEN3_6), pool_of(QWEN3_6, num_speculative_tokens=2)
+    assert (plain.state_blocks, looked_up.state_blocks) == (2, 4)
+    # Two more inputs of the convolution: 2,146,304 + 2 x 8,192 x 2 bytes of a state / 2,048 = 1,064 tokens.
+    assert looked_up.block_size == 1072
+    drafts = pool_of(QWEN3_6, num_speculative_tokens=2, draft_layers=1)
+    assert [len(group.layers) for group in drafts.groups] == [10, 10, 10, 11]
+    assert [drafts.bytes_per_block(rank) // drafts.page_bytes for rank in split_layers(40, 2)] == [5, 6]
+    with pytest.raises(ModelFactsError, match="layers that draft have weights of their own"):
+        predict_capacity(model_facts(QWEN3_6), GPU, EngineSettings(num_speculative_tokens=2, draft_layers=1))
+
+
+def test_whole_experts_need_experts():
+    dense = MINIMAX_M2 | {"model_type": "mistral"}
+    with pytest.raises(CapacityError, match="enable_expert_parallel needs a model with experts"):
+        predict_capacity(model_facts(dense), GPU, EngineSettings(enable_expert_parallel=True))
+    weights = [
+        predict_capacity(model_facts(MINIMAX_M2), GPU, EngineSettings(tensor_parallel_size=ranks, **given))["weights"]
+        for ranks, given in ((4, {}), (4, {"enable_expert_parallel": True}), (48, {"enable_expert_parallel": True}))
+    ]
+    parts, whole, many = (term.value for term in weights)
+    assert whole == pytest.approx(parts, rel=0.01)
+    # 48 ranks hold 6 of 256 experts each, so more than a 48th of them.
+    assert many > parts / 12
 
 
 def pool_of(config, **given):

@@ -26,6 +26,7 @@ ALL_KNOBS = VllmKnobs(
     quantization="awq",
     tensor_parallel_size=2,
     pipeline_parallel_size=3,
+    enable_expert_parallel=True,
     enforce_eager=True,
     attention_backend="FLASH_ATTN",
     cpu_kv_cache_gib=4,
@@ -41,7 +42,7 @@ ALL_COMMAND = (
     "VLLM_CPU_KVCACHE_SPACE=4 vllm serve org/model --revision 0000000000000000000000000000000000000000"
     " --dtype bfloat16 --block-size 32 --max-num-seqs 64 --max-num-batched-tokens 4096 --max-model-len 2048"
     " --gpu-memory-utilization 0.85 --no-enable-prefix-caching --enable-chunked-prefill --kv-cache-dtype fp8"
-    " --quantization awq --tensor-parallel-size 2 --pipeline-parallel-size 3 --enforce-eager"
+    " --quantization awq --tensor-parallel-size 2 --pipeline-parallel-size 3 --enable-expert-parallel --enforce-eager"
     " --attention-backend FLASH_ATTN --num-gpu-blocks-override 100 --speculative-config"
     """ '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'"""
 )
@@ -70,6 +71,7 @@ def test_every_knob_in_the_file():
         "quantization": "awq",
         "tensor-parallel-size": 2,
         "pipeline-parallel-size": 3,
+        "enable-expert-parallel": True,
         "enforce-eager": True,
         "attention-backend": "FLASH_ATTN",
         "num-gpu-blocks-override": 100,

@@ -1,0 +1,93 @@
+"""Readers of models that also see pictures: a text model of `dense_families` to `hybrid_families`, and an encoder.
+
+The encoder counts as parameters that decoding never reads.
+"""
+
+from collections.abc import Mapping
+
+from workflow_scripts.physics.config_values import ConfigValues
+from workflow_scripts.physics.dense_families import DENSE, Fields, Reader, gemma3_text
+from workflow_scripts.physics.expert_families import EXPERTS
+from workflow_scripts.physics.hybrid_families import HYBRIDS
+
+# What published configs of Gemma 3 leave out, because it is transformers' default.
+_GEMMA3_TEXT = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
+
+
+def _with_biases(*sizes: tuple[int, int]) -> int:
+    """Parameters of matrices, by inputs and outputs, each with a bias.
+
+    >>> _with_biases((2, 3), (3, 1))
+    13
+    """
+    return sum(inputs * outputs + outputs for inputs, outputs in sizes)
+
+
+def _encoder_layer(hidden: int, intermediate: int) -> int:
+    """Parameters of a layer with biases everywhere: attention, two matrices and two norms."""
+    matrices = _with_biases((hidden, 3 * hidden), (hidden, hidden), (hidden, intermediate), (intermediate, hidden))
+    return matrices + 4 * hidden
+
+
+def _gemma3(c: ConfigValues) -> Fields:
+    """Gemma 3 with SigLIP."""
+    fields = gemma3_text(_filled(c.part("text_config"), _GEMMA3_TEXT))
+    v = c.part("vision_config")
+    hidden, patch = v.size("hidden_size"), v.size("patch_size")
+    patches = (v.size("image_size") // patch) ** 2
+    embeddings = _with_biases((3 * patch * patch, hidden)) + patches * hidden
+    projector = hidden * fields["hidden"] + hidden
+    layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
+    encoder = layers + embeddings + 2 * hidden + projector
+    return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
+
+
+def _filled(c: ConfigValues, defaults: Mapping[str, int]) -> ConfigValues:
+    return ConfigValues({**defaults, **c.given()})
+
+
+def _llama4(c: ConfigValues) -> Fields:
+    """Llama 4 with its own encoder."""
+    fields, v = EXPERTS["llama4_text"](c.part("text_config")), c.part("vision_config")
+    hidden, patch, out = v.size("hidden_size"), v.size("patch_size"), v.size("projector_output_dim")
+    patches = (v.size("image_size") // patch) ** 2 + 1
+    layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
+    embeddings = 3 * patch * patch * hidden + hidden + patches * hidden + 4 * hidden
+    adapter = v.size("intermediate_size") * v.size("projector_input_dim") + out * out
+    return fields | {
+        "encoder_parameters": layers + embeddings + adapter + v.size("vision_output_dim") * fields["hidden"]
+    }
+
+
+def _qwen(text: Reader) -> Reader:
+    """Qwen3-VL, Qwen3.5 and their kin."""
+
+    def read(c: ConfigValues) -> Fields:
+        fields, v = text(c.part("text_config")), c.part("vision_config")
+        hidden, out = v.size("hidden_size"), v.size("out_hidden_size")
+        patch = 3 * v.size("temporal_patch_size", 2) * v.size("patch_size") ** 2
+        embeddings = _with_biases((patch, hidden)) + v.size("num_position_embeddings") * hidden
+        merged = hidden * v.size("spatial_merge_size", 2) ** 2
+        merger = _with_biases((merged, merged), (merged, out))
+        deeper = len(v.get("deepstack_visual_indexes", [])) * (merger + 2 * merged)
+        layers = v.size("depth") * _encoder_layer(hidden, v.size("intermediate_size"))
+        encoder = layers + embeddings + merger + 2 * hidden + deeper
+        return fields | {"tied_embeddings": c.flag("tie_word_embeddings", False), "encoder_parameters": encoder}
+
+    return read
+
+
+PICTURES: dict[str, Reader] = {
+    "gemma3": _gemma3,
+    "llama4": _llama4,
+    "qwen3_vl": _qwen(DENSE["qwen3"]),
+    "qwen3_vl_moe": _qwen(EXPERTS["qwen3_moe"]),
+    "qwen3_5": _qwen(HYBRIDS["qwen3_5_text"]),
+    "qwen3_5_moe": _qwen(HYBRIDS["qwen3_5_moe_text"]),
+}
