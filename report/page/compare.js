@@ -177,7 +177,7 @@ export function showCompare(panel, store) {
     el("p", { class: "lead" }, "Drop the report of another run onto this page, or choose it: another day, another host, another version of an engine. It is read here and goes nowhere."),
     el("div", { class: "controls" }, el("label", { class: "choice" }, el("span", {}, "Another report (HTML)"), file), occasions.node, el("label", { class: "choice" }, el("span", {}, "This report was first"), el("span", { class: "boxes" }, first))),
     status,
-    el("p", { class: "note" }, "A rate that was measured on one occasion promises nothing beyond it. The intervals cover what varied within each of the two occasions. A cell counts as changed only if that is more than occasions vary; without knowing better, 15 %, the most that was seen of a shared machine."),
+    el("p", { class: "note" }, "A rate that was measured on one occasion promises nothing beyond it. The intervals cover what varied within each of the two occasions. A cell counts as changed only if that is more than occasions vary; without knowing better, 15 %, the maximum seen on a shared machine."),
     out,
   );
   return update();

@@ -179,7 +179,7 @@ def test_cuda_counts_gpus_as_nvml_does(gpus: Pretended) -> None:
 def test_torch_that_sees_too_few_is_refused(gpus: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.show(2)
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: False)
-    with pytest.raises(WrongDeviceError, match=r"of 2 pretended-gpu here torch .* sees 0 as CUDA devices"):
+    with pytest.raises(WrongDeviceError, match=r"torch .* sees only 0 of 2 pretended-gpu here as CUDA devices"):
         found_device(UNLABELLED, 2)
 
 

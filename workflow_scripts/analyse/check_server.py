@@ -192,7 +192,7 @@ def _said(promise: Promise, compared: list[Compared], study: Study) -> Iterator[
 def _seconds(text: str) -> int:
     """The type of an option that is a whole number of seconds, up to a minute."""
     if (value := positive(text)) > MOST_S:
-        raise ArgumentTypeError(f"{text} is more than {MOST_S}, the most that is sent")
+        raise ArgumentTypeError(f"{text} is more than {MOST_S}, the maximum")
     return value
 
 
@@ -239,7 +239,7 @@ def main(args: Namespace) -> int:
     differing = differing_settings(promise, sent["models"], sent["after"], sent["model"])
     lines = [*_said(promise, compared, study), *(f"Client: {fault}, so nothing is decided." for fault in faults)]
     lines += [f"Setting that differs: {each}" for each in differing] or [
-        "Settings: none that the server tells differs."
+        "Settings: those that the server reports are the measured ones."
     ]
     print("\n".join([*lines, verdict]))
     if args.json:

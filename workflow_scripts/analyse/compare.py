@@ -143,7 +143,7 @@ def _places(found: Comparison) -> list[tuple[str, ...]]:
 
 
 def plain(text: str) -> Text:
-    """A text that a terminal shows and never obeys.
+    """A text without control characters, which a terminal would obey.
 
     >>> print(plain("a\\x1b[2Jb"))
     a\\x1b[2Jb
@@ -191,7 +191,7 @@ def _row(values: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that is nothing but text in a Markdown table.
+    """Text in a Markdown table, where none of its characters means anything.
 
     >>> print(_cell("a|b <img src=x>\\nc [d](https://e) `f` g\\\\"))
     a\\|b &lt;img src=x> c \\[d\\](https://e) \\`f\\` g\\\\
@@ -216,7 +216,7 @@ OCCASIONS = option(
     type=per_cent,
     default=OCCASIONS_VARY_PCT,
     metavar="PCT",
-    help="standard deviation of a cell's rate between occasions, in per cent (%(default)g: the most that was seen of a "
+    help="standard deviation of a cell's rate between occasions, in per cent (%(default)g: the maximum seen on a "
     "shared machine)",
 )
 

@@ -243,8 +243,8 @@ def _turned(pair: Pair) -> Found:
 def _stated(found: Found) -> int | None:
     """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
 
-    Without a verdict, an interval that excludes 1 states a direction, unless it is of one start: that says nothing of
-    another one.
+    Without a verdict, an interval that excludes 1 states a direction, unless it is of one start, which says nothing
+    about another one.
     """
     if found.verdict == FLAT:
         return 0

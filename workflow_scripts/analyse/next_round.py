@@ -1,6 +1,6 @@
 """Which cells the next round of a study measures: those of comparisons that it may decide, soonest decided first.
 
-The first rounds, up to the study's least number of starts, measure every cell. After each of them a comparison is
+The first rounds, up to the study's minimum number of starts, measure every cell. After each of them a comparison is
 decided (`flat` or `changes`), or it may be with further starts, or it would take more than the study allows.
 """
 

@@ -327,7 +327,7 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the recommendations table of a study."""
     paths = StudyPaths(args.results, study.name)
     models = prepared_models(study, paths)
-    # A request's wait for a free place says nothing of a server, so of the study's limits only this one is a bound.
+    # A request's wait for a free place says nothing about a server, so of the study's limits only this one is a bound.
     tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
     table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s)
     return [(args.out, "recommendations", table)]

@@ -31,7 +31,7 @@ Rows = Sequence[int] | IntArray
 CONFIDENCE = 0.95
 # Size of each of the two one-sided tests; together they are one test of this size. [Berger]
 EQUIVALENCE_ALPHA = 0.05
-# Standard deviation of logarithms between starts, where nothing is known of it: the most that was seen of one machine
+# Standard deviation of logarithms between starts, where nothing is known of it: the maximum seen on one machine
 # at different times. What one start decides must hold also if starts vary so much.
 ASSUMED_SD = 0.15
 # Standard deviation by which a cell of a shared machine differs on another occasion from what all of its cells do: the
@@ -41,7 +41,7 @@ OCCASION_SD = 0.06
 _OF_BOTH_RUNS = 2
 # Fewer starts of a cell that has two equal modes fall all into one of them too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
-# A pair that varies more than the pooled cells let expect is not pooled; size of the test.
+# A pair that varies more than the pooled cells suggest is not pooled; size of the test.
 _OWN_VARIANCE_ALPHA = 0.1
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
@@ -235,8 +235,8 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
     Within a device and engine the variance is pooled over the cells that are alike; for two devices or engines it is
-    composed of what cells of each vary and what rounds do to the two. A pair that varies more than the pooled cells let
-    expect has its own variance. Where both share one round only, or none, what is tested allows for
+    composed of what cells of each vary and what rounds do to the two. A pair that varies more than the pooled cells
+    suggest has its own variance. Where both share one round only, or none, what is tested allows for
     ASSUMED_SD between starts. Two devices with several cards each share none: cards of one are not those of the other.
 
     Two cells in three rounds, of which the second is 10 % slower:

@@ -28,7 +28,7 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.promise import Promise, PromiseError, read_promise
 from workflow_scripts.study.study_file import Study, load_study
 
-# How long a Slurm job serves; the measured cells say nothing of it.
+# How long a Slurm job serves; the measured cells say nothing about it.
 JOB_MINUTES = 24 * 60
 
 

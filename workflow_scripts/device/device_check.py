@@ -1,4 +1,4 @@
-"""The device that work runs on: is it the right one, do we use it alone, and which cores of a CPU belong to it."""
+"""Checks of the device that work runs on: is it the right one, is it in use, and which cores of a CPU belong to it?"""
 
 import contextlib
 import os
@@ -187,7 +187,7 @@ def _check_torch(gpu: Gpu, count: int) -> None:
 
     # torch counts through NVML: asking whether CUDA is available would start CUDA here, before the engine forks.
     if (seen := torch.cuda.device_count()) < count:
-        raise WrongDeviceError(f"of {count} {gpu.name} here torch {torch.__version__} sees {seen} as CUDA devices")
+        raise WrongDeviceError(f"torch {torch.__version__} sees only {seen} of {count} {gpu.name} here as CUDA devices")
 
 
 def nvml_handle(place: int = 0) -> Any:
@@ -226,7 +226,7 @@ def _or_none(read: Callable[[], Any]) -> Any:
 def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
     """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
 
-    The value is the time in seconds since another job let one of them go, None if none is known.
+    The value is the time in seconds since another job released one of them; None if that is not known.
 
     All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
     """
@@ -251,7 +251,7 @@ def _touch(file: Path) -> None:
     """Set a file's time to now, for whichever user it belongs to."""
     with contextlib.suppress(OSError):
         file.touch()
-    with contextlib.suppress(OSError):  # of another user, who has done this
+    with contextlib.suppress(OSError):  # the file of another user, who has done this already
         file.chmod(0o666)  # whatever the umask: the folder lets nobody replace another user's file
 
 

@@ -94,7 +94,7 @@ def _shared_cores(cores: Sequence[int], cpus: Path) -> list[list[int]]:
 
 
 def _chosen(path: Path) -> str | None:
-    """The choice that stands in brackets among all choices."""
+    """The choice in brackets."""
     found = re.search(r"\[(\w+)\]", _text(path)) if path.exists() else None
     return found[1] if found else None
 

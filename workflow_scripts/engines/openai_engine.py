@@ -34,7 +34,7 @@ OPENAI = EngineDescription(
     library="vllm",
     # Of the servers that an endpoint can name, only `transformers serve` is from this environment.
     packages=PACKAGES,
-    # The client is a part of vLLM, but a server that it starts must not inherit vLLM's variables: a user's does not.
+    # The client is a part of vLLM, but a server that it starts must not inherit vLLM's variables.
     preload=PRELOAD,
     inherits_variables=False,
 )

@@ -1,4 +1,4 @@
-"""All engines by name. Whatever depends on an engine asks here, and no other module names one in a string.
+"""All engines by name. Other modules ask here instead of naming an engine.
 
 `KVSWEEP_ENGINES=module:NAME` adds an engine from outside this package: NAME is an `EngineDescription` in a module that
 Python finds, for instance through PYTHONPATH. Several are separated by commas.

@@ -219,7 +219,7 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     option("--round", type=positive, help="the round of the study that it belongs to (default: by the present time)"),
     option("--position", type=positive, help="its place in the order of the round"),
     option("--again", action="store_true", help="measure it once more in its round, into again-ROUND, to show drift"),
-    option("--unless-done", action="store_true", help="leave a start alone that already has its outcome"),
+    option("--unless-done", action="store_true", help="do nothing if the start already has its outcome"),
 )
 def main(args: Namespace) -> int:
     """Measure one cell."""

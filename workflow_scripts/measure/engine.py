@@ -156,8 +156,8 @@ def forget_prefixes(attempt: Callable[[], bool], limit_s: float = RESET_LIMIT_S)
     while not attempt():
         if time.monotonic() > deadline:
             raise CacheHeldError(
-                f"the engine did not empty its prefix cache within {limit_s:g} s, for blocks of it are still in use: "
-                "the next pass would have found what an earlier one left"
+                f"the engine did not empty its prefix cache within {limit_s:g} s, because some of its blocks are still "
+                "in use: the next pass would have found what an earlier one left"
             )
         time.sleep(_RESET_POLL_S)
 

@@ -113,7 +113,7 @@ class HfStatic:
             slots[-1] * len(batch)
         )
         for step, (made_s, row_slots) in enumerate(zip(times_s, slots, strict=True), start=1):
-            # A row that has all its tokens is still computed until the batch ends, but for no use.
+            # A row that has all its tokens is computed until the batch ends, although nobody needs the result.
             live = [r for r in batch if step <= r.output_tokens]
             self._steps.append(
                 {

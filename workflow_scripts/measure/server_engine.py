@@ -148,5 +148,5 @@ def address_on(port: int, api_key: str | None) -> Address:
 
 
 def new_api_key() -> str:
-    """A key that nobody else has."""
+    """A new random key."""
     return secrets.token_urlsafe(24)

@@ -42,7 +42,7 @@ def sampled(kind: str, out: Path, gpus: int = 1) -> Iterator[None]:
     try:
         # The sampler prints a line after its first sample.
         if sampler.stdout is not None and not sampler.stdout.readline():
-            raise RuntimeError("the device trace ended before its first sample; why stands above")
+            raise RuntimeError("the device trace ended before its first sample; the reason is above")
         yield
         time.sleep(2 * INTERVAL_S)
     finally:

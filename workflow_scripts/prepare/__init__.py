@@ -1,1 +1,1 @@
-"""Everything a cell needs before it occupies a device: models, workloads, device facts, predictions."""
+"""What a cell needs before it occupies a device: its model and its requests."""

@@ -19,14 +19,14 @@ REPEAT = ["cell_id", "start", "repeat"]
 
 # The meaning of a table without rows.
 EMPTY = {
-    "blocks": "of no cell are both the schedule and the size of its KV cache predicted",
+    "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
     "effects": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
     "ratios": "no two devices were measured with the same settings",
     "serving": "no server was measured",
     "serving_summary": "no server was measured",
-    "waste": "for no cell is it known how much KV memory its requests held",
+    "waste": "it is not known for any cell how much KV memory its requests held",
 }
 
 
@@ -110,7 +110,7 @@ class Tables:
             raise MissingError(f"no {name}.parquet was parsed")
         facts = _with_start(_plain(pd.concat(parts, ignore_index=True)))
         if facts.empty:
-            raise MissingError(f"{name}.parquet holds nothing of the cells to be shown")
+            raise MissingError(f"{name}.parquet has no rows of the cells to be shown")
         return facts
 
     def facts_of_first_start(self, name: str, cell_ids: Iterable[str]) -> pd.DataFrame:
@@ -123,7 +123,7 @@ class Tables:
         ran = self.cells[self.cells["repeat"].notna()]
         rows = rows[rows["start"] == rows["cell_id"].map(ran.groupby("cell_id")["start"].min())]
         if rows.empty:
-            raise MissingError(f"{name}.parquet holds nothing of the starts to be shown")
+            raise MissingError(f"{name}.parquet has no rows of the starts to be shown")
         return rows
 
     @cached_property

@@ -25,7 +25,7 @@ from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workloa
 
 # Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
 CLIMB_S = {"cpu": 20.0, "cuda": 40.0, "rocm": 40.0}
-# Most prompt tokens of a rung, so that a few rounds fit into that time.
+# Maximum number of prompt tokens of a rung, so that a few rounds fit into that time.
 PROMPT_TOKENS_OF_RUNG = {"cpu": 512, "cuda": 16_384, "rocm": 16_384}
 SHORT_PROMPT, DECODE_STEPS = 8, 5
 LONGEST = 4096  # tokens of a request, if neither the settings nor the workload say
@@ -151,8 +151,8 @@ def ladder_name(cell: Cell) -> str:
 def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
     """The ladders that cells of a study need, by name.
 
-    None for what is not predicted, or by the device's rates alone: an engine whose description does not say how it
-    forms steps, several ranks, speculative decoding, and a server with a number of users.
+    There is none for what is not predicted, or only by the device's rates: an engine whose description does not say how
+    it forms steps, several ranks, speculative decoding, and a server with a number of users.
     """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -189,7 +189,7 @@ def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[lis
     mixtures in which prompts come while others decode.
 
     Args:
-        sequences: the most that may run at once.
+        sequences: how many may run at once.
         tokens: of the longest request.
         kind: of the device; a CPU gets fewer tokens.
         seed: of the mixtures.

@@ -140,4 +140,4 @@ def test_a_promise_of_the_offline_engine_cannot_be_checked(tmp_path: Path, capsy
 def test_no_more_than_a_minute_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--study", "config/studies/demo.yaml", "--url", "http://localhost:1", "--seconds", "61"])
-    assert "61 is more than 60, the most that is sent" in capsys.readouterr().err
+    assert "61 is more than 60, the maximum" in capsys.readouterr().err

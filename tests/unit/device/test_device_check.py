@@ -97,7 +97,7 @@ def test_the_right_gpu_is_described(card):
             {"throttled": [IDLE | HOT | HOT_TOO]},
             "slowed down before any work, by HwThermalSlowdown, SwThermalSlowdown, at",
         ),
-        ({"seen_by_torch": 0}, f"of 1 h200 here torch {torch.__version__} sees 0 as CUDA devices"),
+        ({"seen_by_torch": 0}, f"torch {torch.__version__} sees only 0 of 1 h200 here as CUDA devices"),
     ],
 )
 def test_a_wrong_gpu_is_refused_with_the_reason(card, changed, message):

@@ -133,6 +133,6 @@ def test_a_study_without_the_knob_has_no_such_section(tmp_path: Path) -> None:
     assert not sets_the_pool(load_study(Path("config/studies/demo.yaml")))
     pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}").to_parquet(tmp_path / "cells.parquet")
     without = Tables(tmp_path)
-    with pytest.raises(MissingError, match="for no measured cell the study sets the number of KV blocks"):
+    with pytest.raises(MissingError, match="the study sets the number of KV blocks of no measured cell"):
         under_pressure(without)
     assert list(users_in_the_same_memory(Report(report.study, without, *[tmp_path] * 3, tmp_path / "r.html"))) == []

@@ -75,7 +75,7 @@ def cannot_show(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="devices",
     title="Ratios of devices",
-    lead="What explains that one device is faster than another: memory bandwidth, arithmetic, or room for requests.",
+    lead="Why one device is faster than another: memory bandwidth, arithmetic, or room for requests.",
     parts=[
         FigurePart(
             "device_ratios",

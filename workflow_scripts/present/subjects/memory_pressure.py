@@ -45,7 +45,7 @@ def under_pressure(tables: Tables) -> pd.DataFrame:
     cells = tables.measured
     rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
     if rows.empty:
-        raise MissingError("for no measured cell the study sets the number of KV blocks")
+        raise MissingError("the study sets the number of KV blocks of no measured cell")
     sizes = ["num_gpu_blocks", "block_size_effective", "max_model_len_effective", "num_requests"]
     rows = rows.groupby(["cell_id", *CELL], sort=False)[[*sizes, *QUANTITIES]].median().reset_index()
     size, longest = rows["block_size_effective"], rows["max_model_len_effective"]
