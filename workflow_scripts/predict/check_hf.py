@@ -1,13 +1,16 @@
 """What transformers itself says about settings, without a device: its model classes and its generation configs.
 
-Models and caches are built on PyTorch's `meta` device, which has shapes but no memory.
+Models and caches are built on PyTorch's `meta` device, which has shapes but no memory. For a GPU transformers sees the
+memory of the catalogue, without that of the weights.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
 from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
@@ -22,7 +25,7 @@ def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
             if isinstance(setting.knobs, HfStaticKnobs):
                 _static_batch(setting.knobs)
             elif isinstance(setting.knobs, HfContinuousKnobs):
-                _paged_cache(model, setting.knobs)
+                _paged_cache(model, setting.knobs, setting.gpu)
         except Exception as e:
             return Fault(tuple(setting.knobs.set_values()), " ".join(f"{type(e).__name__}: {e}".split()))
         return None
@@ -55,7 +58,7 @@ def _static_batch(knobs: HfStaticKnobs) -> None:
     config.validate(strict=True)
 
 
-def _paged_cache(model: Any, knobs: HfContinuousKnobs) -> None:
+def _paged_cache(model: Any, knobs: HfContinuousKnobs, gpu: Gpu) -> None:
     from transformers import ContinuousBatchingConfig
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
     from transformers.generation.continuous_batching.distributed import DistributedHelper
@@ -63,10 +66,29 @@ def _paged_cache(model: Any, knobs: HfContinuousKnobs) -> None:
 
     config = model.config.get_text_config()
     asked = ContinuousBatchingConfig(allow_block_sharing=False, **knobs.set_values())
-    PagedAttentionCache(
-        config=config,
-        continuous_batching_config=resolve_continuous_batching_config(config, asked, None, False),
-        device="meta",
-        distributed_helper=DistributedHelper(None, None),
-        dtype=model.dtype,
-    )
+    with _memory_of(gpu, model):
+        PagedAttentionCache(
+            config=config,
+            continuous_batching_config=resolve_continuous_batching_config(config, asked, None, False),
+            device="meta",
+            distributed_helper=DistributedHelper(None, None),
+            dtype=model.dtype,
+        )
+
+
+@contextlib.contextmanager
+def _memory_of(gpu: Gpu, model: Any) -> Iterator[None]:
+    """Let transformers see a GPU's memory with the model's weights in it, instead of this machine's memory."""
+    from transformers.generation.continuous_batching import cache
+
+    if gpu.kind != "cuda":
+        yield
+        return
+    weights = sum(tensor.numel() * tensor.itemsize for tensor in model.parameters())
+    memory = int(gpu.usable_memory_bytes or gpu.memory_bytes or 0)
+    here = cache.get_device_and_memory_breakdown
+    try:
+        vars(cache)["get_device_and_memory_breakdown"] = lambda: (model.device, memory, weights, weights)
+        yield
+    finally:
+        vars(cache)["get_device_and_memory_breakdown"] = here

@@ -112,8 +112,10 @@ def main(args: Namespace) -> None:
     for library in libraries:
         if importlib.util.find_spec(library) is None:
             raise InputError(f"{library} is not installed here; run this in the environment that measures")
-    faults = fault_lines(args.study, check_cells(cells))
-    for note in notes(cells):
+    found = list(check_cells(cells))
+    faults = fault_lines(args.study, (pair for pair in found if not pair[1].only_here))
+    unchecked = fault_lines(args.study, (pair for pair in found if pair[1].only_here))
+    for note in [*notes(cells), *(f"note: this installation cannot check {line}" for line in unchecked)]:
         print(note)
     if faults:
         raise InputError("\n".join(faults))

@@ -11,12 +11,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
+from workflow_scripts.common.files import read_json
 from workflow_scripts.engines.vllm_engines import VllmKnobs, command_line
 from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
@@ -45,6 +48,8 @@ _OPERATORS = (
     "silu_and_mul_quant",
     "static_scaled_fp8_quant",
 )
+# vLLM's words if the module of a model cannot be imported, for example because the CPU environment has no torchvision.
+_NOT_LOADED = "failed to be inspected"
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -107,11 +112,26 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
         words = refusal(setting, asked)
         if words is None:
             return None
+        if _NOT_LOADED in words:
+            return Fault((), _why_not_loaded(setting.model_dir), only_here=True)
         # If a setting is refused with and without a knob, it is not that knob's fault.
         culprits = [name for name, knobs in _without_one(asked) if refusal(setting, knobs) is None]
         return Fault(tuple(culprits), words)
 
     return [fault(setting) for setting in settings]
+
+
+@cache  # a second import of a module that failed says something else
+def _why_not_loaded(model_dir: Path) -> str:
+    """What an import of the model's code says, which vLLM only logs."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for name in read_json(model_dir / "config.json")["architectures"]:
+        try:
+            ModelRegistry.models[name].load_model_cls()
+        except Exception as e:
+            return f"{name}: {_words(e)}"
+    return "its code could not be loaded in a process of its own"
 
 
 def _without_one(knobs: VllmKnobs) -> Iterator[tuple[str, VllmKnobs]]:
