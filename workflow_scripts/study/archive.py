@@ -65,8 +65,13 @@ def contents(study: Study, study_file: Path, paths: StudyPaths, checkout: Path =
 
 def _files(place: Path) -> Iterator[Path]:
     found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    # Weights belong to the model and are larger than everything else; its manifest holds their hashes.
-    return (path for path in found if "__pycache__" not in path.parts and path.suffix != ".safetensors")
+    # Weights belong to the model and are larger than everything else; its manifest holds their hashes. What an engine
+    # that was killed left behind is no evidence.
+    return (path for path in found if path.suffix != ".safetensors" and not any(map(_is_left_out, path.parts)))
+
+
+def _is_left_out(part: str) -> bool:
+    return part == "__pycache__" or part.endswith(".partial")
 
 
 def write_archive(study: Study, study_file: Path, paths: StudyPaths, out: Path) -> int:

@@ -63,6 +63,9 @@ def study(tmp_path: Path) -> Path:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_text("weights")
+    killed = paths.root / "prepared/ladders/h200/vllm/opt-125m/default.partial"
+    killed.mkdir(parents=True)
+    (killed / "engine.log").write_text("killed\n")
     return path
 
 
@@ -88,7 +91,7 @@ def test_it_holds_what_was_asked_measured_and_found_and_the_code_between(study: 
         "results/kept/report.html",
         "results/kept/prepared/models/opt-125m-0/config.json",
     } <= names
-    assert not [name for name in names if name.endswith((".pyc", ".safetensors"))]
+    assert not [name for name in names if name.endswith((".pyc", ".safetensors")) or ".partial" in name]
 
 
 def test_every_file_has_its_hash_in_the_manifest(study: Path) -> None:
