@@ -30,12 +30,14 @@ class EngineSteps:
         longest_request: maximum number of tokens of a request, prompt and answer together.
         kv_cache_dtype: type of the KV cache, by vLLM's names; `auto` is that of the model.
         eager: whether each layer starts its kernels by itself, without captured graphs.
+        one_mask: whether a step's tokens attend to the KV of all its sequences, most of it masked.
     """
 
     decides: Decides
     longest_request: int
     kv_cache_dtype: str = "auto"
     eager: bool = False
+    one_mask: bool = False
 
     @property
     def max_num_batched_tokens(self) -> int | None:

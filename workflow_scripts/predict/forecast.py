@@ -158,6 +158,7 @@ class _Known:
             ceiling=_ceiling(gpu, facts),
             kind=gpu.kind,
             eager=steps.eager,
+            one_mask=steps.one_mask,
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )

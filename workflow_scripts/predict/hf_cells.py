@@ -41,7 +41,7 @@ def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -
         enable_prefix_caching=False,
         async_scheduling=False,
     )
-    return EngineSteps(scheduler, facts.max_positions, eager=True)
+    return EngineSteps(scheduler, facts.max_positions, eager=True, one_mask=True)
 
 
 def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:

@@ -11,7 +11,15 @@ from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.physics.step_time import KINDS, StepCosts, StepWork, segment_times_s, split
 from workflow_scripts.predict.engine_steps import Decides
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
-from workflow_scripts.predict.schedule import FloatArray, RequestLengths, Schedule, ScheduleError, Segments, StepTime
+from workflow_scripts.predict.schedule import (
+    FloatArray,
+    IntArray,
+    RequestLengths,
+    Schedule,
+    ScheduleError,
+    Segments,
+    StepTime,
+)
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.student_t import share_within
@@ -63,6 +71,7 @@ class CellTask:
     ceiling: StepCosts | None
     kind: str
     eager: bool
+    one_mask: bool
     repeats: int
     margin_pct: float
 
@@ -125,15 +134,18 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
         return static_work(task.requests, task.decides, cell.facts, copies_matrices=cell.kind == "cpu")
     # A request that comes later is taken in when its prompt is computed.
     taken_in = len(task.requests) if task.requests.arrival_s is None else found.segments.prefill_seqs
-    return step_work(found.segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in)
+    return _work(found.segments, cell, taken_in)
+
+
+def _work(segments: Segments, cell: CellTask, taken_in: int | IntArray) -> StepWork:
+    return step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in, one_mask=cell.one_mask)
 
 
 def step_time_of(cell: CellTask, speed: Speed) -> StepTime:
     """The function that gives the seconds of steps on the device of a cell."""
 
     def seconds(segments: Segments) -> FloatArray:
-        work = step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, segments.prefill_seqs)
-        return segment_times_s(work, speed.costs)
+        return segment_times_s(_work(segments, cell, segments.prefill_seqs), speed.costs)
 
     return seconds
 

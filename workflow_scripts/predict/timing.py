@@ -6,12 +6,18 @@ import numpy as np
 
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import StepCosts, StepWork, segment_times_s
+from workflow_scripts.physics.step_time import AnyFloats, StepCosts, StepWork, segment_times_s
 from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengths, Schedule, Segments
 
 
 def step_work(
-    segments: Segments, facts: ModelFacts, kv_cache_dtype: str = "auto", ranks: int = 1, taken_in: int | IntArray = 0
+    segments: Segments,
+    facts: ModelFacts,
+    kv_cache_dtype: str = "auto",
+    ranks: int = 1,
+    taken_in: int | IntArray = 0,
+    *,
+    one_mask: bool = False,
 ) -> StepWork:
     """Work of each segment's steps on one of `ranks` devices that share every matrix evenly.
 
@@ -19,26 +25,37 @@ def step_work(
     tokens that its own tokens attend to, and the states of its sequences, which it also writes. Logits are computed
     once per sequence, even if its prompt is not complete. Communication between devices takes no time here.
 
+    With `one_mask`, all tokens of a step attend to the KV of all its sequences, and a mask hides most of it. That KV is
+    read and written to be put together, and again for each query head if several share a KV head.
+
     Args:
         segments: of a schedule.
         facts: of the model.
         kv_cache_dtype: type of the KV cache.
         ranks: devices that share the model.
         taken_in: requests that the engine takes in before the first step, or in each segment.
+        one_mask: whether attention is computed like this, as HuggingFace's continuous batching does.
     """
     tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
     element = facts.kv_dtype_bytes(kv_cache_dtype)
     # A state is read and written once per step.
     read = sequences * (2.0 * facts.state_bytes())
     computed = tokens * float(facts.state_flops)
-    read_more = computed_more = 0.0  # per further step of a run and decoding sequence
+    read_more: float = 0.0
+    computed_more: AnyFloats = 0.0  # per further step of a run and decoding sequence
     for reach in facts.reaches:
         near = segments.within(reach.limit, reach.chunked)
-        read = read + near.looked_back * float(reach.kv_elements * element)
-        computed = computed + near.decode_kv_tokens * float(reach.decode_pair_flops)
-        computed = computed + near.prefill_attended_tokens * float(reach.prefill_pair_flops)
+        kv_bytes, pair_flops = float(reach.kv_elements * element), float(reach.decode_pair_flops)
+        if one_mask:
+            kv_bytes *= copies_under_mask(facts)
+            held = near.decode_kv_tokens + segments.prefill_kv_tokens
+            read, computed = read + held * kv_bytes, computed + tokens * held * pair_flops
+        else:
+            read = read + near.looked_back * kv_bytes
+            computed = computed + near.decode_kv_tokens * pair_flops
+            computed = computed + near.prefill_attended_tokens * float(reach.prefill_pair_flops)
         if reach.limit is None:
-            read_more, computed_more = float(reach.kv_elements * element), float(reach.decode_pair_flops)
+            read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if one_mask else 1)
     decoding = segments.decode_seqs.astype(float)
     return StepWork.of(
         segments.steps.astype(float),
@@ -58,6 +75,12 @@ def step_work(
             "attention_flops": decoding * (computed_more / ranks),
         },
     )
+
+
+def copies_under_mask(facts: ModelFacts) -> int:
+    """How often HuggingFace moves the KV under a mask: put together, expanded if query heads share it, and read."""
+    shared_by = facts.attention.heads // facts.attention.kv_heads
+    return 3 + 2 * shared_by * (shared_by > 1)
 
 
 def matrix_flops(facts: ModelFacts, tokens: FloatArray, logit_tokens: FloatArray) -> FloatArray:

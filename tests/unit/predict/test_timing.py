@@ -47,6 +47,22 @@ def test_one_request_reads_the_weights_in_each_step_and_its_kv_in_all_but_the_fi
     assert flops == FACTS.prefill_flops(3) + FACTS.decode_flops(1, 4) + FACTS.decode_flops(1, 5)
 
 
+def test_under_one_mask_all_tokens_attend_to_all_sequences():
+    # Two prompts of 30 and 40 tokens at once, then both decode: 72 tokens of KV with their new ones.
+    segments = make_schedule(lengths([30, 40], [2, 2]), settings(2)).segments
+    work = step_work(segments, FACTS, one_mask=True)
+    attended = dict(zip(KINDS, work.totals(), strict=True))["attention_flops"]
+    (reach,) = FACTS.reaches
+    assert attended == (70 * 70 + 2 * 72) * reach.decode_pair_flops
+    # Three query heads share a KV head here: put together (2), expanded (1 + 3) and read (3).
+    moved = dict(zip(KINDS, work.totals(), strict=True))["kv_bytes"]
+    assert moved == (70 + 72) * FACTS.bytes_per_token() * 9
+    further = make_schedule(lengths([30, 40], [6, 6]), settings(2)).segments
+    one_by_one = sum(2 * (72 + 2 * step) for step in range(5))
+    attended = dict(zip(KINDS, step_work(further, FACTS, one_mask=True).totals(), strict=True))["attention_flops"]
+    assert attended == (70 * 70 + one_by_one) * reach.decode_pair_flops
+
+
 def test_ranks_share_the_work_evenly():
     segments = make_schedule(lengths([30, 40], [8, 9]), settings(2)).segments
     whole, half = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, ranks=2))
