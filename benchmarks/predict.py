@@ -9,6 +9,7 @@ server at a low rate, so that none waits long.
 """
 
 import argparse
+import random
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from workflow_scripts.cluster.batches import HERE, Batch, write_batch
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
@@ -30,6 +32,7 @@ from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study_file import Study, load_study
 
 DEMO = CHECKOUT / "config/studies/demo.yaml"
@@ -49,7 +52,7 @@ Predictions = Mapping[str, Mapping[str, Any]]
 
 
 def study_file(folder: Path, gpus: Sequence[str]) -> Path:
-    """The demo on some devices, with one repeat, and two cells of another model."""
+    """The demo on some devices, with one start of each cell, and two cells of another model."""
     study = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
     sweeps = []
     for sweep in study["sweeps"]:
@@ -75,10 +78,18 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
     }
     study["workloads"]["calls"] = study["workloads"]["chat"] | {"num_prompts": 12}
     study["engine_defaults"][SERVER] = study["engine_defaults"]["vllm"]
-    study |= {"name": "bench-predict", "repeats": 1, "sweeps": [*sweeps, other, served]}
+    study |= {"name": "bench-predict", "starts": 1, "sweeps": [*sweeps, other, served]}
     study["models"] = {OTHER: {"load_format": "dummy"}}
     path = folder / "bench-predict.yaml"
     path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def batch_file(folder: Path, cells: Sequence[Cell]) -> Path:
+    """The cells as one batch, in random order."""
+    mixed = random.Random(0).sample(cells, len(cells))
+    path = folder / "batch.json"
+    write_batch(path, Batch(HERE, "all", 1, tuple(CellStart(cell.id, 1) for cell in mixed), 1))
     return path
 
 
@@ -201,12 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         flow = ("snakemake", "--quiet", "all", "--cores", "all", "--nolock", "--config", f"study={file}")
         flow += (f"results={results}", "--")
         _call(*flow, "prepare", *(str(paths.device(gpu)) for gpu in args.gpu))
+        where = ("--study", str(file), "--results", str(results))
         for gpu in args.gpu:
-            options = ("--study", str(file), "--results", str(results), "--seconds", str(args.seconds))
-            _call("workflow_scripts", "measure-ladders", "--gpu", gpu, *options)
+            _call("workflow_scripts", "measure-ladders", *where, "--gpu", gpu, "--seconds", str(args.seconds))
         console.print(f"ladders after {time.monotonic() - began:.0f} s")
         whole, cross = predicted(study, cells, paths.prepared), crossed(study, cells, paths.prepared, folder)
-        _call(*flow, *(str(paths.outcome(cell)) for cell in cells))
+        _call("workflow_scripts", "measure-batch", *where, "--batch", str(batch_file(folder, cells)))
         found = {cell.id: measured(paths, cell) for cell in cells}
         show(whole, cross, {cell: values for cell, values in found.items() if values is not None})
         console.print(f"{time.monotonic() - began:.0f} s in total (goal: at most 300 s)")

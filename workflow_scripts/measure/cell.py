@@ -112,7 +112,7 @@ def measure_cell(
     job.unlink()
     if record.wrong_device:
         reason = record.reason or "the wrong device"
-        _note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
+        note_wrong_node(paths.wrong_nodes(cell.gpu), reason)
         return _left_to_the_next(attempt, evidence, reason, status=WRONG_DEVICE)
     outcome = Outcome(
         cell_id=cell.id,
@@ -135,7 +135,7 @@ def _left_to_the_next(attempt: Attempt, evidence: Path, reason: str, status: int
     return status
 
 
-def _note_wrong_node(folder: Path, reason: str) -> None:
+def note_wrong_node(folder: Path, reason: str) -> None:
     """Tell the next attempts which node of a cluster to avoid."""
     if node := os.environ.get("SLURMD_NODENAME"):
         folder.mkdir(parents=True, exist_ok=True)

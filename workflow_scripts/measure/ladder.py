@@ -3,9 +3,10 @@
     kvsweep measure-ladders --study config/studies/demo.yaml --gpu cpu-all
 
 writes `results/{study}/prepared/ladders/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a cell:
-forked, under the device's lock, with the settings of one of the study's cells. It is started twice, the second time
-with half of the model's layers and random weights, because only another depth tells the fixed time of a step from the
-time to read the weights.
+forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's layers
+and random weights, because only another depth tells the fixed time of a step from the time to read the weights. On a
+CPU the model itself is started twice, and the starts of all other ladders come between, because a shared machine is not
+equally fast at all times.
 """
 
 import os
@@ -18,11 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus
+from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
@@ -48,7 +50,10 @@ from workflow_scripts.study.study_file import Study, StudyError, load_study
 from workflow_scripts.workloads.request import Request
 
 ROUNDS = 5
-SHALLOW_SHARE = 0.25  # of the time, for the second depth
+# The starts of an engine: whether the model has all its layers, and the share of the time for passes. On a GPU a start
+# may take a minute, so each depth has one.
+WHOLE, HALF = True, False
+ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HALF, 0.25))
 DEPTHS = ("num_hidden_layers", "n_layer")
 LOG_TAIL_LINES = 40
 START_LIMIT_S = 600.0
@@ -58,70 +63,103 @@ class ClimbError(RuntimeError):
     """The engine did not climb the ladder; the message says why."""
 
 
-def climb(study: Study, ladder: Ladder, paths: StudyPaths, limit_s: float | None = None) -> LadderRecord:
-    """Climb a ladder at two depths and write its record, even if the engine breaks.
+class Climbing:
+    """A ladder that is being climbed: what its engine is told, and what was measured so far."""
 
-    No pass begins after `limit_s` in total, or else the limit of the kind of device.
+    def __init__(self, study: Study, ladder: Ladder, paths: StudyPaths) -> None:
+        """Raises a StudyError if the model was not prepared."""
+        cell = ladder.cell
+        self.ladder, self._out = ladder, paths.ladder(ladder.name)
+        definition = cell_definition(study, cell, resolved_models(study))
+        self._definition = definition.model_copy(update={"knobs": without_load(cell.knobs)})
+        self._model_dir = paths.model(cell.model, model_key(definition.model))
+        if not (self._model_dir / "config.json").exists():
+            missing = self._model_dir / "config.json"
+            raise StudyError(f"{missing} is not there; `snakemake calibrate` prepares and measures")
+        self._rungs = rungs_for(ladder.sequences, ladder.tokens, load_gpus()[cell.gpu].kind)
+        self._first: Measured | None = None
+        self._climbs: list[Climb] = []
+        self._failure: str | None = None
+
+    def climb(self, whole: bool, limit_s: float, backwards: bool) -> LadderRecord:
+        """Start the engine once more, pass over the rungs, and write the record, even if the engine breaks.
+
+        An engine that broke before is not started again. No pass begins after `limit_s`.
+
+        Raises:
+            WrongDeviceError: the device is another one.
+            ForkServerError: the measuring process could not be started.
+        """
+        scratch = self._out.with_suffix(".partial")
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            if self._failure is None:
+                self._climbs.append(self._climbed(whole, limit_s, backwards, scratch))
+        except ClimbError as e:
+            self._failure = str(e)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        record = self._record()
+        record.write(self._out)
+        return record
+
+    def _climbed(self, whole: bool, limit_s: float, backwards: bool, scratch: Path) -> Climb:
+        model_dir, definition = self._model_dir, self._definition
+        config = read_json(model_dir / "config.json")
+        layers, half, of_half = shallower(config)
+        if not whole:
+            shallow = scratch / "shallow"
+            shutil.copytree(model_dir, shallow, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
+            write_json(shallow / "config.json", of_half)
+            random_weights = definition.model.model_copy(update={"load_format": "dummy"})
+            model_dir, definition = shallow, definition.model_copy(update={"model": random_weights})
+        passes = order(len(self._rungs), backwards)
+        evidence = scratch / "evidence"
+        measured = _forked(definition, model_dir, evidence, self._rungs, passes, vocabulary(config), limit_s)
+        self._first = self._first or measured
+        served = _passes(measured, evidence, self._rungs, passes, get_engine(definition.engine).serves)
+        return Climb(layers=layers if whole else half, effective=measured.effective, passes=served)
+
+    def _record(self) -> LadderRecord:
+        cell, first = self.ladder.cell, self._first
+        return LadderRecord(
+            gpu=cell.gpu,
+            device=first.device if first else {},
+            engine=cell.engine,
+            engine_version=provenance(cell.engine)["engine_version"],
+            model=cell.model,
+            config_sha256=self._definition.model.config_sha256,
+            dtype=first.effective["dtype"] if first else None,
+            variant=self.ladder.variant,
+            knobs=self._definition.knobs.set_values(),
+            protocol=PROTOCOL_VERSION,
+            host=os.uname().nodename,
+            host_load=first.host_load if first else {},
+            measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            climbs=self._climbs,
+            failure=self._failure,
+        )
+
+
+def climb_all(ladders: Sequence[Climbing], gpu: Gpu, limit_s: float | None = None) -> None:
+    """Climb ladders of one device, in another order for each of their starts.
+
+    Args:
+        ladders: the ladders.
+        gpu: their device.
+        limit_s: seconds for all passes of a ladder, instead of the limit of the kind of device.
 
     Raises:
-        StudyError: the model was not prepared.
         WrongDeviceError: the device is another one.
         ForkServerError: the measuring process could not be started.
     """
-    cell, out = ladder.cell, paths.ladder(ladder.name)
-    definition = cell_definition(study, cell, resolved_models(study))
-    knobs = without_load(cell.knobs)
-    definition = definition.model_copy(update={"knobs": knobs})
-    model_dir = paths.model(cell.model, model_key(definition.model))
-    if not (model_dir / "config.json").exists():
-        raise StudyError(f"{model_dir / 'config.json'} is not there; `snakemake calibrate` prepares and measures")
-    gpu = load_gpus()[cell.gpu]
-    scratch = out.with_suffix(".partial")
-    shutil.rmtree(scratch, ignore_errors=True)
-    config, steps = read_json(model_dir / "config.json"), rungs_for(ladder.sequences, ladder.tokens, gpu.kind)
-    shallow = scratch / "shallow"
-    shutil.copytree(model_dir, shallow, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*"))
-    random_weights = definition.model.model_copy(update={"load_format": "dummy"})
-    dummy = definition.model_copy(update={"model": random_weights})
-    whole_s = limit_s or CLIMB_S[gpu.kind]
-    first: Measured | None = None
-    failure = None
-    climbs: list[Climb] = []
-    with device_lock(gpu, cell.knobs.ranks):
-        try:
-            whole, half, of_half = shallower(config)
-            write_json(shallow / "config.json", of_half)
-            jobs = (
-                (model_dir, whole, definition, (1 - SHALLOW_SHARE) * whole_s),
-                (shallow, half, dummy, SHALLOW_SHARE * whole_s),
-            )
-            for number, (folder, layers, told, passes_s) in enumerate(jobs):
-                evidence = scratch / str(number)
-                measured = _forked(cell.engine, told, folder, evidence, steps, config["vocab_size"], passes_s)
-                climbs.append(_climb(layers, measured, evidence, steps, get_engine(cell.engine).serves))
-                first = first or measured
-        except ClimbError as e:
-            failure = str(e)
-    record = LadderRecord(
-        gpu=cell.gpu,
-        device=first.device if first else {},
-        engine=cell.engine,
-        engine_version=provenance(cell.engine)["engine_version"],
-        model=cell.model,
-        config_sha256=definition.model.config_sha256,
-        dtype=first.effective["dtype"] if first else None,
-        variant=ladder.variant,
-        knobs=knobs.set_values(),
-        protocol=PROTOCOL_VERSION,
-        host=os.uname().nodename,
-        host_load=first.host_load if first else {},
-        measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        climbs=climbs,
-        failure=failure,
-    )
-    record.write(out)
-    shutil.rmtree(scratch)
-    return record
+    draw, starts = random.Random(0), ON_CPU if gpu.kind == "cpu" else ON_GPU
+    with device_lock(gpu):
+        for number, (whole, share) in enumerate(starts):
+            for one in draw.sample(ladders, len(ladders)):
+                print(f"climbing {one.ladder.name}, start {number + 1} of {len(starts)}", flush=True)
+                record = one.climb(whole, share * (limit_s or CLIMB_S[gpu.kind]), backwards=number > 1)
+                print(f"{sum(len(climb.passes) for climb in record.climbs)} passes", record.failure or "", flush=True)
 
 
 def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
@@ -129,25 +167,42 @@ def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
 
     >>> shallower({"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]})
     (4, 2, {'num_hidden_layers': 2, 'vocab_size': 9, 'layer_types': ['a', 'b']})
+    >>> shallower({"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 9}})
+    (4, 2, {'text_config': {'num_hidden_layers': 2}, 'vision_config': {'num_hidden_layers': 9}})
 
     Raises:
-        ClimbError: the configuration does not say how many layers or tokens there are.
+        ClimbError: the configuration does not say how many layers there are.
     """
+    if isinstance(config.get("text_config"), dict):
+        whole, half, of_half = shallower(config["text_config"])
+        return whole, half, {**config, "text_config": of_half}
     depth = next((name for name in DEPTHS if name in config), None)
-    if depth is None or "vocab_size" not in config:
-        raise ClimbError(f"config.json does not have vocab_size and one of {', '.join(DEPTHS)}")
+    if depth is None:
+        raise ClimbError(f"config.json does not have one of {', '.join(DEPTHS)}")
     whole = config[depth]
     half = max(1, whole // 2)
     by_layer = {name: value[:half] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
     return whole, half, {**config, **by_layer, depth: half}
 
 
+def vocabulary(config: Mapping[str, Any]) -> int:
+    """How many tokens a model knows.
+
+    Raises:
+        ClimbError: the configuration does not say so.
+    """
+    known = {**config, **(config.get("text_config") or {})}
+    if "vocab_size" not in known:
+        raise ClimbError("config.json does not have vocab_size")
+    return int(known["vocab_size"])
+
+
 def _forked(
-    engine: str,
     definition: Definition,
     model_dir: Path,
     evidence: Path,
-    steps: Sequence[list[Lengths]],
+    rungs: Sequence[list[Lengths]],
+    passes: Sequence[int],
     vocab: int,
     limit_s: float,
 ) -> Measured:
@@ -155,7 +210,7 @@ def _forked(
     draw = random.Random(0)
     requests: list[Request] = []
     places = []
-    for rung in steps:
+    for rung in rungs:
         places.append(list(range(len(requests), len(requests) + len(rung))))
         requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in rung]
     write_jsonl(evidence / "requests_to_serve.jsonl", (r.as_line(str(i)) for i, r in enumerate(requests)))
@@ -165,7 +220,7 @@ def _forked(
         model_dir=model_dir,
         workload=evidence / "requests_to_serve.jsonl",
         evidence=evidence,
-        passes=[places[rung] for rung in order(len(steps))],
+        passes=[places[rung] for rung in passes],
         passes_s=limit_s,
         start_limit_s=START_LIMIT_S,
     ).write(job)
@@ -176,7 +231,7 @@ def _forked(
             log,
             dict(os.environ),
             START_LIMIT_S + 2 * limit_s,
-            preload_of(engine),
+            preload_of(definition.engine),
         )
     written = evidence / "measured.json"
     if ended.exit_status != 0 or not written.exists():
@@ -190,37 +245,39 @@ def _forked(
     return measured
 
 
-def order(count: int, seed: int = 0) -> list[int]:
+def order(count: int, backwards: bool = False) -> list[int]:
     """Which rung each pass serves: all rungs in each round, in random order.
 
     In the first round each rung is passed twice, because a rung's first pass only warms up: whatever was passed when
-    the time is over can be used.
+    the time is over can be used. A second start goes `backwards`, and reaches what the first one had no time for.
 
-    >>> order(3)[:6], len(order(3))
-    ([1, 1, 2, 2, 0, 0], 15)
+    >>> order(3)[:6], order(3, backwards=True)[:6], len(order(3))
+    ([1, 1, 2, 2, 0, 0], [0, 0, 2, 2, 1, 1], 15)
     """
-    draw = random.Random(seed)
-    rounds = [draw.sample(range(count), count) for _ in range(ROUNDS - 1)]
+    draw = random.Random(0)
+    rounds = [draw.sample(range(count), count)[:: -1 if backwards else 1] for _ in range(ROUNDS - 1)]
     return [rung for rung in rounds[0] for _ in range(2)] + [rung for again in rounds[1:] for rung in again]
 
 
-def _climb(layers: int, measured: Measured, evidence: Path, steps: Sequence[list[Lengths]], serves: bool) -> Climb:
+def _passes(
+    measured: Measured, evidence: Path, rungs: Sequence[list[Lengths]], passes: Sequence[int], serves: bool
+) -> list[Pass]:
     ends: dict[int, list[float]] = {}
     of_pass: dict[int, list[dict[str, Any]]] = {}
     for step in read_jsonl(evidence / "steps.jsonl") if not serves else ():
         ends.setdefault(step["repeat"], []).append(step["time_s"])
     for request in read_jsonl(evidence / "requests.jsonl"):
         of_pass.setdefault(request["repeat"], []).append(request)
-    passes = []
-    for rung, one in zip(order(len(steps)), measured.repeats, strict=False):
+    served = []
+    for rung, one in zip(passes, measured.repeats, strict=False):
         requests = of_pass[one.repeat]
         # The client of a server takes some time before the first and after the last request, which is not the server's.
         start_s = min(request["sent_s"] for request in requests) if serves else one.start_monotonic_s
         end_s = max(request["last_token_s"] for request in requests) if serves else one.end_monotonic_s
         ttft_s = [request["first_token_s"] - start_s for request in requests]
         times = {"start_s": start_s, "end_s": end_s, "step_ends_s": ends.get(one.repeat, []), "ttft_s": ttft_s}
-        passes.append(Pass(rung=rung, requests=steps[rung], **times))
-    return Climb(layers=layers, effective=measured.effective, passes=passes)
+        served.append(Pass(rung=rung, requests=rungs[rung], **times))
+    return served
 
 
 @command(
@@ -236,13 +293,13 @@ def main(args: Namespace) -> int:
     cells = expand(study)
     if args.gpu not in (known := {cell.gpu for cell in cells}):
         raise StudyError(f"study {study.name!r} has no device {args.gpu!r}; it has {', '.join(sorted(known))}")
+    paths = StudyPaths(args.results, study.name)
     ladders = ladders_of(study, [cell for cell in cells if cell.gpu == args.gpu])
     try:
-        for name, ladder in ladders.items():
-            print(f"climbing {name}", flush=True)
-            record = climb(study, ladder, StudyPaths(args.results, study.name), args.seconds)
-            print(f"{sum(len(one.passes) for one in record.climbs)} passes", record.failure or "", flush=True)
+        climb_all([Climbing(study, one, paths) for one in ladders.values()], load_gpus()[args.gpu], args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
+        if isinstance(e, WrongDeviceError):
+            note_wrong_node(paths.wrong_nodes(args.gpu), str(e))
         print(f"kvsweep measure-ladders: {e}", file=sys.stderr)
         return 1
     return 0

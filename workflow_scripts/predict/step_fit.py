@@ -2,7 +2,7 @@
 
 Each pass of a ladder has the schedule that `predict` makes for its requests, so each of its steps has its work by kind
 (`physics.step_time.KINDS`) and its measured time. The costs are those with which non-negative least squares meets the
-times best, in shares of each time. docs/plan.md describes the method and its test.
+times best, in shares of the time that they predict. docs/plan.md describes the method and its test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,13 @@ COVERAGE = 0.9
 FEWEST_POINTS = 9
 FOLDS = 8
 WARM_ROUNDS = 1
-OVERLAP_ROUNDS = 20
+FIT_ROUNDS, SETTLED = 20, 1e-4
+# A step that took more than this many times what is expected of it was disturbed, and weighs less.
+DISTURBED = 2.0
 # Costs for which a device's rates give a first value. A factor of two away from it weighs as much as an error of
 # GUIDE_WEIGHT of the time of one step, so it decides only where the steps leave it open.
 GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
-GUIDE_WEIGHT = 0.5
+GUIDE_WEIGHT = 0.1
 # Settings of a scheduler that an engine shows under these names once it runs.
 SHOWN = (
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"),
@@ -46,12 +48,15 @@ class FitError(ValueError):
 
 @dataclass(frozen=True)
 class Rung:
-    """One rung: its schedule and work, and what was measured (medians over its passes, without the first).
+    """One rung in one start of the engine: its schedule and work, and what its passes without the first measured.
 
-    `rows` and `times_s` are what costs are fitted to: the work and the time of each step or, if the engine does not
-    tell its steps, of the whole pass and of a single request's first token.
+    `rows` and `times_s` are what costs are fitted to: the work and the time of each step of each pass or, if the engine
+    does not tell its steps, from the start of each pass until its first tokens and until its end. `wall_s` and `ttft_s`
+    are medians.
     """
 
+    start: int
+    number: int
     requests: RequestLengths
     schedule: Schedule
     work: StepWork
@@ -89,22 +94,23 @@ def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: Ste
     Raises:
         FitError: no rung of the model itself has a complete pass after its first.
     """
-    found = [rungs_of(climb, record, facts, on_cpu) for climb in record.climbs]
-    flat = [rung for rungs in found for rung in rungs]
-    if not found or not found[0]:
+    found = [rungs_of(start, record, facts, on_cpu) for start in range(len(record.climbs))]
+    rungs = [rung for of_start in found for rung in of_start]
+    own = [rung for climb, of in zip(record.climbs, found, strict=True) if climb.layers == facts.layers for rung in of]
+    if not own:
         raise FitError("no rung was passed twice with the steps that its schedule has")
-    costs = fit(*_steps_of(flat), guide, overlap=not on_cpu)
     return StepFit(
-        costs=costs,
-        band=band(found[0], flat, guide, overlap=not on_cpu),
-        most=dict(zip(KINDS, np.max([rung.work.first.max(axis=0) for rung in found[0]], axis=0).tolist(), strict=True)),
-        steps=sum(len(rung.times_s) for rung in flat),
+        costs=fit(*_steps_of(rungs), guide, overlap=not on_cpu),
+        band=band(own, rungs, guide, overlap=not on_cpu),
+        most=dict(zip(KINDS, np.max([rung.work.first.max(axis=0) for rung in own], axis=0).tolist(), strict=True)),
+        steps=sum(len(rung.times_s) for rung in rungs),
         repeat_sd=_repeat_sd(record.climbs[0]),
     )
 
 
-def rungs_of(climb: Climb, record: LadderRecord, facts: ModelFacts, on_cpu: bool) -> list[Rung]:
-    """The rungs of a climb that were passed again after the first round, which warms up."""
+def rungs_of(start: int, record: LadderRecord, facts: ModelFacts, on_cpu: bool) -> list[Rung]:
+    """The rungs that were passed again in a start of the engine; the first pass of each warms up."""
+    climb = record.climbs[start]
     facts = replace(facts, stack=facts.stack[: climb.layers])
     passes: dict[int, list[Pass]] = {}
     for one in climb.passes:
@@ -116,18 +122,31 @@ def rungs_of(climb: Climb, record: LadderRecord, facts: ModelFacts, on_cpu: bool
         steps = int(schedule.segments.steps.sum())
         told = not get_engine(record.engine).serves
         whole = [one for one in again[WARM_ROUNDS:] if len(one.step_ends_s) == steps or not told]
-        if whole:
-            wall_s = float(np.median([one.end_s - one.start_s for one in whole]))
-            ttft_s = float(np.median([np.median(one.ttft_s) for one in whole]))
-            rows = single_steps(work)
-            if told:
-                times_s = np.median([np.diff([one.start_s, *one.step_ends_s]) for one in whole], axis=0)
-            else:
-                first = int(schedule.first_token_step[0]) + 1
-                parts = [(rows, wall_s), (rows[:first], ttft_s)][: 2 if len(requests) == 1 else 1]
-                rows, times_s = np.array([part.sum(axis=0) for part, _ in parts]), np.array([s for _, s in parts])
-            made.append(Rung(requests, schedule, work, rows, times_s, wall_s, ttft_s))
+        if not whole:
+            continue
+        rows = single_steps(work)
+        if told:
+            timed = [(rows, np.diff([one.start_s, *one.step_ends_s])) for one in whole]
+        else:
+            timed = [_seen_by_client(one, schedule, rows) for one in whole]
+        made.append(
+            Rung(
+                *(start, again[0].rung, requests, schedule, work),
+                rows=np.concatenate([of_pass for of_pass, _ in timed]),
+                times_s=np.concatenate([times_s for _, times_s in timed]),
+                wall_s=float(np.median([one.end_s - one.start_s for one in whole])),
+                ttft_s=float(np.median([np.median(one.ttft_s) for one in whole])),
+            )
+        )
     return made
+
+
+def _seen_by_client(one: Pass, schedule: Schedule, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Work and time from the start of a pass until each step that makes first tokens, and until its end."""
+    made_by, ttft_s = np.sort(schedule.first_token_step), np.sort(one.ttft_s)
+    steps = np.unique(made_by)
+    times_s = [float(np.median(ttft_s[made_by == step])) for step in steps]
+    return rows.cumsum(axis=0)[[*steps, -1]], np.array([*times_s, one.end_s - one.start_s])
 
 
 def scheduled(
@@ -148,7 +167,9 @@ def scheduled(
         return schedule, static_work(requests, steps.decides, facts, copies_matrices=on_cpu)
     told = {name: effective[name] for name in SHOWN if name in effective}
     schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **told))
-    return schedule, step_work(schedule.segments, facts, steps.kv_cache_dtype, taken_in=len(requests))
+    return schedule, step_work(
+        schedule.segments, facts, steps.kv_cache_dtype, taken_in=len(requests), one_mask=steps.one_mask
+    )
 
 
 def _repeat_sd(climb: Climb) -> float | None:
@@ -166,7 +187,10 @@ def _steps_of(rungs: Sequence[Rung]) -> tuple[FloatArray, FloatArray]:
 
 
 def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, overlap: bool) -> StepCosts:
-    """The costs that meet the times of steps best, by non-negative least squares on shares of these times.
+    """The costs that meet the times of steps best, by non-negative least squares on shares of the expected times.
+
+    Shares of the measured times would weigh a step the less, the slower it was, and find costs that are too low. So the
+    fit is repeated with what it expects of each step.
 
     Args:
         rows: work of each step, one column per kind.
@@ -174,31 +198,34 @@ def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, 
         guide: decides where the steps of one model leave open which of two kinds of work takes the time.
         overlap: whether reading overlaps with computing.
     """
-    if not overlap:
-        return _costs(_solved(rows, times, guide), overlap=False)
-    # max(read, compute): which of the two decides in a step follows from the costs, and the costs from that.
-    best: tuple[float, StepCosts] | None = None
     reads, computes = slice(0, 2), slice(2, 4)
-    for share in (0.25, 0.5, 1.0, 2.0, 4.0):
+    best: tuple[float, StepCosts] | None = None
+    # max(read, compute): which of the two decides in a step follows from the costs, and the costs from that.
+    for share in (0.25, 0.5, 1.0, 2.0, 4.0) if overlap else (1.0,):
         intensity = rows[:, computes].sum(axis=1) / rows[:, reads].sum(axis=1)
-        computing = intensity > share * np.median(intensity)
-        for _ in range(OVERLAP_ROUNDS):
+        computing, expected = intensity > share * np.median(intensity), times
+        for _ in range(FIT_ROUNDS):
             counted = rows.copy()
-            counted[computing, reads], counted[~computing, computes] = 0.0, 0.0
-            costs = _costs(_solved(counted, times, guide), overlap=True)
+            if overlap:
+                counted[computing, reads], counted[~computing, computes] = 0.0, 0.0
+            costs = _solved(counted, times, np.maximum(expected, times / DISTURBED), guide, overlap=overlap)
             reading_s, computing_s, overhead_s = split(rows, costs)
-            if (computing == (computing_s > reading_s)).all():
+            together_s = np.maximum(reading_s, computing_s) if overlap else reading_s + computing_s
+            settled = np.allclose(expected, together_s + overhead_s, rtol=SETTLED)
+            computing, expected = computing_s > reading_s, together_s + overhead_s
+            if settled:
                 break
-            computing = computing_s > reading_s
-        off = float(np.square((np.maximum(reading_s, computing_s) + overhead_s) / times - 1).sum())
+        off = float(np.square(times / expected - 1).sum())
         if best is None or off < best[0]:
             best = off, costs
     assert best is not None
     return best[1]
 
 
-def _solved(rows: FloatArray, times: FloatArray, guide: StepCosts | None) -> FloatArray:
-    shares, target = rows / times[:, None], np.ones(len(times))
+def _solved(
+    rows: FloatArray, times: FloatArray, expected: FloatArray, guide: StepCosts | None, *, overlap: bool
+) -> StepCosts:
+    shares, target = rows / expected[:, None], times / expected
     for kind in GUIDED if guide else ():
         row = np.zeros(len(KINDS))
         row[KINDS.index(kind)] = GUIDE_WEIGHT / getattr(guide, kind)
@@ -208,29 +235,31 @@ def _solved(rows: FloatArray, times: FloatArray, guide: StepCosts | None) -> Flo
     from scipy.optimize import nnls  # takes longer than a prediction that fits no ladder
 
     solution, _ = nnls(shares / size, target)
-    found: FloatArray = solution / size
-    return found
-
-
-def _costs(values: FloatArray, *, overlap: bool) -> StepCosts:
-    return StepCosts(**dict(zip(KINDS, values.tolist(), strict=True)), overlap=overlap)
+    return StepCosts(**dict(zip(KINDS, (solution / size).tolist(), strict=True)), overlap=overlap)
 
 
 def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | None = None, *, overlap: bool) -> Band:
     """The band from rungs of the model itself: each is predicted by costs that were fitted without it.
 
-    By split conformal prediction the error of a new point is below the ceil((n + 1) 0.9)-th smallest of n.
+    If the model was started several times, they are also fitted without the start that it was measured in, so the band
+    has what differs from one moment to another. By split conformal prediction the error of a new point is below the
+    ceil((n + 1) 0.9)-th smallest of n.
     """
     if len(held_out) < FEWEST_POINTS:
         return Band(throughput=None, ttft=None, points=len(held_out))
+    starts = {rung.start for rung in held_out}
+    numbers = sorted({rung.number for rung in held_out})
     walls, firsts = [], []
-    for fold in range(min(FOLDS, len(held_out))):
-        out = {id(rung) for rung in held_out[fold::FOLDS]}
-        costs = fit(*_steps_of([rung for rung in rungs if id(rung) not in out]), guide, overlap=overlap)
-        for rung in held_out[fold::FOLDS]:
-            timed = lay(rung.schedule, rung.work, costs, rung.requests)
-            walls.append(abs(np.log(timed.wall_s / rung.wall_s)))
-            firsts.append(abs(np.log(np.median(timed.ttft_s) / rung.ttft_s)))
+    for start in starts:
+        others = [rung for rung in rungs if len(starts) == 1 or rung.start != start]
+        for fold in range(min(FOLDS, len(numbers))):
+            out = set(numbers[fold::FOLDS])
+            costs = fit(*_steps_of([rung for rung in others if rung.number not in out]), guide, overlap=overlap)
+            for rung in held_out:
+                if rung.start == start and rung.number in out:
+                    timed = lay(rung.schedule, rung.work, costs, rung.requests)
+                    walls.append(abs(np.log(timed.wall_s / rung.wall_s)))
+                    firsts.append(abs(np.log(np.median(timed.ttft_s) / rung.ttft_s)))
     return Band(throughput=quantile(walls), ttft=quantile(firsts), points=len(walls))
 
 

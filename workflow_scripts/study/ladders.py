@@ -29,7 +29,7 @@ CLIMB_S = {"cpu": 20.0, "cuda": 40.0, "rocm": 40.0}
 PROMPT_TOKENS_OF_RUNG = {"cpu": 512, "cuda": 16_384, "rocm": 16_384}
 SHORT_PROMPT, DECODE_STEPS = 8, 5
 LONGEST = 4096  # tokens of a request, if neither the settings nor the workload say
-MIXED_RUNGS = 6
+MIXED_RUNGS = 4
 
 # A request as (prompt tokens, output tokens).
 Lengths = tuple[int, int]
@@ -206,7 +206,7 @@ def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[lis
     for count in sorted({1, max(1, sequences // 4), sequences}):
         made.append([(min(longest, max(SHORT_PROMPT, most // count)), DECODE_STEPS + 1)] * count)
     for _ in range(MIXED_RUNGS):
-        count = sequences + draw.randint(1, max(2, sequences // 2))
+        count = sequences + draw.randint(1, max(2, sequences // 4))
         usual = max(SHORT_PROMPT, most // count)
         drawn = [round(usual * draw.lognormvariate(-0.2, 0.6)) for _ in range(count)]
         prompts = [min(longest, max(SHORT_PROMPT // 2, prompt)) for prompt in drawn]

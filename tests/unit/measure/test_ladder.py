@@ -1,11 +1,11 @@
-"""The second depth of a ladder."""
+"""The second depth of a ladder, and the order of its passes."""
 
 import json
 
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.measure.ladder import ClimbError, order, shallower
+from workflow_scripts.measure.ladder import ClimbError, order, shallower, vocabulary
 
 
 def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
@@ -17,15 +17,33 @@ def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
     assert changed == {"num_hidden_layers", "layer_types"}
 
 
-@pytest.mark.parametrize("config", [{"text_config": {"num_hidden_layers": 2}}, {"n_layer": 2}])
+def test_a_model_that_also_sees_is_cut_in_its_text_part() -> None:
+    text = {"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]}
+    config = {"vision_config": {"num_hidden_layers": 4, "sizes": [1, 2, 3, 4]}, "text_config": text}
+    whole, half, of_half = shallower(config)
+    assert (whole, half, vocabulary(config)) == (4, 2, 9)
+    cut = {**text, "num_hidden_layers": 2, "layer_types": ["a", "b"]}
+    assert of_half == {"vision_config": config["vision_config"], "text_config": cut}
+
+
+@pytest.mark.parametrize("config", [{"text_config": {"vocab_size": 2}}, {"vocab_size": 2}])
 def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config: dict[str, object]) -> None:
-    with pytest.raises(ClimbError, match="vocab_size and one of num_hidden_layers, n_layer"):
+    with pytest.raises(ClimbError, match="does not have one of num_hidden_layers, n_layer"):
         shallower(config)
+
+
+@pytest.mark.parametrize("config", [{"text_config": {"num_hidden_layers": 2}}, {"n_layer": 2}])
+def test_a_model_that_does_not_say_what_it_knows_climbs_no_ladder(config: dict[str, object]) -> None:
+    with pytest.raises(ClimbError, match="does not have vocab_size"):
+        vocabulary(config)
 
 
 @pytest.mark.parametrize("rungs", [1, 4, 18])
 def test_every_rung_that_was_reached_is_passed_twice(rungs: int) -> None:
-    passes = order(rungs)
-    assert {passes.count(rung) for rung in range(rungs)} == {5}
-    for reached in range(2, 2 * rungs + 1, 2):  # the time may be over after any of these passes
-        assert {passes[:reached].count(rung) for rung in passes[:reached]} == {2}
+    for passes in (order(rungs), order(rungs, backwards=True)):
+        assert {passes.count(rung) for rung in range(rungs)} == {5}
+        for reached in range(2, 2 * rungs + 1, 2):  # the time may be over after any of these passes
+            assert {passes[:reached].count(rung) for rung in passes[:reached]} == {2}
+    # Two starts that get through half of the rungs reach all of them.
+    half = 2 * ((rungs + 1) // 2)
+    assert {*order(rungs)[:half], *order(rungs, backwards=True)[:half]} == {*range(rungs)}

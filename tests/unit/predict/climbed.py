@@ -33,8 +33,12 @@ def requests_of(lengths):
     return RequestLengths(*(np.array(column) for column in zip(*lengths, strict=True)))
 
 
-def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), sequences=16, **changes):
-    """A ladder of an engine with these costs; `noise` is the scatter of a rung's passes, `depths` divide the layers."""
+def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), sequences=16, slower=1.0, **changes):
+    """A ladder of an engine with these costs.
+
+    `noise` is the scatter of a rung's passes, and `depths` divide the layers of each start. Each start is `slower` than
+    the one before by this factor.
+    """
     record = LadderRecord(
         gpu="cpu-1core",
         device=HERE,
@@ -62,14 +66,15 @@ def climbed(costs, model="tiny-llama-57m", noise=0.0, rounds=3, depths=(1, 2), s
                     rounds,
                     sequences,
                     draw,
+                    slower**start,
                 )
-                for depth in depths
+                for start, depth in enumerate(depths)
             ]
         }
     )
 
 
-def _climb(costs, record, facts, noise, rounds, sequences, draw):
+def _climb(costs, record, facts, noise, rounds, sequences, draw, moment):
     passes, on_cpu = [], not costs.overlap
     for number in range(rounds):
         for rung, lengths in enumerate(rungs_for(sequences, 400, "cpu")):
@@ -77,6 +82,7 @@ def _climb(costs, record, facts, noise, rounds, sequences, draw):
             schedule, work = scheduled(requests, record, SETTINGS, facts, on_cpu)
             # The first round is far slower, as it is with real engines.
             factor = np.exp(draw.normal(0, noise)) * (5 if number == 0 else 1) if noise or number == 0 else 1.0
+            factor *= moment
             rows = single_steps(work)
             one_each = StepWork(np.ones(len(rows)), rows, np.zeros_like(rows))
             times = factor * segment_times_s(one_each, costs)

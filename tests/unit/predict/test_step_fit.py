@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from tests.unit.predict.climbed import SETTINGS, climbed, facts_of, requests_of
-from workflow_scripts.physics.step_time import StepCosts
-from workflow_scripts.predict.step_fit import FitError, fit_ladder, scheduled
+from workflow_scripts.physics.step_time import StepCosts, single_steps
+from workflow_scripts.predict.step_fit import FitError, fit, fit_ladder, scheduled
 from workflow_scripts.predict.timing import lay
 
 CPU = StepCosts(
@@ -38,6 +38,36 @@ def test_the_steps_of_a_ladder_predict_other_requests(true):
     assert found.band.throughput == pytest.approx(1, abs=0.05)
 
 
+def steps_of(rng, costs):
+    """Work of many steps, and times that scatter by 30 % around what they cost."""
+    record = climbed(costs, depths=())
+    drawn = rng.integers((4, 2), (300, 20), (60, 2)).tolist()
+    rows = single_steps(scheduled(requests_of(drawn), record, SETTINGS, facts_of("tiny-llama-57m"), True)[1])
+    expected = rows @ costs.seconds
+    return rows, expected, expected * rng.gamma(1 / 0.3**2, 0.3**2, len(rows))
+
+
+def test_slow_steps_count_as_much_as_fast_ones():
+    rows, expected, times = steps_of(np.random.default_rng(5), CPU)
+    found = fit(np.tile(rows, (20, 1)), np.tile(times, 20), overlap=False)
+    assert (rows @ found.seconds).sum() == pytest.approx(times.sum(), rel=0.03)
+    assert times.sum() == pytest.approx(expected.sum(), rel=0.05)
+
+
+def test_a_step_that_was_disturbed_changes_little():
+    rows, expected, _ = steps_of(np.random.default_rng(5), CPU)
+    times = expected.copy()
+    times[3] *= 30
+    assert rows @ fit(rows, times, overlap=False).seconds == pytest.approx(expected, rel=0.05)
+
+
+def test_what_the_client_of_a_server_sees_is_fitted():
+    record = climbed(CPU, engine="vllm-serve", knobs={"block_size": 32})
+    for climb in record.climbs:
+        climb.passes[:] = [one.model_copy(update={"step_ends_s": []}) for one in climb.passes]
+    assert max(error_pct(fit_ladder(record, facts_of("tiny-llama-57m"), True).costs, CPU)) < 5
+
+
 def test_passes_of_the_first_round_and_without_their_steps_do_not_count():
     record = climbed(CPU, rounds=1)
     with pytest.raises(FitError, match="no rung was passed twice"):
@@ -66,6 +96,15 @@ def test_the_band_is_what_held_out_rungs_show():
     assert 1 < quiet.band.throughput < 1.1 < loud.band.throughput < 2
     assert quiet.band.ttft < loud.band.ttft
     assert quiet.repeat_sd < 0.05 < loud.repeat_sd
+
+
+def test_the_band_has_what_differs_from_start_to_start():
+    facts = facts_of("tiny-llama-57m")
+    steady, drifts = (fit_ladder(climbed(CPU, depths=(1, 2, 1), slower=by), facts, True) for by in (1.0, 1.2))
+    assert steady.band.throughput < 1.05
+    assert drifts.band.throughput == pytest.approx(1.2**2, rel=0.15)
+    # The costs are those of all starts together: the third is 44 % slower than the first.
+    assert 15 < error_pct(drifts.costs, CPU)[0] < 30
 
 
 @pytest.mark.parametrize("rungs", [1, 8])
