@@ -1,6 +1,6 @@
 """How well one minute per device predicts the rest, on this machine: ladders, then cells, then both compared.
 
-    make bench-predict       (or: python -m benchmarks.predict [--gpu cpu-1core cpu-all] [--seconds 8])
+    make bench-predict       (or: python -m benchmarks.predict [--gpu cpu-1core cpu-all] [--seconds 8] [--keep FOLDER])
 
 First the ladders of the demo's cells are climbed, and those of a second model. All predictions are made then, before
 any cell is measured. Last the cells are measured. Errors are of output tokens per second and of the median TTFT. The
@@ -202,10 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure how well short ladders predict the demo's cells here.")
     parser.add_argument("--gpu", nargs="+", default=["cpu-1core", "cpu-all"], help="devices (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8, help="for the passes of each ladder (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, help="a new folder for ladders and cells (default: none are kept)")
     args = parser.parse_args(argv)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-predict-") as name:
-        folder = Path(name)
+        folder = args.keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         file, results = study_file(folder, args.gpu), folder / "results"
         study = load_study(file)
         cells, paths = expand(study), StudyPaths(results, study.name)

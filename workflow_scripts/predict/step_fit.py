@@ -2,7 +2,7 @@
 
 Each pass of a ladder has the schedule that `predict` makes for its requests, so each of its steps has its work by kind
 (`physics.step_time.KINDS`) and its measured time. The costs are those with which non-negative least squares meets the
-times best, in shares of the time that they predict. docs/plan.md describes the method and its test.
+times best, as factors. docs/plan.md describes the method and its test.
 """
 
 from collections.abc import Mapping, Sequence
@@ -187,10 +187,11 @@ def _steps_of(rungs: Sequence[Rung]) -> tuple[FloatArray, FloatArray]:
 
 
 def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, overlap: bool) -> StepCosts:
-    """The costs that meet the times of steps best, by non-negative least squares on shares of the expected times.
+    """The costs that meet the times of steps best, by non-negative least squares.
 
-    Shares of the measured times would weigh a step the less, the slower it was, and find costs that are too low. So the
-    fit is repeated with what it expects of each step.
+    Errors are counted in shares of the geometric mean of measured and expected time, so that twice too slow weighs as
+    much as twice too fast. Shares of the measured time would weigh slow steps less, and find costs that are too low.
+    What is expected follows from the costs, so the fit is repeated until it settles.
 
     Args:
         rows: work of each step, one column per kind.
@@ -208,14 +209,14 @@ def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, 
             counted = rows.copy()
             if overlap:
                 counted[computing, reads], counted[~computing, computes] = 0.0, 0.0
-            costs = _solved(counted, times, np.maximum(expected, times / DISTURBED), guide, overlap=overlap)
+            costs = _solved(counted, times, expected, guide, overlap=overlap)
             reading_s, computing_s, overhead_s = split(rows, costs)
             together_s = np.maximum(reading_s, computing_s) if overlap else reading_s + computing_s
             settled = np.allclose(expected, together_s + overhead_s, rtol=SETTLED)
             computing, expected = computing_s > reading_s, together_s + overhead_s
             if settled:
                 break
-        off = float(np.square(times / expected - 1).sum())
+        off = float(np.square(np.log(times / expected)).sum())
         if best is None or off < best[0]:
             best = off, costs
     assert best is not None
@@ -225,17 +226,18 @@ def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, 
 def _solved(
     rows: FloatArray, times: FloatArray, expected: FloatArray, guide: StepCosts | None, *, overlap: bool
 ) -> StepCosts:
-    shares, target = rows / expected[:, None], times / expected
+    size = np.sqrt(times * np.maximum(expected, times / DISTURBED))
+    shares, target = rows / size[:, None], times / size
     for kind in GUIDED if guide else ():
         row = np.zeros(len(KINDS))
         row[KINDS.index(kind)] = GUIDE_WEIGHT / getattr(guide, kind)
         shares, target = np.vstack([shares, row]), np.append(target, GUIDE_WEIGHT)
     # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
-    size = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
+    columns = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
     from scipy.optimize import nnls  # takes longer than a prediction that fits no ladder
 
-    solution, _ = nnls(shares / size, target)
-    return StepCosts(**dict(zip(KINDS, (solution / size).tolist(), strict=True)), overlap=overlap)
+    solution, _ = nnls(shares / columns, target)
+    return StepCosts(**dict(zip(KINDS, (solution / columns).tolist(), strict=True)), overlap=overlap)
 
 
 def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | None = None, *, overlap: bool) -> Band:

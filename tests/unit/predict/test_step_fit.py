@@ -50,7 +50,8 @@ def steps_of(rng, costs):
 def test_slow_steps_count_as_much_as_fast_ones():
     rows, expected, times = steps_of(np.random.default_rng(5), CPU)
     found = fit(np.tile(rows, (20, 1)), np.tile(times, 20), overlap=False)
-    assert (rows @ found.seconds).sum() == pytest.approx(times.sum(), rel=0.03)
+    # By shares of the measured times it would be 13 % less.
+    assert (rows @ found.seconds).sum() == pytest.approx(times.sum(), rel=0.06)
     assert times.sum() == pytest.approx(expected.sum(), rel=0.05)
 
 
