@@ -1,10 +1,13 @@
-"""The second depth of a ladder, and the order of its passes."""
+"""The second depth of a ladder, the order of its passes, and a wrong node."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.device.device_check import WrongDeviceError
+from workflow_scripts.measure import ladder
 from workflow_scripts.measure.ladder import ClimbError, order, shallower, vocabulary
 
 
@@ -47,3 +50,18 @@ def test_every_rung_that_was_reached_is_passed_twice(rungs: int) -> None:
     # Two starts that get through half of the rungs reach all of them.
     half = 2 * ((rungs + 1) // 2)
     assert {*order(rungs)[:half], *order(rungs, backwards=True)[:half]} == {*range(rungs)}
+
+
+def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(*_: object) -> None:
+        raise WrongDeviceError("h200 was asked for, and the GPU here is 'L4'")
+
+    monkeypatch.setattr(ladder, "Climbing", lambda *_: None)
+    monkeypatch.setattr(ladder, "climb_all", wrong)
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    study = ["--study", "config/studies/what_if.yaml", "--gpu", "h200"]
+    assert ladder.main([*study, "--results", str(tmp_path)]) == 1
+    assert (tmp_path / "what_if/wrong_nodes/h200/node7").read_text() == "h200 was asked for, and the GPU here is 'L4'\n"
+    assert "the GPU here is 'L4'" in capsys.readouterr().err
