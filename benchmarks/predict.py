@@ -65,7 +65,7 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
         "gpu": gpus[0],
         "engine": "vllm",
         "model": OTHER,
-        "workload": "chat",
+        "workload": "few",
         "knobs": knobs,
     }
     served = {
@@ -73,10 +73,10 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
         "gpu": gpus[-1],
         "engine": SERVER,
         "model": MODEL,
-        "workload": "calls",
-        "knobs": {"block_size": 32, "max_num_seqs": 16, "request_rate_per_s": [2, 6]},
+        "workload": "few",
+        "knobs": {"block_size": 32, "max_num_seqs": 16, "request_rate_per_s": [3, 6]},
     }
-    study["workloads"]["calls"] = study["workloads"]["chat"] | {"num_prompts": 12}
+    study["workloads"]["few"] = study["workloads"]["chat"] | {"num_prompts": 12}
     study["engine_defaults"][SERVER] = study["engine_defaults"]["vllm"]
     study |= {"name": "bench-predict", "starts": 1, "sweeps": [*sweeps, other, served]}
     study["models"] = {OTHER: {"load_format": "dummy"}}
@@ -215,8 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flow += (f"results={results}", "--")
         _call(*flow, "prepare", *(str(paths.device(gpu)) for gpu in args.gpu))
         where = ("--study", str(file), "--results", str(results))
-        for gpu in args.gpu:
-            _call("workflow_scripts", "measure-ladders", *where, "--gpu", gpu, "--seconds", str(args.seconds))
+        _call("workflow_scripts", "measure-ladders", *where, "--gpu", *args.gpu, "--seconds", str(args.seconds))
         console.print(f"ladders after {time.monotonic() - began:.0f} s")
         whole, cross = predicted(study, cells, paths.prepared), crossed(study, cells, paths.prepared, folder)
         _call("workflow_scripts", "measure-batch", *where, "--batch", str(batch_file(folder, cells)))

@@ -37,8 +37,8 @@ def ladder_resource(name):
     """A resource of the job that climbs a GPU's ladders, as for a batch of one cell per ladder."""
 
     def resource(wildcards, attempt):
-        cells = [ladder.cell for ladder in LADDERS.values() if ladder.cell.gpu == wildcards.gpu]
-        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpu).glob("*")]
+        cells = [ladder.cell for ladder in LADDERS.values() if ladder.cell.gpu == wildcards.gpus]
+        avoid = [path.name for path in PATHS.wrong_nodes(wildcards.gpus).glob("*")]
         limits = (STUDY.cell_time_limit_s, Attempt(attempt, SITE.attempts), avoid, {})
         return job_resources(cells, SITE, *limits).get(name)
 

@@ -183,11 +183,11 @@ def ladder_records():
     return [record for record in found if record.exists()]
 
 
-def ladders_to_climb(gpu):
-    """What the ladders of a device depend on, as a hash."""
+def ladders_to_climb(gpus):
+    """What the ladders of some devices depend on, as a hash."""
     wanted = {}
     for name, ladder in LADDERS.items():
-        if ladder.cell.gpu == gpu:
+        if ladder.cell.gpu in gpus:
             told = definition(ladder.cell.id).as_json()
             climbed = [told["model"], told["knobs"], told["protocol"]]
             wanted[name] = [*climbed, ladder.sequences, ladder.tokens]
@@ -195,10 +195,16 @@ def ladders_to_climb(gpu):
 
 
 def calibrated_gpus():
-    """The devices that have ladders and that this machine or this cluster has."""
-    here = CALIBRATE["gpus"]
+    """The devices that have ladders and that this machine or this cluster has, as lists that share a job.
+
+    Several names of this machine's CPU share one: in turns their ladders spread over more time.
+    """
     with_ladder = dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values())
-    return [gpu for gpu in with_ladder if (gpu in here if here is not None else gpu not in ABSENT)]
+    if CALIBRATE["gpus"] is not None:
+        return [[gpu] for gpu in with_ladder if gpu in CALIBRATE["gpus"]]
+    here = [gpu for gpu in with_ladder if gpu not in ABSENT]
+    cpus = [gpu for gpu in here if load_gpus()[gpu].kind == "cpu"]
+    return [*([cpus] if cpus else []), *([gpu] for gpu in here if gpu not in cpus)]
 
 
 def table(name):

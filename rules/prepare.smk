@@ -100,19 +100,19 @@ rule prepare_device:
 
 
 rule climb_ladders:
-    """Short series of steps of every engine and model on a device, to which the costs of its steps are fitted."""
+    """Short series of steps of every engine and model on some devices, to which the costs of their steps are fitted."""
     input:
         lambda wildcards: sorted(
             {
                 ancient(prepared_model(ladder.cell.model))
                 for ladder in LADDERS.values()
-                if ladder.cell.gpu == wildcards.gpu
+                if ladder.cell.gpu in wildcards.gpus.split("+")
             }
         ),
     output:
-        touch(PATHS.ladders_climbed("{gpu}")),
+        touch(PATHS.ladders_climbed("{gpus}")),
     log:
-        PATHS.root / "logs/climb_ladders/{gpu}.log",
+        PATHS.root / "logs/climb_ladders/{gpus}.log",
     conda:
         ENGINE_ENVIRONMENT
     # All cores of a local run, because nothing else may load the machine while steps are timed.
@@ -123,20 +123,21 @@ rule climb_ladders:
         setup=CALIBRATE["setup"],
         launcher=CALIBRATE["launcher"],
         # A study that needs other ladders, or steps that are recorded otherwise, is climbed again.
-        ladders=lambda wildcards: ladders_to_climb(wildcards.gpu),
+        ladders=lambda wildcards: ladders_to_climb(wildcards.gpus.split("+")),
+        gpus=lambda wildcards: wildcards.gpus.split("+"),
     shell:
         "exec > {log} 2>&1\n"
         "{params.setup}\n"
         "{params.launcher} python -m workflow_scripts measure-ladders"
         " --study $STUDY"
         " --results $RESULTS"
-        " --gpu {wildcards.gpu}"
+        " --gpu {params.gpus}"
 
 
 rule calibrate:
     """Climb the ladders of every device that is here; plans and the report then predict with them."""
     input:
-        [PATHS.ladders_climbed(gpu) for gpu in calibrated_gpus()],
+        [PATHS.ladders_climbed("+".join(gpus)) for gpus in calibrated_gpus()],
 
 
 rule predict_capacity:

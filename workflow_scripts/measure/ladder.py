@@ -6,7 +6,7 @@ writes `results/{study}/prepared/ladders/{gpu}/{engine}/{model}/{variant}.json`.
 forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's layers
 and random weights, because only another depth tells the fixed time of a step from the time to read the weights. On a
 CPU the model itself is started twice, and the starts of all other ladders come between, because a shared machine is not
-equally fast at all times.
+equally fast at all times. `--gpu cpu-1core cpu-all` climbs those of both in turns, so that more time lies between.
 """
 
 import os
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import Gpu, load_gpus
+from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock
@@ -76,7 +76,9 @@ class Climbing:
         if not (self._model_dir / "config.json").exists():
             missing = self._model_dir / "config.json"
             raise StudyError(f"{missing} is not there; `snakemake calibrate` prepares and measures")
-        self._rungs = rungs_for(ladder.sequences, ladder.tokens, load_gpus()[cell.gpu].kind)
+        self.gpu = load_gpus()[cell.gpu]
+        self._rungs = rungs_for(ladder.sequences, ladder.tokens, self.gpu.kind)
+        self._engine_version = provenance(cell.engine)["engine_version"]
         self._first: Measured | None = None
         self._climbs: list[Climb] = []
         self._failure: str | None = None
@@ -126,7 +128,7 @@ class Climbing:
             gpu=cell.gpu,
             device=first.device if first else {},
             engine=cell.engine,
-            engine_version=provenance(cell.engine)["engine_version"],
+            engine_version=self._engine_version,
             model=cell.model,
             config_sha256=self._definition.model.config_sha256,
             dtype=first.effective["dtype"] if first else None,
@@ -141,24 +143,26 @@ class Climbing:
         )
 
 
-def climb_all(ladders: Sequence[Climbing], gpu: Gpu, limit_s: float | None = None) -> None:
-    """Climb ladders of one device, in another order for each of their starts.
+def climb_all(ladders: Sequence[Climbing], limit_s: float | None = None) -> None:
+    """Climb ladders in turns: one start of each, in random order, then the next.
 
     Args:
         ladders: the ladders.
-        gpu: their device.
         limit_s: seconds for all passes of a ladder, instead of the limit of the kind of device.
 
     Raises:
-        WrongDeviceError: the device is another one.
+        WrongDeviceError: a device is another one.
         ForkServerError: the measuring process could not be started.
     """
-    draw, starts = random.Random(0), ON_CPU if gpu.kind == "cpu" else ON_GPU
-    with device_lock(gpu):
-        for number, (whole, share) in enumerate(starts):
-            for one in draw.sample(ladders, len(ladders)):
+    draw = random.Random(0)
+    for number in range(max(map(len, (ON_CPU, ON_GPU)))):
+        for one in draw.sample(ladders, len(ladders)):
+            starts = ON_CPU if one.gpu.kind == "cpu" else ON_GPU
+            if number < len(starts):
+                whole, share = starts[number]
                 print(f"climbing {one.ladder.name}, start {number + 1} of {len(starts)}", flush=True)
-                record = one.climb(whole, share * (limit_s or CLIMB_S[gpu.kind]), backwards=number > 1)
+                with device_lock(one.gpu):
+                    record = one.climb(whole, share * (limit_s or CLIMB_S[one.gpu.kind]), backwards=number > 1)
                 print(f"{sum(len(climb.passes) for climb in record.climbs)} passes", record.failure or "", flush=True)
 
 
@@ -283,23 +287,25 @@ def _passes(
 @command(
     "measure-ladders",
     STUDY,
-    option("--gpu", required=True, help="one of the study's devices"),
+    option("--gpu", nargs="+", required=True, help="devices of the study"),
     RESULTS,
     option("--seconds", type=float, help="time for the passes of each ladder (default: by the device)"),
 )
 def main(args: Namespace) -> int:
-    """Climb all ladders of a device."""
+    """Climb all ladders of some devices."""
     study = load_study(args.study)
     cells = expand(study)
-    if args.gpu not in (known := {cell.gpu for cell in cells}):
-        raise StudyError(f"study {study.name!r} has no device {args.gpu!r}; it has {', '.join(sorted(known))}")
+    known = {cell.gpu for cell in cells}
+    if unknown := [gpu for gpu in args.gpu if gpu not in known]:
+        raise StudyError(f"study {study.name!r} has no device {unknown[0]!r}; it has {', '.join(sorted(known))}")
     paths = StudyPaths(args.results, study.name)
-    ladders = ladders_of(study, [cell for cell in cells if cell.gpu == args.gpu])
+    ladders = ladders_of(study, [cell for cell in cells if cell.gpu in args.gpu])
     try:
-        climb_all([Climbing(study, one, paths) for one in ladders.values()], load_gpus()[args.gpu], args.seconds)
+        climb_all([Climbing(study, one, paths) for one in ladders.values()], args.seconds)
     except (WrongDeviceError, ForkServerError) as e:
         if isinstance(e, WrongDeviceError):
-            note_wrong_node(paths.wrong_nodes(args.gpu), str(e))
+            for gpu in args.gpu:
+                note_wrong_node(paths.wrong_nodes(gpu), str(e))
         print(f"kvsweep measure-ladders: {e}", file=sys.stderr)
         return 1
     return 0

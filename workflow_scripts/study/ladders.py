@@ -25,8 +25,8 @@ from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workloa
 
 # Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
 CLIMB_S = {"cpu": 20.0, "cuda": 40.0, "rocm": 40.0}
-# Maximum number of prompt tokens of a rung, so that a few rounds fit into that time.
-PROMPT_TOKENS_OF_RUNG = {"cpu": 512, "cuda": 16_384, "rocm": 16_384}
+# Maximum number of prompt tokens of a rung, so that a few rounds fit into that time; mixtures have half of it.
+PROMPT_TOKENS_OF_RUNG = {"cpu": 1024, "cuda": 16_384, "rocm": 16_384}
 SHORT_PROMPT, DECODE_STEPS = 8, 5
 LONGEST = 4096  # tokens of a request, if neither the settings nor the workload say
 MIXED_RUNGS = 4
@@ -207,7 +207,7 @@ def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[lis
         made.append([(min(longest, max(SHORT_PROMPT, most // count)), DECODE_STEPS + 1)] * count)
     for _ in range(MIXED_RUNGS):
         count = sequences + draw.randint(1, max(2, sequences // 4))
-        usual = max(SHORT_PROMPT, most // count)
+        usual = max(SHORT_PROMPT, most // 2 // count)
         drawn = [round(usual * draw.lognormvariate(-0.2, 0.6)) for _ in range(count)]
         prompts = [min(longest, max(SHORT_PROMPT // 2, prompt)) for prompt in drawn]
         made.append([(prompt, draw.randint(2, 2 * DECODE_STEPS)) for prompt in prompts])

@@ -122,9 +122,9 @@ class StudyPaths:
         """Record of a ladder, named GPU/ENGINE/MODEL/VARIANT."""
         return self.prepared / "ladders" / f"{name}.json"
 
-    def ladders_climbed(self, gpu: str) -> Path:
-        """Mark that all ladders of a device were climbed."""
-        return self.prepared / "ladders" / f"{gpu}.done"
+    def ladders_climbed(self, gpus: str) -> Path:
+        """Mark that all ladders of a device were climbed, or of several devices, joined by `+`."""
+        return self.prepared / "ladders" / f"{gpus}.done"
 
     def batch(self, gpu: str, key: str) -> Path:
         """Which starts of cells share a job."""

@@ -196,6 +196,8 @@ def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
     planned = dry_run(study_file, results, "calibrate")
     assert "ladders/h200.done" not in planned
     assert "ladders/cpu-1core.done" in planned
+    # Devices that are this machine's CPU are climbed in turns by one job.
+    assert "ladders/cpu-1core+cpu-all.done" in dry_run(Path("config/studies/demo.yaml"), results, "calibrate")
 
 
 def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> None:
