@@ -81,6 +81,13 @@ class Measured:
         return decide_round(self.study, self.paths, table, number, ["h200"], before)
 
 
+def called(measured: Measured, folder: Path, number: int, out: Path, *more: str) -> int:
+    """Call the command for a round; the tables are in `folder`."""
+    words = ["--study", measured.file, "--results", measured.paths.results, "--gpus", "h200", "--number", number]
+    words += ["--parsed", folder / "parsed", "--devices", folder / "devices", "--cells", folder / "cells.parquet"]
+    return main([*map(str, [*words, "--out", out]), *more])
+
+
 def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_start(tmp_path: Path) -> None:
     measured = Measured(tmp_path)
     plan = measured.plan(measured.end(3), 4)
@@ -138,44 +145,19 @@ def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path: Path) -> No
     first, second = measured.ids[:2]
     batch = tmp_path / "batch.json"
     write_batch(batch, Batch("h200", "0a", 4, (CellStart(first, 4),), 1))
-    called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
-    called += [
-        "--parsed",
-        str(tmp_path / "parsed"),
-        "--devices",
-        str(tmp_path / "devices"),
-        "--cells",
-        str(tmp_path / "cells.parquet"),
-        "--number",
-        "5",
-        "--out",
-        str(tmp_path / "plan.json"),
-    ]
-    assert main([*called, "--first"]) == 0
-    assert set(read_plan(tmp_path / "plan.json").starts) == {CellStart(first, 4), CellStart(second, 5)}
+    out = tmp_path / "plan.json"
+    assert called(measured, tmp_path, 5, out, "--first") == 0
+    assert set(read_plan(out).starts) == {CellStart(first, 4), CellStart(second, 5)}
     for goes_on in ([], ["--first", "--batches", str(batch)]):
-        assert main([*called, *goes_on]) == 0
-        assert read_plan(tmp_path / "plan.json").failed == (first,)
+        assert called(measured, tmp_path, 5, out, *goes_on) == 0
+        assert read_plan(out).failed == (first,)
 
 
 def test_the_command_writes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = Measured(tmp_path)
     write_table(measured.end(2), tmp_path / "cells.parquet", "cells")
     out = measured.paths.round_plan(3)
-    called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
-    called += [
-        "--parsed",
-        str(tmp_path / "parsed"),
-        "--devices",
-        str(tmp_path / "devices"),
-        "--cells",
-        str(tmp_path / "cells.parquet"),
-        "--number",
-        "3",
-        "--out",
-        str(out),
-    ]
-    assert main(called) == 0
+    assert called(measured, tmp_path, 3, out) == 0
     plan = read_plan(out)
     assert capsys.readouterr().out.startswith("round 3: ")
     assert json.loads(out.read_text())["starts"] == [list(one) for one in plan.starts]
@@ -185,17 +167,15 @@ def test_the_command_writes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path: Path) -> None:
     measured = Measured(tmp_path)
     write_table(measured.end(3), tmp_path / "cells.parquet", "cells")
-    called = ["--study", str(measured.file), "--results", str(measured.paths.results), "--gpus", "h200"]
-    called += ["--parsed", str(tmp_path / "parsed"), "--devices", str(tmp_path / "devices"), "--number", "4"]
-    called += ["--cells", str(tmp_path / "cells.parquet"), "--out", str(tmp_path / "plan.json")]
-    assert main(called) == 0
-    assert {one.cell for one in read_plan(tmp_path / "plan.json").starts} == set(measured.ids[:2])
+    out = tmp_path / "plan.json"
+    assert called(measured, tmp_path, 4, out) == 0
+    assert {one.cell for one in read_plan(out).starts} == set(measured.ids[:2])
     # 100 output tokens per second, with a prompt of 100,000 tokens for every two of them.
     impossible = measured.ids[0]
     write_parsed(tmp_path / "parsed/h200", "requests", requests(impossible, (100_000, 2, 0)))
     write_parsed(tmp_path / "parsed/h200", "steps", steps(impossible, 0))
-    assert main(called) == 0
-    plan = read_plan(tmp_path / "plan.json")
+    assert called(measured, tmp_path, 4, out) == 0
+    plan = read_plan(out)
     assert (plan.starts, plan.undecided, plan.ended) == ((), (), ALL_DECIDED)
 
 

@@ -18,13 +18,27 @@ from workflow_scripts.study.study_file import Study, load_study
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"
 
 
-def prepare(study: Study, cell: Cell, paths: StudyPaths) -> None:
-    """The files that measuring asks for, without content."""
+def prepared(results: Path) -> tuple[Cell, StudyPaths]:
+    """A cell of the demo, with the files that measuring asks for, without content."""
+    study = load_study(DEMO)
+    cell, paths = expand(study)[0], StudyPaths(results, study.name)
     definition = cell_definition(study, cell, resolved_models(study))
-    prepared = paths.model(cell.model, model_key(definition.model)) / "config.json"
-    for file in (prepared, paths.workload(cell.model, cell.workload, workload_key(definition))):
+    config = paths.model(cell.model, model_key(definition.model)) / "config.json"
+    for file in (config, paths.workload(cell.model, cell.workload, workload_key(definition))):
         file.parent.mkdir(parents=True)
         file.touch()
+    return cell, paths
+
+
+def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> None:
+    """Let each process that measures a cell end with the next of these records."""
+    left = iter(records)
+
+    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
+        (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(next(left)))
+        return Ended(0)
+
+    monkeypatch.setattr(command, "run_forked", measured)
 
 
 def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
@@ -47,16 +61,8 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
 def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = load_study(DEMO)
-    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
-    prepare(study, one, paths)
-    answers = iter(["ok", "timeout"])
-
-    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
-        (Path(arguments[0]).parent / "measured.json").write_text(json.dumps({"outcome": next(answers)}))
-        return Ended(0)
-
-    monkeypatch.setattr(command, "run_forked", measured)
+    one, paths = prepared(tmp_path)
+    let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--unless-done"]
     first, further = [*called, "--start", "1"], [*called, "--start", "2", "--round", "4", "--position", "7"]
     assert [command.main(arguments) for arguments in (first, further, first, further)] == [0] * 4
@@ -77,17 +83,8 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
 def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = load_study(DEMO)
-    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
-    prepare(study, one, paths)
-
-    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
-        (Path(arguments[0]).parent / "measured.json").write_text(
-            json.dumps({"outcome": "ok", "phases_s": {"start": 1.0}})
-        )
-        return Ended(0)
-
-    monkeypatch.setattr(command, "run_forked", measured)
+    one, paths = prepared(tmp_path)
+    let_measure(monkeypatch, *3 * [{"outcome": "ok", "phases_s": {"start": 1.0}}])
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
     assert command.main([*called, "--start", "1", "--round", "5"]) == 0
     first = paths.outcome(one).read_bytes()
@@ -100,15 +97,8 @@ def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(
 def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = load_study(DEMO)
-    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
-    prepare(study, one, paths)
-
-    def measured(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
-        (Path(arguments[0]).parent / "measured.json").write_text(json.dumps({"outcome": "ok"}))
-        return Ended(0)
-
-    monkeypatch.setattr(command, "run_forked", measured)
+    one, paths = prepared(tmp_path)
+    let_measure(monkeypatch, {"outcome": "ok"})
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--start", "2", "--round", "4"]
     assert command.main([*called, "--position", "9", "--again"]) == 0
     found = read_outcome(paths.again(one, 4) / "outcome.json")
@@ -126,17 +116,9 @@ def test_a_start_is_counted_from_one(capsys: pytest.CaptureFixture[str]) -> None
 def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], node: str | None
 ) -> None:
-    study = load_study(DEMO)
-    one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
-    prepare(study, one, paths)
-
-    def on_another_device(_: str, arguments: list[str], *__: Any, **___: Any) -> Ended:
-        reason = "h200 was asked for, and there is no NVIDIA GPU here"
-        record = {"outcome": "invalid", "reason": reason, "wrong_device": True}
-        (Path(arguments[0]).parent / "measured.json").write_text(json.dumps(record))
-        return Ended(0)
-
-    monkeypatch.setattr(command, "run_forked", on_another_device)
+    one, paths = prepared(tmp_path)
+    reason = "h200 was asked for, and there is no NVIDIA GPU here"
+    let_measure(monkeypatch, *2 * [{"outcome": "invalid", "reason": reason, "wrong_device": True}])
     monkeypatch.setenv("SLURMD_NODENAME", node) if node else monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     for attempt in ("1", "3"):
         called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
