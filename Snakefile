@@ -104,5 +104,5 @@ rule archive_study:
         "python -m workflow_scripts archive --study $STUDY --results $RESULTS --out {output} > {log} 2>&1"
 
 
-# Of a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
+# On a cluster, nodes prepare and measure; planning, parsing and the report stay where snakemake runs.
 workflow.localrules(*(rule.name for rule in workflow.rules if rule.name not in ON_NODES))

@@ -1,4 +1,4 @@
-"""Cluster: cells in batches, one Slurm job per batch. All else except preparation runs on the login node."""
+"""Cluster: cells in batches, one Slurm job per batch. Preparing may run on nodes too; all else runs on the login node."""
 
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources

@@ -76,7 +76,7 @@ def plan_rounds(cells, batches_of):
 
 
 def begun():
-    """The mark that all that measures needs; Snakemake's settings are not known any sooner."""
+    """The mark that all measuring needs; Snakemake's settings are not known before a rule asks for it."""
     if workflow.execution_settings and workflow.execution_settings.no_hooks:
         raise WorkflowError("--no-hooks: nothing can be measured, because a hook writes the lists of what is measured")
     return PATHS.begun
@@ -147,7 +147,7 @@ def markers_with(gpu):
 
 
 def needed_by_list(wildcards):
-    """The batches with cells of a GPU. A list is made again whatever there is: something in this call comes before."""
+    """The batches with cells of a GPU. They are new in each call, so the list is made again, even if one is there."""
     if wildcards.gpu in CHANGED:
         return [PATHS.begun]
     markers = markers_with(wildcards.gpu)
@@ -155,7 +155,7 @@ def needed_by_list(wildcards):
 
 
 onstart:
-    # What a hook does, every call does that runs any job. The processes inside jobs have no hooks.
+    # Every call that runs a job runs this hook; the processes inside jobs have none.
     store_configs(STUDY, PATHS)
     if any(job.rule.name == "begin" for job in workflow.dag.needrun_jobs()):
         if DECIDED:

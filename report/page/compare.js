@@ -120,7 +120,7 @@ function tables(found, store) {
     ...longTable("Ended otherwise", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
     ...longTable("Not compared", ["Cell", "Why"], found.refused.map(({ cell, why }) => () => [name(cell), why.join("; ")])),
     ...longTable(
-      "What both say of their own cells, contradictions first",
+      "Comparisons that both studies made, contradictions first",
       ["Cell", "Over", "Agreement", "Ratio in A (95 % interval)", "Ratio in B (95 % interval)"],
       byAgreement.map((pair) => () => [name(pair.cell), over(pair.baseline, pair.cell), agreement(pair), stated(pair.a), stated(pair.b)]),
     ),

@@ -71,7 +71,8 @@ def changed_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iter
     given = {
         argument.arg
         for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        if argument.annotation and re.search(r"dict\b|Mapping|Counter|Record\b", ast.unparse(argument.annotation))
+        if argument.annotation
+        and re.search(r"dict\b|Mapping|Counter|R(?:ecord|ow)\b", ast.unparse(argument.annotation))
     }
     nodes = list(ast.walk(function))
     given -= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} - {

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.repeats import Record, numbers, records
+from workflow_scripts.analyse.repeats import Row, numbers, records
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
 from workflow_scripts.common.command import option
@@ -258,25 +258,25 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
 # --- why a prediction misses -----------------------------------------------------------------------------------------
 
 
-def _explanation(row: Record) -> str | None:
+def _explanation(row: Row) -> str | None:
     """Why predicted and observed differ; None if they agree, or if one of them is not known."""
     return " ".join([*_feasibility(row), *_block_size(row), *_tokens(row), *_log_itself(row)]) or None
 
 
-def _feasibility(row: Record) -> Iterator[str]:
+def _feasibility(row: Row) -> Iterator[str]:
     if row["outcome"] in RAN and not pd.isna(row["predicted_infeasible"]):
         yield f"It ran, although it was predicted not to: {row['predicted_infeasible']}."
     if row["outcome"] == "infeasible" and pd.isna(row["predicted_infeasible"]) and pd.isna(row["predicted_unknown"]):
         yield f"The engine refused what was predicted to run: {str(row['reason']).rstrip('.')}."
 
 
-def _block_size(row: Record) -> Iterator[str]:
+def _block_size(row: Row) -> Iterator[str]:
     predicted, observed = row["predicted_block_size"], row["observed_block_size"]
     if not pd.isna(predicted) and not pd.isna(observed) and predicted != observed:
         yield f"The engine took blocks of {observed:g} tokens, not of {predicted:g}."
 
 
-def _tokens(row: Record) -> Iterator[str]:
+def _tokens(row: Row) -> Iterator[str]:
     name, what = "kv_cache_tokens", "tokens"
     if np.isnan(row["kv_cache_tokens_error_pct"]):
         name, what = "num_blocks", "blocks"
@@ -300,7 +300,7 @@ def _tokens(row: Record) -> Iterator[str]:
         yield _terms(row)
 
 
-def _line(row: Record) -> str:
+def _line(row: Row) -> str:
     implied, predicted = row["implied_memory_bytes"], row["predicted_device_memory_bytes"]
     differs = abs(implied / predicted - 1) > DISAGREES_PCT / 100
     return (
@@ -318,7 +318,7 @@ _WORDS = {
 }
 
 
-def _terms(row: Record) -> str:
+def _terms(row: Row) -> str:
     known = [
         f"{words} {row[f'predicted_{term}'] / GIB:.2f} GiB against {row[f'observed_{term}'] / GIB:.2f} GiB"
         for term, words in _WORDS.items()
@@ -329,7 +329,7 @@ def _terms(row: Record) -> str:
     return f"Predicted against printed: {', '.join(known)}."
 
 
-def _log_itself(row: Record) -> Iterator[str]:
+def _log_itself(row: Row) -> Iterator[str]:
     if row["consistent"] is False:
         yield (
             f"The log disagrees with itself: {row['observed_kv_cache_bytes'] / GIB:.2f} GiB hold"

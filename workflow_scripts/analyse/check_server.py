@@ -25,7 +25,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.another_start import AnotherStart, another_start
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
-from workflow_scripts.analyse.repeats import Record, counted, numbers, records, summarise
+from workflow_scripts.analyse.repeats import Row, counted, numbers, records, summarise
 from workflow_scripts.analyse.serving import BUSY_CORES, LATE_S, LATE_SHARE, of_pass
 from workflow_scripts.analyse.statistics import (
     CONFIDENCE,
@@ -89,7 +89,7 @@ def of_study(cells: pd.DataFrame, requests: pd.DataFrame, ids: list[str]) -> dic
     return {name: another_start(summarise(table, ["gpu", "cell_id"], name)[1]) for name in known}
 
 
-def compare_latencies(study: Mapping[str, AnotherStart], server: Record, margin_pct: float) -> list[Compared]:
+def compare_latencies(study: Mapping[str, AnotherStart], server: Row, margin_pct: float) -> list[Compared]:
     """Each latency of the server beside that of the study.
 
     A latency is `slower` with an error of at most 2.5 % over all of them, and `as measured` if a one-sided test of 5 %
@@ -125,7 +125,7 @@ def verdict_of(compared: list[Compared]) -> str:
     return AS_MEASURED if verdicts == {AS_MEASURED} else NOT_DECIDED
 
 
-def client_faults(server: Record, client_cpu_cores: float) -> Iterator[str]:
+def client_faults(server: Row, client_cpu_cores: float) -> Iterator[str]:
     """Why the latencies may be those of the client."""
     if server["client_lag_s_p99"] > max(LATE_S, LATE_SHARE * server["ttft_s_p50"]):
         yield f"1 % of the requests left more than {server['client_lag_s_p99']:.3g} s late"
@@ -155,7 +155,7 @@ def differing_settings(
     )
 
 
-def _latencies(sent: Mapping[str, Any]) -> Record:
+def _latencies(sent: Mapping[str, Any]) -> Row:
     table = pd.DataFrame(sent["requests"])
     failed = table[table["error"].notna()]
     if len(failed):

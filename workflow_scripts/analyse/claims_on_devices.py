@@ -28,7 +28,7 @@ from workflow_scripts.analyse.evidence import (
 from workflow_scripts.analyse.explanation import NEAR_PCT
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.ratios import published_ratios, published_readings
-from workflow_scripts.analyse.repeats import Record, records
+from workflow_scripts.analyse.repeats import Row, records
 from workflow_scripts.analyse.statistics import CHANGES, FLAT, decisive_ends
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.catalog.published import Claim
@@ -78,7 +78,7 @@ def against_ceilings(
         yield Finding(_ceiling_text(row, rate), COMPUTED, scope, (where, "analyse.audit"), says)
 
 
-def _ceiling_text(row: Record, rate: str) -> str:
+def _ceiling_text(row: Row, rate: str) -> str:
     stated = next((name for name in ("max_num_seqs", "batch_size") if name in row), None)
     sequences = f" at {stated} {row[stated]:g}" if stated else ""
     text = f"The {row[rate]:,.0f} tokens/s of {row['gpu']}{sequences} are {row['reason']}."
@@ -179,7 +179,7 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
         yield measured(bears, row | {"gpu": " over ".join(gpus)}, row["verdict_text"], _says(row, ratio), ids)
 
 
-def _says(row: Record, published: float) -> str | None:
+def _says(row: Row, published: float) -> str | None:
     """What a measured ratio says: nothing without an interval, or if it cannot tell bandwidths from something else."""
     if pd.isna(row["explanation"]) or pd.notna(row["cannot_show"]) or pd.isna(row["ratio_low"]):
         return None
@@ -190,7 +190,7 @@ def _says(row: Record, published: float) -> str | None:
     return SUPPORTED if all(follows) and is_same(row["ratio"], published) else None
 
 
-def _published_speedup(a: str, b: str, ratio: float, readings: list[Record]) -> Finding:
+def _published_speedup(a: str, b: str, ratio: float, readings: list[Row]) -> Finding:
     """Supported or contradicted if all cards that the names may mean agree; otherwise it depends on the cards."""
     near = [r for r in readings if abs(formulas.relative_difference(ratio, r["bandwidth_ratio"])) * 100 <= NEAR_PCT]
     far = [r for r in readings if r not in near]
@@ -205,5 +205,5 @@ def _published_speedup(a: str, b: str, ratio: float, readings: list[Record]) -> 
     return Finding(text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "analyse.ratios"), says)
 
 
-def _named(readings: list[Record]) -> str:
+def _named(readings: list[Row]) -> str:
     return ", ".join(f"{r['gpu_a']} over {r['gpu_b']} ({r['bandwidth_ratio']:.3g}x)" for r in readings) or "none"

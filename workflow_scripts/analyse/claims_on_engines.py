@@ -23,7 +23,7 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.published_table import published_table
-from workflow_scripts.analyse.repeats import ENVIRONMENT, Record, cell_summary, counted, records
+from workflow_scripts.analyse.repeats import ENVIRONMENT, Row, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import (
     FASTER,
     FLAT,
@@ -103,7 +103,7 @@ def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         yield measured(bears, row, row["explanation"], says, _ids_of(row))
 
 
-def _improvements(evidence: Evidence, kind: str) -> list[Record]:
+def _improvements(evidence: Evidence, kind: str) -> list[Row]:
     """At equal work, vLLM's fastest cell over HuggingFace's fastest of one kind, per device, model and workload."""
     engines = evidence.tables["engines"]
     rows = engines[engines["comparable"].eq(True) & engines["hf_kind"].eq(kind)]
@@ -111,7 +111,7 @@ def _improvements(evidence: Evidence, kind: str) -> list[Record]:
     return records(rows.sort_values(rates, ascending=False, kind="stable").drop_duplicates(list(PLACE)))
 
 
-def _ids_of(row: Record) -> list[str]:
+def _ids_of(row: Row) -> list[str]:
     cells = (VLLM.name, row["vllm_knobs"]), (row["hf_engine"], row["hf_knobs"])
     return [f"{row['gpu']}/{engine}/{row['model']}/{row['workload']}/{knobs}" for engine, knobs in cells]
 
@@ -135,7 +135,7 @@ def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 _ENGINES = {"vllm": "vLLM", "tgi": "TGI", "hf": "HuggingFace"}
 
 
-def _published_engine(name: str, row: Record, where: str) -> Iterator[Finding]:
+def _published_engine(name: str, row: Row, where: str) -> Iterator[Finding]:
     rate, sequences, gap_ms = (float(row[metric]) for metric in ("throughput", "max_batch_size", "itl_p50"))
     rates = pd.DataFrame({"gpu": ["A100 80GB"], "batch_size": [sequences], "tokens_per_s": [rate]})
     for finding in against_ceilings(rates, "tokens_per_s", where):
@@ -168,7 +168,7 @@ def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         yield _several_ratios(low, high)
 
 
-def _several_ratios(low: Record, high: Record) -> Finding:
+def _several_ratios(low: Row, high: Row) -> Finding:
     text = f"vLLM with {low['vllm_knobs']} makes {_over(low)} and {_over(high)}."
     says = None
     if is_same(_ends(high)[1], _ends(low)[0]):
@@ -179,15 +179,15 @@ def _several_ratios(low: Record, high: Record) -> Finding:
     return measured(bears, low, text, says, [*_ids_of(low), _ids_of(high)[1]])
 
 
-def _ends(row: Record) -> tuple[float, float]:
+def _ends(row: Row) -> tuple[float, float]:
     return decisive_ends(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"])
 
 
-def _against(row: Record, published: float) -> str | None:
+def _against(row: Row, published: float) -> str | None:
     return against_interval(row["improvement_ratio_low"], row["improvement_ratio_high"], row["scope"], published)
 
 
-def _over(row: Record) -> str:
+def _over(row: Row) -> str:
     ratio, low, high = (row[f"improvement_ratio{end}"] for end in ("", "_low", "_high"))
     unit = f" times the output tokens/s of HuggingFace {row['hf_kind']}, {row['hf_knobs']}"
     return interval_text(ratio, low, high, unit, row["scope"])
@@ -216,7 +216,7 @@ def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
             yield _utilisations(claim, *records(rows))
 
 
-def _utilisations(claim: Claim, continuous: Record, static: Record) -> Finding:
+def _utilisations(claim: Claim, continuous: Row, static: Row) -> Finding:
     low, high = claim.range("gpu_utilisation_static")
     busy, batch = continuous["utilization_pct_mean"], static["utilization_pct_mean"]
     as_said = abs(busy - claim.value("gpu_utilisation_continuous")) <= SAME_POINTS and low <= batch <= high
@@ -263,7 +263,7 @@ def _bytes_of_users(model: str, few: float, many: float) -> Finding:
     return Finding(text, COMPUTED, f"{model}, bound by memory", ("formulas.decode_step_bytes",))
 
 
-def _of_users(row: Record, slower: float) -> str | None:
+def _of_users(row: Row, slower: float) -> str | None:
     if isnan(slower) or row["verdict"] == NOT_DECIDED:
         return None
     if row["verdict"] == FLAT:

@@ -23,7 +23,7 @@ from workflow_scripts.analyse.evidence import (
     measured,
     rule,
 )
-from workflow_scripts.analyse.repeats import Record, records
+from workflow_scripts.analyse.repeats import Row, records
 from workflow_scripts.catalog.published import Claim, plain
 from workflow_scripts.engines.block_sizes import default_block_size
 from workflow_scripts.physics import formulas
@@ -50,7 +50,7 @@ OVERHEAD_PCT = 25.0
 _PLACE = ["study", "gpu", "model", "workload", "max_model_len_effective"]
 
 
-def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> list[Record]:
+def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> list[Row]:
     """Means over the cells with the same device, model, workload and longest request, in one layout, and their ids."""
     waste, cells = evidence.tables["waste"], evidence.tables["cells"]
     of_layout = (waste["layout"] == layout) & waste["layer_kind"].isna()
@@ -65,7 +65,7 @@ def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> li
     return records(means.reset_index())
 
 
-def _of_requests(row: Record, text: str, says: str | None) -> Finding:
+def _of_requests(row: Row, text: str, says: str | None) -> Finding:
     """A finding computed from measured lengths and times of requests; on a CPU it decides nothing."""
     scope = f"{row['gpu']}, {row['model']}, {row['workload']}, max_model_len {row['max_model_len_effective']}"
     bears = ON_GPUS.covers(row["gpu"], row["model"])
@@ -152,7 +152,7 @@ def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         yield _of_requests(row, text, SUPPORTED if low <= ratio <= high else CONTRADICTED)
 
 
-def _both_layouts(evidence: Evidence) -> Iterator[tuple[Record, Record]]:
+def _both_layouts(evidence: Evidence) -> Iterator[tuple[Row, Row]]:
     """Blocks, and max_model_len slots per request, for each device, model and workload that has both."""
     reserved = {tuple(row[name] for name in _PLACE): row for row in _waste(evidence, "contiguous_max_model_len")}
     for row in _waste(evidence, "block_size_whatif", _BLOCK_SIZE):

@@ -6,8 +6,8 @@ A is what was measured before and B what was measured now: the folder of a study
 Ratios are of B over A. Where two cells must not be compared, it says why. A rate that was measured on one occasion
 promises nothing beyond it, so a cell counts as changed only if it changed by more than occasions vary.
 
-Exit codes: 0: nothing changed; 1: a cell changed or ended otherwise, or what A and B say of their own cells contradicts
-each other; 2: bad input, or no cell can be compared.
+Exit codes: 0: nothing changed; 1: a cell changed or ended otherwise, or a comparison in B contradicts the one in A; 2:
+bad input, or no cell can be compared.
 """
 
 import math
@@ -95,7 +95,7 @@ def sections(found: Comparison) -> Iterator[Section]:
             ),
             Section("Not compared", ("cell", "why"), [(r.cell, "; ".join(r.why)) for r in found.refused]),
             Section(
-                "What both say of their own cells, contradictions first",
+                "Comparisons that both studies made, contradictions first",
                 ("cell", "over", "A (95 % interval)", "verdict", "B (95 % interval)", "verdict", "agreement"),
                 [
                     (p.cell, p.baseline, _ratio(p.a), p.a.verdict or "", _ratio(p.b), p.b.verdict or "", _agreement(p))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.repeats import Row
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema, write_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.study.grid import Cell, expand
@@ -38,7 +38,7 @@ def drift_table(cells: Iterable[Cell], paths: StudyPaths) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(SCHEMA.columns)).sort_values(["round", "cell_id"])
 
 
-def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Record]:
+def _of_cell(cell: Cell, paths: StudyPaths) -> Iterator[Row]:
     for path in paths.drift_outcomes(cell):
         again = read_outcome(path)
         first_path = paths.outcome(cell, again.start.start)

@@ -18,7 +18,7 @@ from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
 from workflow_scripts.analyse.knob_pairs import MODEL, PLACE, compared_pairs, shown_in
-from workflow_scripts.analyse.repeats import Record, knob_columns, knob_text, numbers, records
+from workflow_scripts.analyse.repeats import Row, knob_columns, knob_text, numbers, records
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
     ASSUMED_SD,
@@ -140,7 +140,7 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
 
 def _effects_of(
     rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float
-) -> Iterator[Record]:
+) -> Iterator[Row]:
     others = [other for other in knobs if other != column]
     knob = column.removeprefix("knob_")
     described = every_knob().get(knob, _OF_MODEL)
@@ -153,7 +153,7 @@ def _effects_of(
     told = _by_group(rows, "effective")
     for effect in records(effects):
         a, b = cells[effect["a"]], cells[effect["b"]]
-        row: Record = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
+        row: Row = {name: a[name] for name in (*PLACE, "cell_id", "repeats")}
         row |= effect | {
             "knob": knob,
             "held": ", ".join(f"{o.removeprefix('knob_')}={knob_text(a[o])}" for o in others if not pd.isna(a[o])),
@@ -253,7 +253,7 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
     return texts
 
 
-def _explanation(row: Record, a: Record, b: Record, knob: Knob) -> str:
+def _explanation(row: Row, a: Row, b: Row, knob: Knob) -> str:
     settings = sentence(instead_of(row["knob"], row["value"], row["baseline"]))
     unit = " times the output tokens/s"
     ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
@@ -268,7 +268,7 @@ def _explanation(row: Record, a: Record, b: Record, knob: Knob) -> str:
     return " ".join(s for s in sentences if s)
 
 
-def _verdict_text(row: Record) -> str:
+def _verdict_text(row: Row) -> str:
     margin = f"{row['margin_pct']:g} %"
     if row["verdict"] == FLAT:
         return f"flat: any difference is within {margin}"
@@ -290,7 +290,7 @@ def _verdict_text(row: Record) -> str:
     return f"not decided at a margin of {margin}{why}: about {few} of each would decide"
 
 
-def _others_text(row: Record) -> str:
+def _others_text(row: Row) -> str:
     """The other values of a group, if it has any."""
     others = [value for value in row["values"].split(", ") if value not in {row["value"], row["baseline"]}]
     if row["comparison"] != OVERALL or not others:
@@ -298,7 +298,7 @@ def _others_text(row: Record) -> str:
     return f"Also compared: {listed(shortly(row['knob'], other, row['value']) for other in others)}."
 
 
-def _effect_text(row: Record, a: Record, b: Record, knob: Knob) -> str:
+def _effect_text(row: Row, a: Row, b: Row, knob: Knob) -> str:
     seen_in = knob.shown_in
     if row["knob"] == MODEL:
         return ""
@@ -313,14 +313,14 @@ def _effect_text(row: Record, a: Record, b: Record, knob: Knob) -> str:
     return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."
 
 
-def _moved_text(row: Record) -> str:
+def _moved_text(row: Row) -> str:
     if row["moved_with_it"] is None:
         return ""
     cause = f"so {row['knob']} alone may not be the cause"
     return f"The engine changed other settings with it, {cause}: {row['moved_with_it']}."
 
 
-def _bound_text(row: Record, a: Record) -> str:
+def _bound_text(row: Row, a: Row) -> str:
     if row["comparison"] == OVERALL or pd.isna(a["bound_by"]):
         return ""
     return {
@@ -331,7 +331,7 @@ def _bound_text(row: Record, a: Record) -> str:
     }[a["bound_by"]]
 
 
-def _work_text(row: Record, a: Record, b: Record) -> str:
+def _work_text(row: Row, a: Row, b: Row) -> str:
     requests = a["num_requests"], b["num_requests"]
     if row["comparison"] == OVERALL or any(pd.isna(n) for n in requests) or requests[0] == requests[1]:
         return ""

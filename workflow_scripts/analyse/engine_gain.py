@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.repeats import Record, cell_summary, knob_columns, records
+from workflow_scripts.analyse.repeats import Row, cell_summary, knob_columns, records
 from workflow_scripts.analyse.statistics import (
     FASTER,
     SCOPE_MEANING,
@@ -124,7 +124,7 @@ def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
     return cell_summary(cells.reindex(columns=list(columns)).assign(**most), METRIC, observed)
 
 
-def _cells(rows: pd.DataFrame) -> list[Record]:
+def _cells(rows: pd.DataFrame) -> list[Row]:
     """Cells with their `work`, if it is known and the same in every repeat, and the `faults` that rule out any
     comparison.
     """
@@ -143,7 +143,7 @@ def _cells(rows: pd.DataFrame) -> list[Record]:
     return cells
 
 
-def _why_not_comparable(a: Record, b: Record) -> str | None:
+def _why_not_comparable(a: Row, b: Row) -> str | None:
     """What makes the work or the environment of two cells unequal; None if nothing does."""
     differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
     amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
@@ -154,7 +154,7 @@ def _why_not_comparable(a: Record, b: Record) -> str | None:
     return "; ".join(dict.fromkeys([*versions, *a["faults"], *b["faults"], *amounts])) or None
 
 
-def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Record], a: list[int], b: list[int]) -> pd.DataFrame:
+def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int]) -> pd.DataFrame:
     """For each pair of row numbers whether the two cells did equal work, and if so the ratio of their rates.
 
     NOT_MEASURED stands for a missing cell.
@@ -213,13 +213,13 @@ def _improvements(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
     )
 
 
-def _kind(hf: Record) -> str:
+def _kind(hf: Row) -> str:
     if hf["engine"] == HF_CONTINUOUS.name:
         return CONTINUOUS
     return BATCH_1 if hf["knob_batch_size"] == 1 else STATIC_BATCH
 
 
-def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: list[Any]) -> str:
+def _improvement_text(vllm: Row, hf: Row, reason: str | None, interval: list[Any]) -> str:
     seqs, kind = vllm["max_concurrency_allowed"], _kind(hf)
     subject = f"vLLM with at most {seqs} sequence{'s' * (seqs > 1)} against HuggingFace {kind} ({hf['words']})"
     if reason is not None:
@@ -239,7 +239,7 @@ def _improvement_text(vllm: Record, hf: Record, reason: str | None, interval: li
 
 
 def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
-    steps: list[Record] = []
+    steps: list[Row] = []
     for _, place in rows.reset_index(names="row").groupby(list(PLACE), sort=False):
         continuous, ties = _fastest(place[place["engine"] == HF_CONTINUOUS.name], samples)
         vllm = place[(place["engine"] == VLLM.name) & (place["max_concurrency_allowed"] > 1)]
@@ -293,9 +293,9 @@ def _fastest(cells: pd.DataFrame, samples: Samples) -> tuple[int, list[int]]:
     return _first(cells), others["row"][~slower].tolist()
 
 
-def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -> Record:
+def _step_row(cells: list[Row], step: Row, found: Row, total: Row) -> Row:
     vllm = cells[step["last"]]
-    row: Record = {name: vllm[name] for name in PLACE}
+    row: Row = {name: vllm[name] for name in PLACE}
     share_pct = _share_pct(found, total)
     text = _step_text(step["factor"], vllm, found, share_pct)
     if ties := step.get("ties"):
@@ -310,11 +310,11 @@ def _step_row(cells: list[Record], step: Record, found: Record, total: Record) -
     )
 
 
-def _name(cells: list[Record], row: int) -> str | None:
+def _name(cells: list[Row], row: int) -> str | None:
     return None if row == NOT_MEASURED else f"{cells[row]['engine']}/{cells[row]['knobs']}"
 
 
-def _share_pct(found: Record, total: Record) -> float:
+def _share_pct(found: Row, total: Row) -> float:
     """A step's share of the total, computed with logarithms so that shares add up to 100 %; a loss is negative.
 
     NaN if the total is not shown to be a gain.
@@ -322,7 +322,7 @@ def _share_pct(found: Record, total: Record) -> float:
     return 100 * math.log(found["ratio"]) / math.log(total["ratio"]) if total["verdict"] == FASTER else math.nan
 
 
-def _step_text(factor: str, vllm: Record, found: Record, share_pct: float) -> str:
+def _step_text(factor: str, vllm: Row, found: Row, share_pct: float) -> str:
     seqs = vllm["max_concurrency_allowed"]
     subject = {
         STATIC_BATCHING: "HuggingFace in static batches instead of on single requests",

@@ -10,7 +10,7 @@ import pandas as pd
 
 from workflow_scripts.analyse import capacity, effects, fragmentation, ratios
 from workflow_scripts.analyse import engine_gain as engines
-from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.repeats import Row
 from workflow_scripts.analyse.statistics import decisive_ends
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
 from workflow_scripts.catalog.gpus_and_models import load_gpus, resolve
@@ -127,7 +127,7 @@ def against_interval(low: float, high: float, scope: Any, published: float) -> s
     return CONTRADICTED if not any(same) and (high < published or low > published) else None
 
 
-def measured(bears: bool, row: Record, text: str, says: str | None, ids: Iterable[str]) -> Finding:
+def measured(bears: bool, row: Row, text: str, says: str | None, ids: Iterable[str]) -> Finding:
     """A finding from measured cells: `row` has their source, gpu, model and, if they share one, workload."""
     label = MEASURED if row["source"] == "measured" else str(row["source"])
     scope = ", ".join([row["gpu"], row["model"], *([row["workload"]] if row.get("workload") else [])])

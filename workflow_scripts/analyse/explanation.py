@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.repeats import Row
 from workflow_scripts.analyse.statistics import ASSUMED_SD, WITHIN_START, decisive_ends
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
@@ -77,7 +77,7 @@ def explain(ratio: float, low: float, high: float, candidates: Mapping[str, floa
     return Explanation((), NONE, nearest, difference_pct[nearest])
 
 
-def explanation_of(row: Record, columns: Sequence[str]) -> tuple[Record, str]:
+def explanation_of(row: Row, columns: Sequence[str]) -> tuple[Row, str]:
     """Columns that say which of the ratios in `columns` explain the observed one, and the same in words.
 
     >>> row = {"ratio": 2.95, "bandwidth_ratio": 5.56, "flop_ratio": 2.73}
@@ -97,7 +97,7 @@ def explanation_of(row: Record, columns: Sequence[str]) -> tuple[Record, str]:
     return known, _in_words(row, candidates, found)
 
 
-def _in_words(row: Record, candidates: Mapping[str, float], found: Explanation) -> str:
+def _in_words(row: Row, candidates: Mapping[str, float], found: Explanation) -> str:
     def named(names: Sequence[str]) -> str:
         return " and ".join(f"{_WORDS[name]} ({candidates[name]:.3g})" for name in names)
 
@@ -125,7 +125,7 @@ def _in_words(row: Record, candidates: Mapping[str, float], found: Explanation) 
     return text
 
 
-def _is_between(row: Record) -> bool:
+def _is_between(row: Row) -> bool:
     """Whether the ratio lies between the ratios of bandwidths and of FLOP rates, from data sheets or measured."""
     bounds = [
         speedup_bounds(row.get(f"{prefix}bandwidth_ratio", math.nan), row.get(f"{prefix}flop_ratio", math.nan))

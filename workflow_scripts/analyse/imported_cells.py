@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from workflow_scripts.analyse.audit import Workload, ceiling
-from workflow_scripts.analyse.repeats import Record
+from workflow_scripts.analyse.repeats import Row
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
@@ -38,7 +38,7 @@ _OF_LOG = {
 _MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot_s_p50": "tpot_ms_median"}
 
 
-def with_imported(cells: pd.DataFrame, runs: Iterable[Record], study: str) -> pd.DataFrame:
+def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:
     """The cells table, followed by one row per run that was taken elsewhere."""
     rows = imported_cells(runs, study)
     names = [*cells.columns, *(name for name in rows if name not in cells)]
@@ -46,9 +46,9 @@ def with_imported(cells: pd.DataFrame, runs: Iterable[Record], study: str) -> pd
     return pd.concat(known, ignore_index=True).reindex(columns=names)
 
 
-def imported_cells(runs: Iterable[Record], study: str) -> pd.DataFrame:
+def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
     """One row per run; runs of the same GPU, engine, model, workload and settings are repeats of one cell."""
-    rows: list[Record] = []
+    rows: list[Row] = []
     repeats: dict[str, int] = {}
     for run in runs:
         row = _row(run, study)
@@ -59,10 +59,10 @@ def imported_cells(runs: Iterable[Record], study: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _row(run: Record, study: str) -> Record:
+def _row(run: Row, study: str) -> Row:
     log, trace = run["log"] or {}, run["trace"] or {}
     place = {name: run[name] for name in ("gpu", "engine", "model", "workload")}
-    row: Record = {
+    row: Row = {
         "cell_id": "/".join((IMPORTED, *place.values(), run["slug"])),
         "study": study,
         "sweeps": IMPORTED,
@@ -83,14 +83,14 @@ def _row(run: Record, study: str) -> Record:
     return row | _outcome(run, row)
 
 
-def _allowed(run: Record) -> int | None:
+def _allowed(run: Row) -> int | None:
     try:
         return get_engine(run["engine"]).knobs.model_validate(run["knobs"]).max_concurrency
     except ValueError:  # a setting that the engine needs is not known
         return None
 
 
-def _outcome(run: Record, row: Record) -> Record:
+def _outcome(run: Row, row: Row) -> Row:
     """How the run ended, and why it has no result."""
     log = run["log"] or {}
     status, error = log.get("status"), log.get("error")
@@ -103,7 +103,7 @@ def _outcome(run: Record, row: Record) -> Record:
     return {"outcome": "invalid" if above else "ok", "reason": above}
 
 
-def _above_ceiling(run: Record, rates: dict[str, Any]) -> str | None:
+def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
     """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
     if run["tokens_per_request"] is None or not rates:
         return None

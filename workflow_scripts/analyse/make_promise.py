@@ -18,7 +18,7 @@ from workflow_scripts.analyse.another_start import another_start
 from workflow_scripts.analyse.capacity import SCHEMA as CAPACITY
 from workflow_scripts.analyse.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.recommend import WITHIN_LATENCY, prepared_models, settings_of
-from workflow_scripts.analyse.repeats import Record, counted, knob_columns, records, summarise
+from workflow_scripts.analyse.repeats import Row, counted, knob_columns, records, summarise
 from workflow_scripts.analyse.serving import GROWTH_REQUESTS, GROWTH_SHARE
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, TABLES, command, option, out
@@ -150,7 +150,7 @@ def _measured(rows: pd.DataFrame) -> tuple[dict[str, Promised], str | None]:
     return found, next(iter(scopes - {None}), None)
 
 
-def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Record) -> tuple[float | None, float | None]:
+def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Row) -> tuple[float | None, float | None]:
     """The request rates that enclose what this setting sustains: the highest kept up with, the lowest too high."""
     loads = ("knob_request_rate_per_s", "knob_ramp_to_per_s", "knob_burstiness", "knob_users")
     knobs = [name for name in knob_columns(cells) if name not in loads]
@@ -163,7 +163,7 @@ def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Record) -> tuple[floa
     return _number(kept.max()), _number(over.min())
 
 
-def _load_text(row: Record, of_server: bool) -> str:
+def _load_text(row: Row, of_server: bool) -> str:
     if not of_server:
         return f"all {row['num_requests']} requests of workload {row['workload']} at once, without a server"
     rate, users = row.get("knob_request_rate_per_s"), row.get("knob_users")
@@ -174,7 +174,7 @@ def _load_text(row: Record, of_server: bool) -> str:
     )
 
 
-def _effective(row: Record) -> dict[str, Any]:
+def _effective(row: Row) -> dict[str, Any]:
     names = ("block_size", "num_gpu_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     found = {name: row.get(f"{name}_effective", row.get(name)) for name in names}
     return {name: int(value) for name, value in found.items() if not pd.isna(value)} | {"dtype": _or_none(row["dtype"])}

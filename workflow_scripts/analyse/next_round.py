@@ -13,7 +13,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.further_starts import Looks
 from workflow_scripts.analyse.knob_pairs import compared_pairs
-from workflow_scripts.analyse.repeats import Record, counted, records
+from workflow_scripts.analyse.repeats import Row, counted, records
 from workflow_scripts.analyse.statistics import NOT_DECIDED
 
 # Why comparisons are given up, and why a study ends.
@@ -115,14 +115,14 @@ def next_round(
     return NextRound(tuple(starts), tuple(going), tuple(not_decidable), len(pairs) - len(undecided), left_s, ended)
 
 
-def _pairs(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Iterator[Record]:
+def _pairs(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Iterator[Row]:
     for column, rows, pairs in compared_pairs(cells, margin_pct, looks):
         ids = rows["cell_id"].to_numpy()
         for pair in records(pairs):
             yield pair | {"knob": column.removeprefix("knob_"), "cells": (ids[pair["b"]], ids[pair["a"]])}
 
 
-def _further(pair: Record, at_least: int) -> float:
+def _further(pair: Row, at_least: int) -> float:
     """The fewest further starts of both cells that may decide; if nothing is known, those that show what varies."""
     needed = pair["starts_needed_at_least"]
     if np.isnan(needed) and pair["starts"] < _LEAST_TO_VARY:
@@ -130,6 +130,6 @@ def _further(pair: Record, at_least: int) -> float:
     return inf if np.isnan(needed) else float(max(needed, at_least - pair["starts"]))
 
 
-def _open(pair: Record, given_up: str | None = None) -> OpenComparison:
+def _open(pair: Row, given_up: str | None = None) -> OpenComparison:
     needed = pair["starts_needed"]
     return OpenComparison(pair["knob"], pair["cells"], None if np.isnan(needed) else int(needed), given_up)

@@ -25,7 +25,7 @@ from workflow_scripts.analyse.explanation import (
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
-    Record,
+    Row,
     bound_by,
     cell_summary,
     dtypes,
@@ -230,7 +230,7 @@ def _step_bytes(model: str, dtype: str, quantization: str | None) -> float:
         return math.inf
 
 
-def _measured_row(row: Record) -> Record:
+def _measured_row(row: Row) -> Row:
     # Room for more tokens makes a device faster only if a full KV cache limited one of the two. Memory bandwidth does
     # not limit weights that stay in a cache.
     kv_bound = "kv_blocks" in (row["bound_by_a"], row["bound_by_b"])
@@ -272,7 +272,7 @@ def published_ratios(
     """
     logs = frame.assign(log=np.log(frame[value])).pivot_table(values="log", index=setting, columns="gpu", sort=False)
     approximate = frame.groupby("gpu")["approximate"].any()
-    rows: list[Record] = []
+    rows: list[Row] = []
     for one, other in combinations(logs.columns, 2):
         a, b = (one, other) if (logs[one] - logs[other]).mean() >= 0 else (other, one)
         differences = (logs[a] - logs[b]).dropna()
@@ -288,7 +288,7 @@ def published_ratios(
     return pd.DataFrame(rows, columns=list(PUBLISHED_COLUMNS))
 
 
-def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> list[Record]:
+def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> list[Row]:
     """A published ratio of two devices beside the ratios of each pair of devices that the names may mean.
 
     >>> for r in published_readings("H200", "L40S", 2.95, "bfloat16"):
@@ -299,7 +299,7 @@ def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> 
         CatalogError: a name belongs to no device of the catalogue.
     """
     pairs = [(a, b, *capability_ratios(a, b, dtype)) for a, b in product(resolve(label_a), resolve(label_b))]
-    rows: list[Record] = []
+    rows: list[Row] = []
     for a, b, bandwidth, flop in pairs:
         row = {"ratio": ratio, "ratio_low": math.nan, "ratio_high": math.nan}
         row |= {"bandwidth_ratio": bandwidth, "flop_ratio": flop}

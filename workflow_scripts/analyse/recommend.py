@@ -16,7 +16,7 @@ import pandas as pd
 from workflow_scripts.analyse.repeats import (
     ENVIRONMENT,
     IDENTITY,
-    Record,
+    Row,
     cell_summary,
     dtypes,
     knob_columns,
@@ -167,7 +167,7 @@ def _of_place(
     models: Settings,
     ttft_p99_s: float | None,
     tpot_p99_s: float | None,
-) -> Iterator[Record]:
+) -> Iterator[Row]:
     cells = records(place.assign(words=labels(place, knob_columns(place))))
     everything = np.ones(len(place), dtype=bool)
     best = _fastest(place, everything)
@@ -177,7 +177,7 @@ def _of_place(
     text = _fastest_text(cells[best], f"of {_settings(len(cells))}", [cells[tie] for tie in ties])
     yield _row(cells[best], BEST, models, [cells[tie] for tie in ties], text)
 
-    latency: Record = {"latency_bound": bound}
+    latency: Row = {"latency_bound": bound}
     if within.any():
         fastest = _fastest(place, within)
         ties = _ties(place, samples, fastest, within)
@@ -185,7 +185,7 @@ def _of_place(
         text = _fastest_text(cells[fastest], which, [cells[tie] for tie in ties])
         yield _row(cells[fastest], WITHIN_LATENCY, models, [cells[tie] for tie in ties], text) | latency
     else:
-        where: Record = {name: cells[best][name] for name in PLACE}
+        where: Row = {name: cells[best][name] for name in PLACE}
         text = (
             f"None of {_settings(len(cells))} keeps {bound}." if bound else "No latency was measured to set a bound by."
         )
@@ -202,7 +202,7 @@ def _of_place(
         yield _row(cells[member], PARETO, models, [], text)
 
 
-def _row(cell: Record, role: str, models: Settings, ties: list[Record], explanation: str) -> Record:
+def _row(cell: Row, role: str, models: Settings, ties: list[Row], explanation: str) -> Row:
     settings = settings_of(cell, models)
     return cell | {
         "role": role,
@@ -275,7 +275,7 @@ def _settings(count: int) -> str:
     return f"{count} setting{'s' * (count != 1)}"
 
 
-def _fastest_text(cell: Record, which: str, ties: list[Record]) -> str:
+def _fastest_text(cell: Row, which: str, ties: list[Row]) -> str:
     rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], " output tokens/s", cell["scope"])
     text = f"{sentence(cell['words'])}: {rate}, the most {which}."
     if ties:
@@ -284,7 +284,7 @@ def _fastest_text(cell: Record, which: str, ties: list[Record]) -> str:
     return text
 
 
-def _smallest_text(cells: list[Record], smallest: int, best: int, as_fast: int, margin_pct: float) -> str:
+def _smallest_text(cells: list[Row], smallest: int, best: int, as_fast: int, margin_pct: float) -> str:
     cell, fastest = cells[smallest]["words"], cells[best]["words"]
     if smallest == best:
         return f"No smaller setting is shown to be within {margin_pct:g} % of the fastest ({fastest})."
@@ -294,7 +294,7 @@ def _smallest_text(cells: list[Record], smallest: int, best: int, as_fast: int, 
     )
 
 
-def settings_of(cell: Record, models: Settings) -> ServeSettings | None:
+def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
     """How to serve as in a row of the cells table; None for a model that the study does not have."""
     if cell["model"] not in models:
         return None

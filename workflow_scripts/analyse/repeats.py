@@ -11,7 +11,8 @@ from workflow_scripts.analyse.statistics import Samples
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
 from workflow_scripts.engines.registry import every_knob, load_engines
 
-Record = dict[str, Any]
+# A row of a table: column -> value.
+Row = dict[str, Any]
 
 # The environment of a cell, which is not part of its definition. Cells with different locks ran different versions of
 # an engine, and a CPU device has the same name on different processors; such cells are never compared. Records of GPUs,
@@ -205,9 +206,9 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
 
 
-def records(frame: pd.DataFrame) -> list[Record]:
+def records(frame: pd.DataFrame) -> list[Row]:
     """Rows as mappings of column to value."""
-    return cast(list[Record], frame.to_dict("records"))
+    return cast(list[Row], frame.to_dict("records"))
 
 
 def numbers(column: pd.Series) -> FloatArray:

@@ -22,7 +22,7 @@ from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
 from workflow_scripts.analyse.engine_gain import SCHEMA as ENGINES
 from workflow_scripts.analyse.limits import SCHEMA as LIMITS
 from workflow_scripts.analyse.ratios import SCHEMA as RATIOS
-from workflow_scripts.analyse.repeats import RATE_OF_ARRIVALS, Record, cell_summary, counted, records
+from workflow_scripts.analyse.repeats import RATE_OF_ARRIVALS, Row, cell_summary, counted, records
 from workflow_scripts.analyse.statistics import mean_errors
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import STUDY, TABLES, command, out
@@ -165,7 +165,7 @@ def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
             )
 
 
-def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Record, str]]:
+def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Row, str]]:
     """Kind, name, both cells, row of the table, and the column of the ratio."""
     effects = table(EFFECTS.name)
     for row in records(effects[effects["comparison"] == PAIR]):
@@ -181,7 +181,7 @@ def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Record, str]]
         yield "engine", "engine", _id(row, row["gpu"], VLLM.name, row["vllm_knobs"]), hf, row, "improvement_ratio"
 
 
-def _id(row: Record, gpu: str, engine: str, knobs: str) -> str:
+def _id(row: Row, gpu: str, engine: str, knobs: str) -> str:
     return f"{gpu}/{engine}/{row['model']}/{row['workload']}/{knobs}"
 
 

@@ -92,7 +92,8 @@ def _check_ranks(facts: ModelFacts, settings: EngineSettings) -> None:
             raise CapacityError(f"tensor_parallel_size {tensor} must divide the model's {mixer.heads} {what} heads")
         if isinstance(mixer, Attention) and mixer.kv_heads % tensor and tensor % mixer.kv_heads:
             raise CapacityError(
-                f"tensor_parallel_size {tensor} must divide the model's {mixer.kv_heads} KV heads, or they it"
+                f"tensor_parallel_size {tensor} must divide the model's {mixer.kv_heads} KV heads or be a multiple "
+                "of them"
             )
     if pipeline > facts.layers:
         raise CapacityError(f"pipeline_parallel_size {pipeline} must be at most the model's {facts.layers} layers")

@@ -470,7 +470,7 @@ def test_a_cpu_has_the_cache_that_it_is_given():
     ("settings", "message"),
     [
         ({"tensor_parallel_size": 3}, "must divide the model's 28 attention heads"),
-        ({"tensor_parallel_size": 7}, "must divide the model's 4 KV heads, or they it"),
+        ({"tensor_parallel_size": 7}, "must divide the model's 4 KV heads or be a multiple of them"),
         ({"pipeline_parallel_size": 29}, "must be at most the model's 28 layers"),
         ({"vllm_version": "latest"}, "'latest' is not a version"),
     ],
