@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse import claims_on_caching, claims_on_devices, claims_on_engines, claims_on_memory
+from workflow_scripts.analyse import (
+    claims_on_caching,
+    claims_on_devices,
+    claims_on_engines,
+    claims_on_memory,
+    claims_on_scheduling,
+    claims_on_sizes,
+)
 from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
 from workflow_scripts.analyse.tables import TEXT, columns, table_schema, write_table
 from workflow_scripts.catalog.published import PUBLISHED, Claim, Published
@@ -21,7 +28,14 @@ from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.study.study_file import load_study
 
 # Modules that register their rules when they are imported.
-RULE_MODULES = (claims_on_devices, claims_on_engines, claims_on_caching, claims_on_memory)
+RULE_MODULES = (
+    claims_on_devices,
+    claims_on_engines,
+    claims_on_caching,
+    claims_on_memory,
+    claims_on_scheduling,
+    claims_on_sizes,
+)
 
 # Maximum number of findings of one kind that are written out: of those that bear on a claim, and of the others. The
 # rest are only counted.

@@ -28,6 +28,7 @@ from workflow_scripts.analyse.statistics import (
     FASTER,
     FLAT,
     NOT_DECIDED,
+    SLOWER,
     decisive_ends,
     interval_text,
     mean_interval,
@@ -130,6 +131,37 @@ def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
             says = CONTRADICTED
         bears = ON_A100_80GB.covers(row["gpu"], row["model"])
         yield measured(bears, row, row["explanation"], says, _ids_of(row))
+
+
+@rule("thirty-to-a-hundred-times-faster", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf)")
+def many_times_faster(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Supported or contradicted by the fastest cells of both engines, whatever HuggingFace was allowed to do."""
+    low, high = claim.range("throughput_ratio")
+    one = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
+    rates = evidence.published.claim("engines-on-one-a100")
+    other = rates.value("vllm_tokens_per_s") / rates.value("hf_tokens_per_s")
+    text = f"Other published ratios are {one:.3g} and {other:.3g}."
+    yield Finding(text, PUBLISHED, "A100, 8B model, as published", ("claims.yaml",))
+    for kind in (BATCH_1, STATIC_BATCH):
+        for row in _improvements(evidence, kind):
+            least, most = _ends(row)
+            says = CONTRADICTED if most < low or least > high else None
+            if low <= least and most <= high:
+                says = SUPPORTED
+            text = f"Over HuggingFace with {kind}: {row['explanation']}"
+            yield measured(ON_GPUS.covers(row["gpu"], row["model"]), row, text, says, _ids_of(row))
+
+
+@rule("faster-for-a-single-request", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf)")
+def faster_for_one(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """Both engines with one sequence at a time: faster supports, slower contradicts."""
+    text = "Both read all weights for each token of a single request, so paging and batching save nothing there."
+    yield Finding(text, COMPUTED, "any device", ("formulas.decode_step_bytes",))
+    engines = evidence.tables["engines"]
+    one = engines["vllm_max_num_seqs"].eq(claim.value("concurrent_requests")) & (engines["hf_kind"] == BATCH_1)
+    for row in records(engines[engines["comparable"].eq(True) & one]):
+        says = {FASTER: SUPPORTED, SLOWER: CONTRADICTED}.get(row["verdict"])
+        yield measured(ON_GPUS.covers(row["gpu"], row["model"]), row, row["explanation"], says, _ids_of(row))
 
 
 _ENGINES = {"vllm": "vLLM", "tgi": "TGI", "hf": "HuggingFace"}

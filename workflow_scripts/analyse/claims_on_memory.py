@@ -1,4 +1,4 @@
-"""Rules for claims on KV memory: what layouts waste, how large a request is, how many blocks fit.
+"""Rules for claims on KV memory: what layouts waste, how many blocks fit.
 
 Waste in layouts that no engine had is computed from the measured lengths and times of requests.
 """
@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.capacity import DISAGREES_PCT, GIB
 from workflow_scripts.analyse.capacity import PUBLISHED as PUBLISHED_ROW
-from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, SWEEP_STUDY, facts_of
+from workflow_scripts.analyse.claims_on_devices import CLAIMS_STUDY, SWEEP_STUDY
 from workflow_scripts.analyse.evidence import (
     COMPUTED,
     CONTRADICTED,
@@ -19,7 +19,6 @@ from workflow_scripts.analyse.evidence import (
     Evidence,
     Finding,
     Setting,
-    is_same,
     measured,
     rule,
 )
@@ -113,6 +112,23 @@ def contiguous_example(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     yield Finding(text, COMPUTED, "the example", ("formulas.contiguous_preallocation_waste",), says)
 
 
+@rule("waste-of-512-slots", test=f"{CLAIMS_STUDY} (sweep block-size-by-length; table waste)")
+def waste_of_reserved_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
+    """The length that gives the published waste, and the waste of the measured requests in as many slots."""
+    reserved, published = claim.value("tokens_reserved_per_request"), claim.value("waste")
+    text = (
+        f"By arithmetic a request wastes {published:g} % of {plain(reserved)} slots if it holds"
+        f" {reserved * (1 - published / 100):.0f} tokens; the claim says only that it is short."
+    )
+    yield Finding(text, COMPUTED, "any device", ("formulas.contiguous_preallocation_waste",))
+    for row in _waste(evidence, "contiguous_max_model_len"):
+        used = (1 - row["waste_pct"] / 100) * row["max_model_len_effective"] / reserved
+        if used < 1:
+            waste_pct = 100 * (1 - used)
+            text = f"With {plain(reserved)} slots for each measured request, {waste_pct:.1f} % would be wasted."
+            yield _of_requests(row, text, SUPPORTED if abs(waste_pct - published) <= SAME_POINTS else None)
+
+
 @rule("memory-used-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Share of the slots that hold a token in both layouts, for the measured requests."""
@@ -158,27 +174,6 @@ def _both_layouts(evidence: Evidence) -> Iterator[tuple[Row, Row]]:
     for row in _waste(evidence, "block_size_whatif", _BLOCK_SIZE):
         if contiguous := reserved.get(tuple(row[name] for name in _PLACE)):
             yield row, contiguous
-
-
-# --- size of a request -----------------------------------------------------------------------------------------------
-
-
-@rule("kv-of-llama-3-70b", test="arithmetic decides it")
-def kv_of_a_request(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Bytes of a request by the model's configuration, and what would give the published number."""
-    facts = facts_of("llama-3-70b")
-    tokens, published = claim.value("tokens"), claim.value("kv_cache")
-    found = tokens * facts.bytes_per_token() / 1e9
-    attention = facts.attention
-    heads = published / found * attention.kv_heads
-    each = found * attention.heads / attention.kv_heads
-    text = (
-        f"2 x {facts.layers} layers x {attention.kv_heads} KV heads x {attention.head_dim} x {facts.kv_dtype_bytes()}"
-        f" bytes x {plain(tokens)} tokens are {found:.3g} GB. {published:g} GB would take {heads:.3g} KV heads; with"
-        f" one for each of its {attention.heads} heads it would be {each:.3g} GB."
-    )
-    says = SUPPORTED if is_same(found, published) else CONTRADICTED
-    yield Finding(text, COMPUTED, "llama-3-70b, BF16 cache", ("formulas.bytes_per_token",), says)
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from workflow_scripts.analyse import capacity, effects, fragmentation, ratios
+from workflow_scripts.analyse import capacity, effects, fragmentation, predictions, ratios
 from workflow_scripts.analyse import engine_gain as engines
 from workflow_scripts.analyse.repeats import Row
 from workflow_scripts.analyse.statistics import decisive_ends
@@ -19,8 +19,8 @@ from workflow_scripts.physics.formulas import relative_difference
 from workflow_scripts.study.study_file import Study
 
 # Modules that register the schemas of their tables when they are imported, and the tables.
-TABLE_MODULES = (capacity, effects, engines, fragmentation, ratios)
-TABLES = ("cells", "capacity", "effects", "engines", "ratios", "waste")
+TABLE_MODULES = (capacity, effects, engines, fragmentation, predictions, ratios)
+TABLES = ("cells", "capacity", "effects", "engines", "predictions", "ratios", "waste")
 
 MEASURED, COMPUTED, PUBLISHED = "measured here", "computed from a formula", "published"
 SUPPORTED, CONTRADICTED, NOT_TESTABLE = "supported", "contradicted", "not testable here"

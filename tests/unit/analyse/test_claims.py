@@ -77,6 +77,17 @@ def test_verdicts_that_formulas_and_published_numbers_alone_come_to():
         "memory-used-by-paging": NOT_TESTABLE,
         "concurrency-gained-by-paging": NOT_TESTABLE,
         "improvement-ratio": CONTRADICTED,
+        "kv-share-of-memory": CONTRADICTED,
+        "kv-of-a-batch-of-llama-3-70b": CONTRADICTED,
+        "llama-70b-on-a100s": SUPPORTED,
+        "tensor-for-latency-pipeline-for-throughput": NOT_TESTABLE,
+        "waste-of-512-slots": NOT_TESTABLE,
+        "faster-for-a-single-request": NOT_TESTABLE,
+        "prompts-limit-concurrency": NOT_TESTABLE,
+        "thirty-to-a-hundred-times-faster": NOT_TESTABLE,
+        "utilization-is-for-the-kv-cache": CONTRADICTED,
+        "pages-of-4-kib": CONTRADICTED,
+        "least-recently-used-blocks-are-evicted": NOT_TESTABLE,
     }
 
 

@@ -372,3 +372,49 @@ def test_by_bytes_a_step_for_many_users_reads_little_more():
 def test_the_example_is_of_a_model_of_the_size_that_the_claim_names():
     claimed = next(claim for claim in evidence().published.claims if claim.id == USERS).value("parameters")
     assert facts_of(SMALL_MODEL).parameters == pytest.approx(claimed, rel=0.01)
+
+
+# --- other claims on speed -------------------------------------------------------------------------------------------
+
+MANY = "thirty-to-a-hundred-times-faster"
+SINGLE = "faster-for-a-single-request"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "columns", "verdict"),
+    [
+        (40, {}, SUPPORTED),
+        (29, {}, CONTRADICTED),
+        (102, {}, CONTRADICTED),
+        (30, {}, NOT_TESTABLE),
+        (6, {"hf_kind": "static batch"}, CONTRADICTED),
+        (6, {"hf_kind": "continuous batching"}, NOT_TESTABLE),
+        (6, {"comparable": False}, NOT_TESTABLE),
+        (6, {"gpu": "cpu-all"}, NOT_TESTABLE),
+        (29, {"scope": "within one start"}, NOT_TESTABLE),
+    ],
+)
+def test_the_fastest_cells_must_be_30_to_100_times_apart(ratio, columns, verdict):
+    assert judged(MANY, evidence(engines=[improvement(ratio, **columns)])) == verdict
+
+
+def test_other_published_ratios_are_told_beside_30_to_100():
+    published, found = findings(MANY, evidence(engines=[improvement(40)]))
+    assert (published.text, published.label) == ("Other published ratios are 17.9 and 6.", PUBLISHED)
+    assert found.text == f"{A100}, {LLAMA}, chat: Over HuggingFace with batch 1: It is faster."
+
+
+@pytest.mark.parametrize(
+    ("columns", "verdict"),
+    [
+        ({}, SUPPORTED),
+        ({"verdict": "slower"}, CONTRADICTED),
+        ({"verdict": "not decided"}, NOT_TESTABLE),
+        ({"verdict": "slower", "gpu": "cpu-all"}, NOT_TESTABLE),
+        ({"vllm_max_num_seqs": 16}, NOT_TESTABLE),
+        ({"hf_kind": "static batch"}, NOT_TESTABLE),
+    ],
+)
+def test_one_request_at_a_time_in_both_engines_decides_on_single_requests(columns, verdict):
+    of = evidence(engines=[improvement(1.5, **({"vllm_max_num_seqs": 1} | columns))])
+    assert judged(SINGLE, of) == verdict

@@ -11,7 +11,7 @@ WASTE = "contiguous-allocation-waste"
 EXAMPLE = "contiguous-allocation-example"
 USED = "memory-used-by-paging"
 GAINED = "concurrency-gained-by-paging"
-LLAMA_70B = "kv-of-llama-3-70b"
+SHORT = "waste-of-512-slots"
 LINE = "blocks-linear-in-utilization"
 L4 = "capacity-of-an-l4"
 GIB = 2**30
@@ -128,6 +128,27 @@ def test_an_example_is_told_with_its_sums():
 
 
 @pytest.mark.parametrize(
+    ("waste_pct", "gpu", "verdict", "waste_of_512"),
+    [
+        (98.75, "h200", SUPPORTED, "90.0"),
+        (98.2, "h200", SUPPORTED, "85.6"),
+        (98.0, "h200", NOT_TESTABLE, "84.0"),
+        (98.75, "cpu-all", NOT_TESTABLE, "90.0"),
+    ],
+)
+def test_the_waste_of_512_slots_follows_from_what_requests_held_of_4096(waste_pct, gpu, verdict, waste_of_512):
+    of = measured(gpu, contiguous_max_model_len=waste_pct)
+    arithmetic, found = findings(SHORT, of)
+    assert arithmetic.text.startswith("By arithmetic a request wastes 90 % of 512 slots if it holds 51 tokens;")
+    assert f"With 512 slots for each measured request, {waste_of_512} % would be wasted." in found.text
+    assert judged(SHORT, of) == verdict
+
+
+def test_requests_that_do_not_fit_into_512_slots_say_nothing_of_them():
+    assert len(findings(SHORT, measured(contiguous_max_model_len=87.5))) == 1
+
+
+@pytest.mark.parametrize(
     ("paged", "contiguous", "gpu", "verdict"),
     [
         (5, 80, "h200", SUPPORTED),
@@ -190,27 +211,6 @@ def test_the_gain_is_told_beside_what_the_same_text_says_elsewhere(tmp_path):
     assert "would take 4.5 times the slots with max_model_len for each as in blocks of 16." in found.text
     other = republished(tmp_path, claims={USED: {"kv_memory_used_paged": 90}})
     assert "90 % against 20 % of memory in use would be 4.5 times" in findings(GAINED, evidence(other))[0].text
-
-
-# --- size of a request -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("published", "verdict"),
-    [(5.2, CONTRADICTED), (1.34, SUPPORTED), (1.23, SUPPORTED), (1.21, CONTRADICTED), (10.7, CONTRADICTED)],
-)
-def test_a_request_of_llama_3_70b_holds_what_its_configuration_says(published, verdict):
-    assert judged(LLAMA_70B, evidence(), kv_cache=published) == verdict
-
-
-def test_what_the_published_number_would_take_is_told():
-    (found,) = findings(LLAMA_70B, evidence())
-    assert 2 * 80 * 8 * 128 * 2 * 4096 == 1_342_177_280
-    assert found.text == (
-        "2 x 80 layers x 8 KV heads x 128 x 2 bytes x 4,096 tokens are 1.34 GB. 5.2 GB would take 31 KV heads; with one"
-        " for each of its 64 heads it would be 10.7 GB."
-    )
-    assert (found.label, found.scope) == (COMPUTED, "llama-3-70b, BF16 cache")
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_a_table_that_was_not_made_has_columns_and_no_rows(tmp_path):
         pd.DataFrame([{"knob": "block_size"}]).reindex(columns=list(EFFECTS.columns)), tmp_path / "effects.parquet"
     )
     tables = read_tables(tmp_path)
-    assert set(tables) == {"cells", "effects", "ratios", "engines", "capacity", "waste"}
+    assert set(tables) == {"cells", "effects", "ratios", "engines", "capacity", "predictions", "waste"}
     assert tables["effects"]["knob"].tolist() == ["block_size"]
     assert tables.pop("effects").empty is False
     assert all(table.empty for table in tables.values())
