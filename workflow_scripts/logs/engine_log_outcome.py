@@ -49,7 +49,7 @@ _CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
     (
         "kv_too_small",
         re.compile(
-            r"No available memory for the cache blocks"
+            r"No available memory for the cache blocks|To serve at least one request with the models?'s max seq len"
             r"|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
             r"|less than requested memory for kv|Cannot auto-fit max_model_len"
         ),
@@ -104,8 +104,10 @@ _GENERIC = re.compile(
     r"Engine core initialization failed|EngineCore (?:failed|encountered|hit)|Engine process failed|EngineDeadError"
     r"|Engine loop (?:has died|is not running)|Background loop (?:has errored|is not running|is stopped)"
     r"|background task failed|WorkerProc (?:initialization failed|failed|hit)|fatal signal from worker"
-    r"|died unexpectedly|died with exit code|Worker failed with error|output_handler failed|Error executing method"
-    r"|Call to \w+ method failed|(?:stack ?trace|root cause).{0,20}above|[Ss]ee (?:root cause|stack ?trace)"
+    r"|died unexpectedly|died with exit code|Worker failed with error|output_handler failed"
+    r"|Error execut(?:ing method|\w*(?: \w*)?$)"  # perhaps cut off within a word
+    r"|Exception in worker \w+ while processing|Call to \w+ method failed"
+    r"|(?:stack ?trace|root cause).{0,20}above|[Ss]ee (?:root cause|stack ?trace)"
     r"|RayTaskError|Actor\w*Error\b|ChildFailedError|CancelledError|BrokenPipeError|ConnectionResetError|ZMQError"
 )
 # Somebody ended it; this is no failure of the engine.
@@ -162,7 +164,8 @@ def judge(lines: Sequence[Line]) -> Verdict:
     happens after a benchmark has printed its result does not count, unless a new engine was started. An error of one
     request while the engine went on serving is no failure of the engine.
     """
-    failures = {failure.index: failure for failure in _failures(lines)}
+    # Of two at one line, the first names more than the traceback that begins there.
+    failures = {failure.index: failure for failure in reversed([*_failures(lines)])}
     pending: list[_Failure] = []
     alive: Line | None = None
     result: Line | None = None
@@ -200,12 +203,12 @@ def _cause(failures: Sequence[_Failure]) -> _Failure:
 
     An exception that ended its process is preferred to one that a logger printed: the process may have survived that.
     """
-    specific = [failure for failure in failures if not failure.generic]
+    specific = [failure for failure in failures if not failure.generic and failure.message]
     certain = [failure for failure in specific if failure.certain] or [f for f in failures if f.certain]
     if certain:
         return certain[0]
     if not specific:
-        return failures[0]
+        return next((failure for failure in failures if failure.message), failures[0])
     uncaught = [failure for failure in specific if not failure.harmless] or specific
     cause = uncaught[0]
     for failure in uncaught[1:]:
@@ -243,8 +246,11 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             stream.raising, stream.start, stream.indent, stream.statement = True, index, indent, None
             stream.survives = stream.announced or (stream.chained and stream.survives)
             stream.announced = False
-            if _GENERIC.search(body):
-                yield _Failure(index, body.partition(": Traceback")[0], "error", generic=True)
+            words = body.partition("Traceback")[0].rstrip(" :,")
+            if status := _status_of(words):
+                yield _Failure(index, words, status, certain=True)
+            elif _GENERIC.search(body):
+                yield _Failure(index, words, "error", generic=True)
         elif _goes_on(line, indent, stream):
             if not stream.raising:
                 stream.raising, stream.start, stream.indent = True, index, 0
@@ -258,7 +264,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         if stream.raising and not stream.survives:
             if stream.statement:
                 yield _cut_off(lines, *stream.statement)
-            elif lines[stream.start].level is None:
+            else:
                 yield _Failure(stream.start, None, "error", harmless=True)
 
 

@@ -33,8 +33,8 @@ _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
-# Compose, srun --label, a README or a comment; an engine's own words may begin like this too.
-_LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"> ", r"vLLM STD(?:OUT|ERR): ")
+# Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
+_LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"[>▎] ", r"`+(?=\S)", r"vLLM STD(?:OUT|ERR): ")
 # FastChat names the stream and calls all of stderr an error; others put a bar before or after their date.
 _FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d|\()"
 # What remains of an engine's own prefix if the level was cut off, perhaps with the date.

@@ -213,6 +213,8 @@ def test_message_whose_exception_was_cut_off(status, message, rest):
         "  | [2026-05-30T16:23:50Z] ERROR 05-30 16:23:50 [core.py:700] ",
         "2026-05-30 16:23:50 | ERROR | stderr | ",
         "vLLM STDERR: ",
+        "`(EngineCore_DP0 pid=25) ",
+        "\u258e ",
         "(EngineCore_DP0) ",
         "2026-05-30 16:23:50.123 | (EngineCore_DP0 pid=25) ",
         "  ",
@@ -253,6 +255,46 @@ def test_traceback_that_shows_no_statement_is_an_error_of_an_unknown_kind():
 
     assert (parse_engine_log(cut).status, parse_engine_log(cut).error) == ("error", None)
     assert parse_engine_log(START + READY + cut).status == "ok"
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_logged_traceback_that_is_cut_off_at_both_ends_counts_if_nothing_lives(first):
+    cut = "".join(f"ERROR 05-30 16:23:50 [core.py:700] {line}\n" for line in FRAMES[first:])
+
+    assert (parse_engine_log(cut).status, parse_engine_log(cut).error) == ("error", None)
+    assert parse_engine_log(START + READY + cut).status == "ok"
+    assert parse_engine_log(cut.replace("ERROR", "WARNING")).status is None
+    assert parse_engine_log("ERROR 05-30 16:23:50 [core.py:700] EngineCore failed to start.\n" + cut).error == (
+        "EngineCore failed to start."
+    )
+
+
+@pytest.mark.parametrize("joint", [", ", ": "])
+def test_cause_in_the_line_that_announces_the_traceback(joint):
+    words = "The model's max seq len (9216) is larger than the maximum number of tokens that can be stored in KV cache (8064)."
+    head = f"ERROR 05-30 16:23:50 [w.py:233] Exception in worker W while processing method initialize_cache: {words}"
+    facts = parse_engine_log(f"{START}{head}{joint}Traceback (most recent call last):\n")
+
+    assert facts.status == "kv_too_small"
+    assert facts.error is not None
+    assert facts.error.endswith(words)
+
+
+@pytest.mark.parametrize(
+    "end", ["Exception in worker W while processing method initialize_cache.", "Error executing metho", "Error execut"]
+)
+def test_worker_that_failed_without_telling_why(end):
+    assert parse_engine_log(f"{START}ERROR 05-30 16:23:50 [w.py:233] {end}\n").status == "error"
+    assert parse_engine_log(f"{START}INFO 05-30 16:23:50 [w.py:233] {end}\n").status is None
+
+
+def test_message_that_was_wrapped_before_the_words_that_name_the_cause():
+    facts = parse_engine_log(
+        "ValueError: To serve at least one request with the model's max seq len (9216),\n"
+        "1.5 GiB KV cache is needed, which is larger than the available KV cache memory (0.5 GiB).\n"
+    )
+
+    assert (facts.status, facts.available_kv_cache_gib) == ("kv_too_small", 0.5)
 
 
 def test_line_that_announces_the_traceback_is_better_than_nothing():
