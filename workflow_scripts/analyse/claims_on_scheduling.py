@@ -14,7 +14,7 @@ from workflow_scripts.analyse.evidence import (
     measured,
     rule,
 )
-from workflow_scripts.analyse.repeats import Record, counted, records
+from workflow_scripts.analyse.repeats import Row, counted, records
 from workflow_scripts.analyse.statistics import decisive_ends
 from workflow_scripts.catalog.published import Claim, plain
 
@@ -94,7 +94,7 @@ def tensor_or_pipeline(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         yield measured(ON_GPUS.covers(row["gpu"], row["model"]), row, text, says, ids)
 
 
-def _stages_are_for_throughput(row: Record, shorter: bool) -> str | None:
+def _stages_are_for_throughput(row: Row, shorter: bool) -> str | None:
     tensor, pipeline = (
         decisive_ends(row[f"ratio_low_{knob}"], row[f"ratio_high_{knob}"], row[f"scope_{knob}"])
         for knob in ("tensor", "pipeline")
