@@ -146,6 +146,32 @@ def test_bytes_that_a_static_batch_reserves_and_uses(model_dir: Path, cache: str
     assert steps[8]["kv_tokens_live"] == (3 + 8) + (8 + 8)  # the two that are not done yet
 
 
+def test_windows_and_states_of_a_static_batch_reserve_what_they_hold(tmp_path: Path) -> None:
+    windows = {"model_type": "gemma3_text", "num_hidden_layers": 3, "head_dim": HEAD_DIM, "sliding_window": 8}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **windows, "layer_types": kinds}))
+    engine = started(tmp_path, "hf-static", batch_size=4, cache_implementation="dynamic")
+    engine.run(REQUESTS[:4])
+    last = engine.take_steps()[-1]
+    per_layer = BYTES_PER_TOKEN // LAYERS
+    assert last["kv_slots_reserved"] == 4 * (17 + 8)
+    assert last["kv_bytes_reserved"] == 4 * per_layer * ((17 + 8) + 2 * (8 - 1))  # all but the newest of a window
+
+    keys, values, kernel = 2 * 8, 4 * 8, 4
+    states = {
+        **{"model_type": "qwen3_next", "num_hidden_layers": 4, "head_dim": HEAD_DIM, "mlp_only_layers": [0, 1, 2, 3]},
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
+        **{"linear_value_head_dim": 8, "linear_conv_kernel_dim": kernel, "num_experts": 0},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **states}))
+    engine = started(tmp_path, "hf-static", batch_size=4, cache_implementation="dynamic")
+    engine.run(REQUESTS[:4])
+    last = engine.take_steps()[-1]
+    of_states = 3 * ((2 * keys + values) * kernel + values * 8) * FLOAT32
+    assert last["kv_slots_reserved"] == 4 * (17 + 8)
+    assert last["kv_bytes_reserved"] == 4 * (per_layer * (17 + 8) + of_states)
+
+
 def test_bytes_that_continuous_batching_reserves_and_uses(paged: Any) -> None:
     # The pool is there from the start, with two blocks for padding that no request is given.
     assert paged.effective["kv_cache_bytes"] == (12 + 2) * 16 * BYTES_PER_TOKEN

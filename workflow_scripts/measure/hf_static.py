@@ -57,14 +57,14 @@ class HfStatic:
         ids = torch.tensor([[0] * pad + r.prompt_token_ids for pad, r in zip(pads, batch, strict=True)], device=device)
         mask = torch.tensor([[0] * pad + [1] * (longest_prompt - pad) for pad in pads], device=device)
         cache = self._new_cache(longest_prompt + longest_output)
-        slots: list[int] = []  # of each row, after each step
+        slots: list[list[int]] = []  # of each row, in a layer of each kind, after each step
         times_s: list[float] = []
 
         def note_step(*_: Any, **__: Any) -> Any:
             if device.type == "cuda":
                 torch.cuda.synchronize()  # a token counts when the device has computed it, not when it was launched
             times_s.append(time.monotonic())
-            slots.append(cache.layers[0].keys.shape[-2])
+            slots.append([layer.keys.shape[-2] for layer in _one_of_each_kind(cache)])
             return torch.zeros(len(batch), dtype=torch.bool, device=device)
 
         scheduled_s = time.monotonic()
@@ -108,13 +108,17 @@ class HfStatic:
             return DynamicCache(config=self._model.config)
         return StaticCache(config=self._model.config, max_cache_len=max_cache_len)
 
-    def _note_steps(self, batch: Sequence[Request], times_s: list[float], slots: list[int], cache: Any) -> None:
-        bytes_per_slot = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / (
-            slots[-1] * len(batch)
-        )
-        for step, (made_s, row_slots) in enumerate(zip(times_s, slots, strict=True), start=1):
+    def _note_steps(self, batch: Sequence[Request], times_s: list[float], slots: list[list[int]], cache: Any) -> None:
+        of_kind: dict[type, int] = {}
+        for layer in cache.layers:
+            if hasattr(layer, "keys"):
+                of_kind[type(layer)] = of_kind.get(type(layer), 0) + layer.keys.nbytes + layer.values.nbytes
+        per_slot = [size / last for size, last in zip(of_kind.values(), slots[-1], strict=True)]
+        states = sum(state.nbytes for layer in cache.layers for state in _states(layer))
+        for step, (made_s, in_layers) in enumerate(zip(times_s, slots, strict=True), start=1):
             # A row that has all its tokens is computed until the batch ends, although nobody needs the result.
             live = [r for r in batch if step <= r.output_tokens]
+            reserved = states + sum(count * size for count, size in zip(in_layers, per_slot, strict=True))
             self._steps.append(
                 {
                     "time_s": made_s,
@@ -122,8 +126,9 @@ class HfStatic:
                     "generation_tokens": len(live),
                     # The token made in a step enters the cache in the next one.
                     "kv_tokens_live": sum(len(r.prompt_token_ids) + step - 1 for r in live),
-                    "kv_slots_reserved": row_slots * len(batch),
-                    "kv_bytes_reserved": round(row_slots * len(batch) * bytes_per_slot),
+                    # In the layers that keep most; those with a window keep fewer, those with a state none.
+                    "kv_slots_reserved": max(in_layers, default=0) * len(batch),
+                    "kv_bytes_reserved": round(reserved),
                 }
             )
 
@@ -145,6 +150,21 @@ class HfStatic:
 
     def stop(self) -> None:
         """Do nothing: nothing runs outside this process."""
+
+
+def _one_of_each_kind(cache: Any) -> list[Any]:
+    """A layer with keys and values of each kind that the cache has: with all tokens, or with a window."""
+    kinds: dict[type, Any] = {}
+    for layer in cache.layers:
+        if hasattr(layer, "keys"):
+            kinds.setdefault(type(layer), layer)
+    return list(kinds.values())
+
+
+def _states(layer: Any) -> Iterator[Any]:
+    """The tensors of a layer's state; none for a layer with keys and values alone."""
+    for name in ("conv_states", "recurrent_states"):
+        yield from (state for state in getattr(layer, name, {}).values() if state is not None)
 
 
 def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
