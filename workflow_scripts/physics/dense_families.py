@@ -68,6 +68,10 @@ def _mistral(c: ConfigValues) -> Fields:
     return _llama(c, window=window_of(c))
 
 
+def _ministral3(c: ConfigValues) -> Fields:
+    return _llama(c, window=window_of(c), head_dim=128)
+
+
 def by_kind(
     c: ConfigValues, kinds: Sequence[str], norms: int, feed_forward: FeedForward, **changes: Any
 ) -> list[Layer]:
@@ -279,6 +283,7 @@ def _falcon(c: ConfigValues) -> Fields:
 DENSE: dict[str, Reader] = {
     "llama": _llama,
     "mistral": _mistral,
+    "ministral3": _ministral3,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "phi3": _phi3,

@@ -232,7 +232,7 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     sparse: tuple[FeedForward, ...] = ()
     if c.get("intermediate_size") is not None:
         dense = (Mlp(c.size("intermediate_size")),)
-    if c.get("num_experts"):
+    if ("moe" in c.model_type or c.model_type == "qwen3_next") and c.size("num_experts", least=0):
         routed = experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=hidden)
         sparse = (routed, Mlp(c.size("shared_expert_intermediate_size")))
     step, only_dense = c.size("decoder_sparse_step", 1), c.get("mlp_only_layers", [])

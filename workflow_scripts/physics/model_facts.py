@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.config_values import ModelFactsError as ModelFactsError
-from workflow_scripts.physics.dense_families import DENSE
+from workflow_scripts.physics.dense_families import CHUNKED, DENSE, FULL, WINDOWED
 from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.formulas import Number
-from workflow_scripts.physics.hybrid_families import HYBRIDS
+from workflow_scripts.physics.hybrid_families import HYBRIDS, LINEAR
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Layer, Matrix, Mlp, State
 from workflow_scripts.physics.picture_families import PICTURES
 from workflow_scripts.physics.stored_weights import DTYPE_BYTES as DTYPE_BYTES
@@ -27,6 +27,8 @@ from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized
 
 # By `model_type`: reads the fields of `ModelFacts` that depend on the family.
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
+# What a list of `layer_types` may name, whatever the family; its reader may allow less.
+_LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
 # What `quantization` is if the bytes of the weights are not known.
 NOT_COUNTED = "not counted"
 
@@ -443,7 +445,8 @@ def model_facts(
 ) -> ModelFacts:
     """Facts of a model from the mapping of its `config.json`.
 
-    Without `weights` a checkpoint may store them in a way of which the bytes are not known.
+    Without `weights` a checkpoint may store them in a way of which the bytes are not known, and a known text model may
+    be part of an unknown one.
 
     >>> model_facts(_EXAMPLE).attention.kv_heads, model_facts(_EXAMPLE, dtype="float16").dtype
     (1, 'float16')
@@ -451,14 +454,20 @@ def model_facts(
     Raises:
         ModelFactsError: an unsupported architecture, or a value that is missing or that no such model has.
     """
-    kind = str(config.get("model_type"))
+    kind, inner = str(config.get("model_type")), config.get("text_config") or {}
+    if not weights and kind not in READERS and inner.get("model_type") in READERS:
+        # The layers of the text model are known, but not what turns pictures or sounds into tokens.
+        named = dtype or next((c[k] for c in (inner, config) for k in ("dtype", "torch_dtype") if c.get(k)), None)
+        return model_facts({**inner, "quantization_config": {"quant_method": NOT_COUNTED}}, named, weights=False)
     if kind not in READERS:
         raise ModelFactsError(f"model_type {kind!r} is not supported; supported: {', '.join(READERS)}")
-    inner = config.get("text_config") or {}
     dtype = dtype or next((c[k] for c in (config, inner) for k in ("dtype", "torch_dtype") if c.get(k)), "float32")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
     fields = READERS[kind](ConfigValues(config))
+    if strange := sorted({str(k) for part in (config, inner) for k in part.get("layer_types") or ()} - _LAYER_TYPES):
+        allowed = ", ".join(sorted(_LAYER_TYPES))
+        raise ModelFactsError(f"{kind}: layer_types names {strange[0]!r}, which is not supported; supported: {allowed}")
     try:
         method = quantization_of(config, quantization)
     except ModelFactsError:

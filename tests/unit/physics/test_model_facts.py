@@ -263,6 +263,7 @@ VARIANTS |= {
     "olmo3": LLAMA | {"model_type": "olmo3", "sliding_window": 8, "num_hidden_layers": 8},
     "seed_oss": LLAMA | {"model_type": "seed_oss", "head_dim": 16},
     "smollm3": LLAMA | {"model_type": "smollm3", "pad_token_id": 0},
+    "ministral3": LLAMA | {"model_type": "ministral3"},
     "qwen3_vl": with_pictures("qwen3_vl", LLAMA | {"head_dim": 20}, {"deepstack_visual_indexes": [0, 1]}),
     "qwen3_vl_moe": with_pictures("qwen3_vl_moe", QWEN3_MOE, {"deepstack_visual_indexes": [1]}),
     "qwen3_5": with_pictures("qwen3_5", QWEN3_NEXT | {"num_experts": None}, {}),
@@ -332,6 +333,9 @@ def test_matrices_are_the_linear_layers(name):
         ("latent-8b", 8_038_666_240, 36_864),
         ("states-8b", 8_020_568_576, 32_768),
         ("deepseek-v3", 671_026_404_352, 70_272),
+        ("qwen3-235b-a22b", 235_093_634_560, 192_512),
+        ("mixtral-8x7b", 46_702_792_704, 131_072),
+        ("gemma-3-27b-it", 27_432_406_640, 507_904),
     ],
 )
 def test_known_models(name, parameters, bytes_per_token):
@@ -344,6 +348,25 @@ def test_experts_of_gpt_oss_are_stored_in_four_bits():
     facts = read_model_facts(MODELS["gpt-oss-120b"].config, "bfloat16")
     assert (facts.parameters, facts.active_parameters) == (116_829_156_672, 5_750_551_872)
     assert facts.weight_bytes == pytest.approx(65.25e9, rel=1e-3)  # 60.8 GiB
+    small = read_model_facts(MODELS["gpt-oss-20b"].config, "bfloat16")
+    assert (small.parameters, small.bytes_per_token()) == (20_914_757_184, 49_152)
+    assert small.weight_bytes == pytest.approx(12.82 * 2**30, rel=1e-3)  # the size of the published files
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),  # as published by those who made them; gpt-oss without its table of tokens
+    [
+        ("qwen3-235b-a22b", 22),
+        ("qwen3-30b-a3b", 3.3),
+        ("mixtral-8x7b", 12.9),
+        ("gpt-oss-20b", 3.6),
+        ("deepseek-v3", 37),
+    ],
+)
+def test_parameters_that_a_token_uses_are_as_published(name, billions):
+    facts = read_model_facts(MODELS[name].config, "bfloat16")
+    used = facts.active_parameters - (facts.token_embedding_parameters if name.startswith("gpt-oss") else 0)
+    assert used / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 def test_one_request_of_llama_3_70b_at_4096_tokens_holds_1_3_gb():
@@ -495,6 +518,39 @@ def test_what_is_not_supported_is_said(change, message):
         model_facts(LLAMA | change)
 
 
+def inside(config, change):
+    """The config with a change where its text model is."""
+    return config | ({"text_config": config["text_config"] | change} if "text_config" in config else change)
+
+
+def wrong_configs(config, *, experts):
+    """Configs of this family that cannot be, each with what a message must name."""
+    text = config.get("text_config", config)
+    heads = "n_head" if "n_head" in text else "num_attention_heads"
+    yield inside(config, {heads: 0}), heads
+    if "kv_lora_rank" not in text and text.get("num_key_value_heads") != 1:  # these have any number of heads
+        yield inside(config, {heads: 7}), heads
+    yield inside(config, {"layer_types": ["strange_attention"] * 8}), "strange_attention|layer_types must"
+    if not experts:
+        return
+    for key in text.keys() & {"num_experts_per_tok", "num_experts_per_token"}:
+        yield inside(config, {key: None}), "num_experts_per_tok"
+        yield inside(config, {key: 99}), "num_experts_per_tok 99"
+    for key in text.keys() & {"num_experts", "num_local_experts", "n_routed_experts"}:
+        yield inside(config, {key: "many"}), "experts must be a whole number .* not 'many'"
+        if text["model_type"] not in ("jamba", "granitemoehybrid"):  # transformers has a default, which is counted
+            yield inside(config, {key: None}), "missing '.*experts'"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_family_refuses_heads_experts_and_kinds_that_cannot_be(name):
+    dense = name.endswith(("-dense", "-without-experts", "-one-expert")) or name in ("qwen3_5", "qwen3_5_text")
+    for config, told in wrong_configs(VARIANTS[name], experts=not dense):
+        with pytest.raises(ModelFactsError, match=told) as error:
+            model_facts(config)
+        assert "\n" not in str(error.value)
+
+
 def test_a_window_that_is_off_or_longer_than_the_model_is_no_window():
     assert model_facts(LLAMA | {"model_type": "qwen2", "sliding_window": 16}).layers == 3
     assert model_facts(LLAMA | {"model_type": "phi3", "sliding_window": 32}).layers == 3
@@ -575,6 +631,16 @@ def test_weights_of_unknown_bytes_are_not_counted():
             getattr(facts, name)
     with pytest.raises(ModelFactsError, match="quantization 'modelopt' is not supported"):
         model_facts(LLAMA | stored)
+
+
+def test_the_layers_of_a_known_text_model_inside_an_unknown_one_are_known_but_not_its_weights():
+    kimi = {"model_type": "kimi_k25", "dtype": "bfloat16", "text_config": DEEPSEEK | {"model_type": "kimi_k2"}}
+    facts = model_facts(kimi, weights=False)
+    assert facts.bytes_per_token() == 3 * (12 + 4) * 2
+    with pytest.raises(ModelFactsError, match="how the checkpoint stores its weights is not known"):
+        _ = facts.weight_bytes
+    with pytest.raises(ModelFactsError, match="model_type 'kimi_k25' is not supported"):
+        model_facts(kimi)
 
 
 def test_the_cache_of_latent_attention_is_the_same_on_every_rank():

@@ -1,9 +1,12 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from workflow_scripts.catalog.any_model import enter, model_of_folder
+from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, get_model
 from workflow_scripts.present.blocks import Findings, Fold, Text
 from workflow_scripts.present.report import Part, Report
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -16,7 +19,7 @@ from workflow_scripts.present.subjects.hardware_limits import above_ceilings
 from workflow_scripts.present.subjects.other_settings import models_compared
 from workflow_scripts.present.subjects.prefix_caching import first_repeats_with_cache, gains_and_hits, memory_saved
 from workflow_scripts.present.subjects.speculation import gains_and_drafts
-from workflow_scripts.present.subjects.what_ran import native_types
+from workflow_scripts.present.subjects.what_ran import native_types, not_understood
 from workflow_scripts.present.subjects.where_measured import drift, unsteady_cells
 from workflow_scripts.study.study_file import load_study
 
@@ -305,3 +308,17 @@ def test_the_type_that_a_device_decided_is_said(report: Report, dtype: str, sent
     (block,) = native_types(report)
     assert isinstance(block, Findings)
     assert [(f.verdict, f.sentence) for f in block.findings] == [(dtype, sentence)]
+
+
+def test_a_model_of_unknown_structure_is_named_with_the_reason(report: Report, tmp_path, monkeypatch) -> None:
+    config = json.loads(get_model("tiny-llama-57m").config.read_text())
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/config.json").write_text(json.dumps(config | {"model_type": "made_up"}))
+    monkeypatch.setenv(OWN_MODELS, "{}")
+    enter({"mine": model_of_folder("mine", tmp_path / "given")})
+    named(pd.DataFrame({"cell_id": ["a", "b"]})).assign(model=["mine", "tiny-llama-57m"]).to_parquet(
+        report.tables.folder / "cells.parquet"
+    )
+    (block,) = not_understood(report)
+    sentence = "Limits, KV capacity and predictions of mine are unknown: model_type 'made_up' is not supported."
+    assert [(f.verdict, f.sentence) for f in block.findings] == [("unknown", sentence)]

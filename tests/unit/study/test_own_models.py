@@ -6,8 +6,10 @@ import shutil
 import pytest
 import yaml
 
+from workflow_scripts.analyse.imported_cells import imported_cells
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, CatalogError, get_model
+from workflow_scripts.parse.imported_runs import read_runs
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.prepare.model import main as prepare_model
 from workflow_scripts.prepare.workload import main as prepare_workload
@@ -15,6 +17,7 @@ from workflow_scripts.study.definition import definitions_sha256, resolved_model
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.own_models import store_configs
 from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.runs_file import MappingError
 from workflow_scripts.study.study_file import StudyError, load_study
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -116,6 +119,19 @@ def test_a_model_of_unknown_structure_is_prepared_and_its_predictions_are_unknow
     assert prepare_model(["--study", str(path), "--model", "mine", "--out", str(made)]) == 0
     words = ["--study", str(path), "--workload", "load", "--model", "mine", "--model-dir", str(made)]
     assert prepare_workload([*words, "--out", str(tmp_path / "load/workload.jsonl")]) == 0
+
+
+def test_an_imported_run_may_name_a_model_of_the_study(write_study, folder, tmp_path):
+    mapping = tmp_path / "runs.yaml"
+    (tmp_path / "log.txt").write_text("Throughput: 1.00 requests/s, 20.00 total tokens/s, 10.00 output tokens/s\n")
+    run = {"gpu": "h100-sxm", "engine": "vllm", "model": "mine", "results": "log.txt", "tokens_per_request": [10, 10]}
+    mapping.write_text(yaml.safe_dump({"schema_version": 1, "runs": [run]}))
+    with pytest.raises(MappingError, match=r"runs.0: unknown model 'mine'; allowed: "):
+        read_runs(mapping)
+    load_study(write_study({"folder": str(folder)}))
+    (record,) = read_runs(mapping)
+    row = imported_cells([record], "own").iloc[0]
+    assert (row["model"], row["outcome"]) == ("mine", "ok")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
+from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 from workflow_scripts.present.blocks import (
     Block,
     Definitions,
@@ -175,10 +176,25 @@ def native_types(report: Report) -> Iterator[Block]:
         yield Findings(findings)
 
 
+def not_understood(report: Report) -> Iterator[Block]:
+    """Models of which nothing can be predicted, with the reason; they are measured like any other."""
+    known = readable_models()
+    findings = []
+    for name in sorted(set(report.tables.need("cells", "model")["model"]) & known.keys()):
+        model = known[name]
+        try:
+            model_facts(read_config(model.config), model.fixed_dtype or "float32")
+        except ModelFactsError as e:
+            reason = str(e).split("; supported:")[0]
+            findings.append(Finding("unknown", f"Limits, KV capacity and predictions of {name} are unknown: {reason}."))
+    if findings:
+        yield Findings(findings)
+
+
 SUBJECT = Subject(
     id="runs",
     title="What was run",
     lead="The cells of the study, the devices and the engines.",
     parts=[counts, devices, engines],
-    warnings=[simulated, remote_code, native_types],
+    warnings=[simulated, remote_code, not_understood, native_types],
 )
