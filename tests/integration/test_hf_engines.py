@@ -11,6 +11,7 @@ import pytest
 from workflow_scripts.measure import hf_continuous, hf_static
 from workflow_scripts.measure.engine import EngineSetup, Request, make_engine
 from workflow_scripts.measure.failures import run_failure
+from workflow_scripts.workloads.sampling import Sampling
 
 torch = pytest.importorskip("torch")
 
@@ -42,8 +43,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(model_dir: Path, name: str, **knobs: Any) -> Any:
-    setup = EngineSetup(model_dir, load_format="dummy", dtype="float32", seed=0, knobs=knobs, device_kind="cpu")
+def started(model_dir: Path, name: str, sampling: Sampling | None = None, **knobs: Any) -> Any:
+    setup = EngineSetup(
+        model_dir, load_format="dummy", dtype="float32", seed=0, knobs=knobs, device_kind="cpu", sampling=sampling
+    )
     engine = make_engine(name, setup)
     engine.effective = engine.start()  # type: ignore[attr-defined]
     return engine
@@ -100,6 +103,38 @@ def test_what_a_model_says_of_sampling_plays_no_part(model_dir: Path, monkeypatc
     assert static_tokens(engine, REQUESTS) == plain
     engine._model.generation_config.update(**own)
     assert static_tokens(engine, REQUESTS) != plain
+
+
+def test_static_batches_are_sampled_as_the_workload_says(model_dir: Path) -> None:
+    def tokens(sampling: Sampling | None) -> list[list[int]]:
+        knobs = {"batch_size": 4, "cache_implementation": "dynamic"}
+        engine = started(model_dir, "hf-static", sampling, **knobs)
+        first, again = (static_tokens(engine, REQUESTS) for _ in range(2))
+        assert first == again  # greedy, or each pass begins with the seed
+        assert [len(row) for row in first] == [r.output_tokens for r in REQUESTS]
+        return first
+
+    greedy = tokens(None)
+    drawn = Sampling(temperature=5.0, seed=1)
+    assert greedy != tokens(drawn) != tokens(drawn.model_copy(update={"seed": 2}))
+    assert tokens(drawn.model_copy(update={"top_p": 1e-6})) == greedy  # only the most probable token is left
+    never_again = tokens(Sampling(repetition_penalty=100.0))
+    assert all(
+        len({*row, *r.prompt_token_ids}) == len(row) + len({*r.prompt_token_ids})
+        for row, r in zip(never_again, REQUESTS, strict=True)
+    )
+
+
+def test_continuous_batching_is_sampled_as_the_workload_says(model_dir: Path, paged: Any) -> None:
+    knobs = {"page_size": 16, "num_blocks": 12, "max_batch_tokens": 64}
+    engine = started(model_dir, "hf-continuous", Sampling(temperature=5.0, top_p=0.9, seed=1), **knobs)
+    processors = [type(p).__name__ for p in engine._manager.logit_processor.logits_processor]
+    records = engine.run(REQUESTS)
+    engine.stop()
+    assert engine._manager.generation_config.do_sample
+    assert processors == ["TemperatureLogitsWarper", "TopPLogitsWarper"]
+    assert [r.output_tokens for r in records] == [r.output_tokens for r in REQUESTS]
+    assert not paged._manager.logit_processor.logits_processor
 
 
 def test_continuous_batching_gives_the_tokens_of_single_requests(

@@ -14,6 +14,9 @@ from workflow_scripts.common.yaml_file import read_yaml
 
 ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
+SamplingSetting = Literal["temperature", "top_p", "repetition_penalty", "seed"]
+# What the OpenAI API itself has; a repetition penalty is an extension of some servers.
+OPENAI_SAMPLING: tuple[SamplingSetting, ...] = ("temperature", "top_p", "seed")
 
 
 class Endpoint(Record):
@@ -56,6 +59,23 @@ class Endpoint(Record):
     extra_body: Annotated[
         dict[str, Any], Field(description="further fields of each request, such as the one that ignores end tokens")
     ] = {}
+    sampling: Annotated[
+        tuple[SamplingSetting, ...],
+        Field(
+            description="the settings of sampling that it applies",
+            # Fields that were added later are left out if they are not set, so that earlier measurements stay valid.
+            exclude_if=lambda names: names == OPENAI_SAMPLING,
+        ),
+    ] = OPENAI_SAMPLING
+    sampled_body: Annotated[
+        dict[str, Any],
+        Field(description="instead of `extra_body` where tokens are drawn", exclude_if=lambda body: not body),
+    ] = {}
+
+    @property
+    def greedy(self) -> "Endpoint":
+        """The entry without what only matters for requests that are sampled."""
+        return self.model_copy(update={"sampling": OPENAI_SAMPLING, "sampled_body": {}})
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:

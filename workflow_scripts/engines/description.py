@@ -32,6 +32,7 @@ class EngineDescription:
         counters: column of the cells table -> the adapter's metric; how much it grew in a repeat is the value.
         peaks: the same for metrics that begin anew each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.
+        sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
         checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
         capacity_by: a function that predicts the KV capacity; None if the engine does not keep its cache in blocks. See
             `predict.engine_steps`, also for the next one.
@@ -50,6 +51,7 @@ class EngineDescription:
     counters: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, str] = field(default_factory=dict)
     bounds_sequences: bool = True
+    sampling: frozenset[str] = frozenset()
     checked_by: str | None = None
     capacity_by: str | None = None
     steps_by: str | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
+from workflow_scripts.workloads.sampling import SETTINGS
 
 PACKAGES = ("transformers",)
 
@@ -57,6 +58,7 @@ HF_STATIC = EngineDescription(
     packages=PACKAGES,
     preload=("torch", "transformers", "transformers.modeling_utils"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
+    sampling=SETTINGS,
     checked_by="workflow_scripts.predict.check_hf:hf_faults",
     steps_by="workflow_scripts.predict.hf_cells:hf_static_steps",
 )
@@ -67,6 +69,8 @@ HF_CONTINUOUS = replace(
     adapter="workflow_scripts.measure.hf_continuous:HfContinuous",
     # Its maximum comes from the budget of tokens.
     bounds_sequences=False,
+    # It drops the processor of a repetition penalty with no more than a warning.
+    sampling=SETTINGS - {"repetition_penalty"},
     capacity_by="workflow_scripts.predict.hf_cells:hf_continuous_capacity",
     steps_by="workflow_scripts.predict.hf_cells:hf_continuous_steps",
 )

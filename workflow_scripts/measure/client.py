@@ -17,6 +17,7 @@ from typing import Any
 from workflow_scripts.measure.completions import stream_completion
 from workflow_scripts.measure.engine import Request, RequestRecord
 from workflow_scripts.measure.server_http import Address
+from workflow_scripts.workloads.sampling import Sampling, settings_of_request
 
 BACKEND = "kvsweep"
 
@@ -25,13 +26,23 @@ BACKEND = "kvsweep"
 class Target:
     """A server as a client sees it.
 
-    `extra_body`: further fields of each request, such as one that makes it generate past an end token.
+    `extra_body`: further fields of each request, such as one that makes it generate past an end token. Without
+    `sampling`, tokens are chosen greedily.
     """
 
     address: Address
     model: str
     completions_path: str = "/v1/completions"
     extra_body: dict[str, Any] = field(default_factory=dict)
+    sampling: Sampling | None = None
+
+    def body(self, place: int) -> dict[str, Any]:
+        """The further fields of the request at a place of the workload.
+
+        >>> Target(Address("http://host"), "m", extra_body={"ignore_eos": True}).body(3)
+        {'temperature': 0.0, 'ignore_eos': True}
+        """
+        return {**settings_of_request(self.sampling, place), **self.extra_body}
 
 
 def send(
@@ -77,7 +88,10 @@ async def _benchmark(
 
     outputs: dict[str, Any] = {}
 
+    places = {request.request_id: place for place, request in enumerate(requests)}
+
     async def send_one(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        request_func_input.extra_body = target.body(places[request_func_input.request_id])
         output = await stream_completion(request_func_input, session, pbar)
         outputs[request_func_input.request_id] = output
         return output
@@ -115,7 +129,7 @@ async def _benchmark(
         max_concurrency=users,
         lora_modules=None,
         extra_headers=target.address.headers,
-        extra_body={"temperature": 0.0, **target.extra_body},
+        extra_body=None,  # `send_one` adds the fields of each request
         ready_check_timeout_sec=0,
         self_timed=True,
     )

@@ -12,6 +12,7 @@ from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Preload
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.workloads.sampling import Sampling
 
 # Folder below the evidence for files that an engine needs only while it runs.
 SCRATCH = "scratch"
@@ -27,6 +28,11 @@ class Request:
     prompt_token_ids: list[int]
     output_tokens: int
     arrival_s: float = 0.0
+
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> "Request":
+        """A request from its line."""
+        return cls(line["request_id"], line["prompt_token_ids"], line["output_tokens"], line.get("arrival_s", 0.0))
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,8 @@ class EngineSetup:
     """Everything that an engine needs to start.
 
     `cores` are those of a CPU device, `host_cores` all that this process may use. Files that an engine writes besides
-    its log go to `evidence`. `endpoint` is a server from config/endpoints.yaml, for the engine that needs one.
+    its log go to `evidence`. `endpoint` is a server from config/endpoints.yaml, for the engine that needs one. Without
+    `sampling`, tokens are chosen greedily.
     """
 
     model_dir: Path
@@ -99,6 +106,7 @@ class EngineSetup:
     evidence: Path = Path()
     start_limit_s: float = math.inf
     endpoint: Endpoint | None = None
+    sampling: Sampling | None = None
 
 
 class Engine(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
-from workflow_scripts.measure.hf_model import device_memory, load_hf_model
+from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.measure.torch_state import torch_state
 from workflow_scripts.study.outcome import Effective
 
@@ -26,7 +26,9 @@ class HfContinuous:
 
         self._model = load_hf_model(self._setup)
         self._manager = self._model.init_continuous_batching(
-            generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=1),
+            generation_config=GenerationConfig(
+                eos_token_id=-1, pad_token_id=0, max_new_tokens=1, **generation_arguments(self._setup.sampling)
+            ),
             # With blocks shared between requests a repeat would measure the cache of the previous one.
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=False, **self._setup.knobs),
         )
@@ -51,6 +53,7 @@ class HfContinuous:
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Submit all requests at once and collect them as they end."""
         self._pass += 1
+        seed_the_pass(self._setup.sampling)
         # The manager's times are from the performance counter, which differs from the monotonic clock by an offset.
         offset_s = time.monotonic() - time.perf_counter()
         for r in requests:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics
+from workflow_scripts.workloads.sampling import Sampling
 
 
 def load_hf_model(setup: EngineSetup) -> Any:
@@ -42,6 +43,27 @@ def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
     config = AutoConfig.from_pretrained(setup.model_dir)
     AutoModelForCausalLM.from_config(config, dtype=getattr(torch, setup.dtype)).save_pretrained(folder)
     return folder
+
+
+def generation_arguments(sampling: Sampling | None) -> dict[str, Any]:
+    """Arguments of `GenerationConfig` or `generate` that choose tokens; what a model says of its own plays no part.
+
+    >>> generation_arguments(None), generation_arguments(Sampling(temperature=0.7, seed=1))
+    ({'do_sample': False}, {'temperature': 0.7, 'do_sample': True, 'top_k': 0})
+    """
+    if sampling is None:
+        return {"do_sample": False}
+    settings = {name: value for name, value in sampling.model_dump().items() if name in sampling.names() - {"seed"}}
+    # Without `top_k`, transformers would draw from the 50 most probable tokens.
+    return settings | ({"do_sample": False} if sampling.is_greedy else {"do_sample": True, "top_k": 0})
+
+
+def seed_the_pass(sampling: Sampling | None) -> None:
+    """Begin a pass with the seed that is asked for; transformers draws all requests' numbers from one generator."""
+    if sampling is not None and sampling.seed is not None:
+        import torch
+
+        torch.manual_seed(sampling.seed)
 
 
 def device_memory(setup: EngineSetup) -> Metrics:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
-from workflow_scripts.measure.hf_model import device_memory, load_hf_model
+from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.measure.torch_state import torch_state
 from workflow_scripts.study.outcome import Effective
 
@@ -43,6 +43,7 @@ class HfStatic:
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Serve the requests batch by batch, in their order."""
+        seed_the_pass(self._setup.sampling)
         queued_s = time.monotonic()
         return [record for batch in _batches(requests, self._batch_size) for record in self._batch(batch, queued_s)]
 
@@ -72,7 +73,7 @@ class HfStatic:
             output = self._model.generate(
                 input_ids=ids,
                 attention_mask=mask,
-                do_sample=False,
+                **generation_arguments(self._setup.sampling),
                 max_new_tokens=longest_output,
                 min_new_tokens=longest_output,
                 pad_token_id=0,

@@ -71,7 +71,9 @@ class Climbing:
         cell = ladder.cell
         self.ladder, self._out = ladder, paths.ladder(ladder.name)
         definition = cell_definition(study, cell, resolved_models(study))
-        self._definition = definition.model_copy(update={"knobs": without_load(cell.knobs)})
+        # A ladder is for all workloads, so its tokens are chosen greedily.
+        workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
+        self._definition = definition.model_copy(update={"knobs": without_load(cell.knobs), "workload": workload})
         self._model_dir = paths.model(cell.model, model_key(definition.model))
         if not (self._model_dir / "config.json").exists():
             missing = self._model_dir / "config.json"

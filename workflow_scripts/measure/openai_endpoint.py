@@ -56,8 +56,13 @@ class OpenAiEndpoint(Serving):
                 self._last_command = LastCommand(self._filled(endpoint.stop_command), environment)
             server = ServerProcess.command(words, environment, Path.cwd())
         model = endpoint.served_model.replace("{model_dir}", model_dir)
-        target = Target(address, model, endpoint.completions_path, endpoint.extra_body)
+        target = Target(address, model, endpoint.completions_path, self._body(), self._setup.sampling)
         return server, target, endpoint.health_path
+
+    def _body(self) -> dict[str, Any]:
+        sampling = self._setup.sampling
+        drawn = sampling is not None and not sampling.is_greedy
+        return (drawn and self._endpoint.sampled_body) or self._endpoint.extra_body
 
     def _model_dir(self) -> Path:
         """The model's folder, or one with random weights in it: servers other than vLLM do not create these."""

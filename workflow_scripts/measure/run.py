@@ -131,6 +131,7 @@ def measure(job: Job) -> None:
                     endpoint=definition.endpoint,
                     draft_model_dir=job.draft_model_dir,
                     trust_remote_code=definition.model.trust_remote_code,
+                    sampling=definition.workload.sampling,
                 ),
             )
             _run(engine, job, measured)
@@ -244,10 +245,7 @@ def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord]
 
 
 def _read_requests(path: Path) -> list[Request]:
-    return [
-        Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"], r.get("arrival_s", 0.0))
-        for r in read_jsonl(path)
-    ]
+    return [Request.of_line(line) for line in read_jsonl(path)]
 
 
 def main(argv: Sequence[str]) -> int:

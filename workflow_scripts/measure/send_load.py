@@ -18,7 +18,7 @@ import urllib.parse
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, out, positive
 from workflow_scripts.common.faults import InputError
@@ -35,6 +35,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study_file import Study, load_study
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.sampling import Sampling
 
 # An overloaded server may take so much longer than the load lasts; then the rest is given up.
 LIMIT_S = 900.0
@@ -84,8 +85,17 @@ def served_models(address: Address) -> list[dict[str, Any]]:
         raise LoadError(f"{address.base_url}/v1/models: {getattr(e, 'reason', e)}") from None
 
 
-def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> tuple[list[Request], list[float], int | None]:
-    """The first requests of a cell, when each arrives, and the number of users.
+class CellLoad(NamedTuple):
+    """Requests of a cell, when each arrives, the number of users, and how tokens are chosen."""
+
+    requests: list[Request]
+    arrivals_s: list[float]
+    users: int | None
+    sampling: Sampling | None
+
+
+def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLoad:
+    """The first requests of a cell's load.
 
     Raises:
         LoadError: the cell is no cell of a server of the study, or its requests are not prepared here.
@@ -102,14 +112,15 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> tuple[
     rows = list(read_jsonl(file))
     load = Load.model_validate({name: getattr(cell.knobs, name) for name in Load.model_fields})
     arrivals_s = load.arrivals_s([row.get("arrival_s", 0.0) for row in rows], SEED)
-    requests = [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in rows]
-    return requests[:count], arrivals_s[:count], load.users
+    requests = [Request.of_line(row) for row in rows[:count]]
+    return CellLoad(requests, arrivals_s[:count], load.users, definition.workload.sampling)
 
 
-def send_load(address: Address, model: str, load: tuple[list[Request], list[float], int | None]) -> dict[str, Any]:
+def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
     """Send the load; return the requests, the server's metrics before and after, and the client's share of a core."""
-    requests, arrivals_s, users = load
-    target = Target(address, model, extra_body={"ignore_eos": True, "cache_salt": secrets.token_hex(16)})
+    requests, arrivals_s, users, sampling = load
+    body = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
+    target = Target(address, model, extra_body=body, sampling=sampling)
     before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), _cpu_s()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         records = send(target, requests, [r.prompt_token_ids for r in requests], arrivals_s, users, Path(log.name))

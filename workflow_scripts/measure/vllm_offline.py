@@ -9,6 +9,7 @@ from typing import Any
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step, forget_prefixes
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.workloads.sampling import settings_of_request
 
 # vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.
 LAYOUT = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -103,14 +104,17 @@ class VllmOffline:
         self.run(requests)
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Generate greedily; each request gets exactly the number of tokens that it asks for."""
+        """Generate; each request gets exactly the number of tokens that it asks for."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        began_s, before = time.monotonic(), len(self._steps)
+        began_s, before, sampling = time.monotonic(), len(self._steps), self._setup.sampling
         outputs = self._llm.generate(
             [TokensPrompt(prompt_token_ids=r.prompt_token_ids) for r in requests],
-            [SamplingParams(temperature=0.0, max_tokens=r.output_tokens, ignore_eos=True) for r in requests],
+            [
+                SamplingParams(max_tokens=r.output_tokens, ignore_eos=True, **settings_of_request(sampling, i))
+                for i, r in enumerate(requests)
+            ],
             use_tqdm=False,
         )
         # Steps that a core in its own process took after the last answer of a pass are read at the start of the next.

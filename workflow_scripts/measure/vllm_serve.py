@@ -26,7 +26,12 @@ class VllmServe(Serving):
         words = self._arguments(port)
         environment = self._environment(api_key)
         effective = self._setup.evidence / EFFECTIVE
-        target = Target(address_on(port, api_key), SERVED_MODEL_NAME, extra_body={"ignore_eos": True})
+        target = Target(
+            address_on(port, api_key),
+            SERVED_MODEL_NAME,
+            extra_body={"ignore_eos": True},
+            sampling=self._setup.sampling,
+        )
 
         def serve() -> None:
             os.environ.update(environment)

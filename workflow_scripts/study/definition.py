@@ -117,13 +117,14 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel
     """The definition of a cell; `models` are the study's resolved ones."""
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
-    endpoint = cell.knobs.set_values().get("endpoint")
+    name = cell.knobs.set_values().get("endpoint")
+    endpoint = None if name is None else endpoints_of(study)[name]
     return Definition(
         gpu=cell.gpu,
         engine=cell.engine,
         model=models[cell.model],
         draft_model=None if draft is None else models[draft],
-        endpoint=None if endpoint is None else endpoints_of(study)[endpoint],
+        endpoint=endpoint.greedy if endpoint and not workload.sampling else endpoint,
         workload_name=cell.workload,
         workload=workload,
         num_prompts=workload.prompts_for(cell.knobs.max_concurrency),

@@ -127,9 +127,23 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
     context, needed = cell.knobs.longest_request, study.workloads[cell.workload].total_tokens_needed()
     if context is not None and needed is not None and needed > context:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"
+    if unknown := _sampling_not_applied(cell, study):
+        return f"workload {cell.workload!r} sets {', '.join(unknown)} of sampling, which {_server(cell)} does not apply"
     if len(cell.id) > MOST_ID:
         return f"{cell.id[:60]}...: the names and knobs of a cell make {len(cell.id)} characters; at most {MOST_ID}"
     return None
+
+
+def _sampling_not_applied(cell: Cell, study: Study) -> list[str]:
+    sampling = study.workloads[cell.workload].sampling
+    endpoint = cell.knobs.set_values().get("endpoint")
+    applied = get_engine(cell.engine).sampling if endpoint is None else endpoints_of(study)[endpoint].sampling
+    return sorted(sampling.names() - set(applied)) if sampling else []
+
+
+def _server(cell: Cell) -> str:
+    endpoint = cell.knobs.set_values().get("endpoint")
+    return f"engine {cell.engine!r}" if endpoint is None else f"the server {endpoint!r} (see its entry `sampling`)"
 
 
 def _in_both(known: Cell, again: Cell) -> Cell:

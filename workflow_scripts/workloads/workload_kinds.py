@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.common.records import StrictRecord
+from workflow_scripts.workloads.sampling import Sampling
 
 # Far above every context and benchmark; a typing error should not fill the memory.
 MOST_TOKENS = MOST_PROMPTS = 10_000_000
@@ -60,6 +61,10 @@ class _Workload(StrictRecord):
         ),
     ] = None
     seed: Annotated[int, Field(ge=0)] = 0
+    sampling: Annotated[
+        Sampling | None,
+        Field(description="how tokens are chosen; if left out, greedily", exclude_if=lambda value: value is None),
+    ] = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

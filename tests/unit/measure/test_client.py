@@ -12,6 +12,7 @@ from workflow_scripts.measure import client
 from workflow_scripts.measure.client import Target, send
 from workflow_scripts.measure.engine import Request, RequestRecord
 from workflow_scripts.measure.server_http import Address
+from workflow_scripts.workloads.sampling import Sampling
 
 BEGAN_S = 100.0
 FIRST_S, GAPS_S = 0.2, [0.05, 0.06]
@@ -75,6 +76,13 @@ def test_a_failed_request_has_its_error_and_no_times_of_tokens(monkeypatch: pyte
     assert good.error is None
     assert bad.error == "HTTP 500"
     assert (bad.first_token_s, bad.last_token_s) == (None, None)
+
+
+def test_each_request_is_sampled_with_its_own_seed() -> None:
+    sampling = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7)
+    target = Target(Address("http://host"), "m", extra_body={"ignore_eos": True}, sampling=sampling)
+    settings = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "ignore_eos": True}
+    assert [target.body(place) for place in (0, 2)] == [{**settings, "seed": 7}, {**settings, "seed": 9}]
 
 
 def test_no_proxy_is_asked_wherever_the_server_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Prompts as text, for servers that accept only text, and how a started server is ended."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -9,6 +10,7 @@ from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.openai_endpoint import OpenAiEndpoint, text_of_as_many_tokens
 from workflow_scripts.measure.server_http import ServerError
+from workflow_scripts.workloads.sampling import Sampling
 
 
 class Characters:
@@ -39,12 +41,25 @@ def test_a_text_that_is_read_as_fewer_tokens_is_left_alone() -> None:
     assert text_of_as_many_tokens(Words(), [1, 2, 3]) == "<1><2><3>"
 
 
-def endpoint(**entry: object) -> OpenAiEndpoint:
+def endpoint(sampling: Sampling | None = None, **entry: object) -> OpenAiEndpoint:
     """A server that never answers."""
     entry = {"command": ["sleep", "600"], "served_model": "m", **entry}
     server = Endpoint.model_validate(entry)
     setup = EngineSetup(Path(), "auto", "float32", 0, {"endpoint": "e"}, "cpu", endpoint=server, start_limit_s=0.3)
-    return OpenAiEndpoint(setup)
+    return OpenAiEndpoint(replace(setup, sampling=sampling))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sent"),
+    [
+        (None, {"draw": False}),
+        (Sampling(repetition_penalty=1.1), {"draw": False}),
+        (Sampling(temperature=0.5), {"draw": True}),
+    ],
+)
+def test_a_server_gets_other_fields_if_tokens_are_drawn(sampling: Sampling | None, sent: dict[str, bool]) -> None:
+    assert endpoint(sampling, extra_body={"draw": False}, sampled_body={"draw": True})._body() == sent
+    assert endpoint(sampling, extra_body={"draw": False})._body() == {"draw": False}
 
 
 def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by_force(tmp_path: Path) -> None:

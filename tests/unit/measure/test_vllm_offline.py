@@ -16,6 +16,7 @@ from workflow_scripts.measure.vllm_offline import (
     step_record,
     vllm_environment,
 )
+from workflow_scripts.workloads.sampling import Sampling
 
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
 REQUEST_STATS: dict[str, dict[str, Any]] = {
@@ -126,6 +127,29 @@ def test_every_step_is_noted_at_the_time_of_the_core(
     steps = engine.take_steps()
     # The first one is what the core did after the last answer of the pass before.
     assert [(s["time_s"], s["prompt_tokens"], s["generation_tokens"]) for s in steps] == [(101.0, 0, 0), (102.0, 8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (None, [(0.0, 1.0, 1.0, None), (0.0, 1.0, 1.0, None)]),
+        (
+            Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7),
+            [(0.8, 0.9, 1.1, 7), (0.8, 0.9, 1.1, 8)],
+        ),
+    ],
+)
+def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(
+    sampling: Sampling | None, expected: list[tuple[Any, ...]]
+) -> None:
+    pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
+    asked: list[Any] = []
+    engine = VllmOffline(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cuda", sampling=sampling))
+    engine._llm = SimpleNamespace(generate=lambda _, params, **__: asked.extend(params) or [], llm_engine=None)
+    with pytest.raises(ValueError, match="zip"):  # of the answers, of which this engine gives none
+        engine.run([Request("a", [1], 3), Request("b", [2], 5)])
+    assert [(p.temperature, p.top_p, p.repetition_penalty, p.seed) for p in asked] == expected
+    assert [(p.max_tokens, p.ignore_eos) for p in asked] == [(3, True), (5, True)]
 
 
 def test_a_step_without_tokens_has_none() -> None:

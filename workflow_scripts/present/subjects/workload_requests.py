@@ -19,6 +19,7 @@ from workflow_scripts.present.series import cell_titles, evenly
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
 from workflow_scripts.study.paths import MANIFEST
+from workflow_scripts.workloads.sampling import in_words
 from workflow_scripts.workloads.workload_kinds import LengthDistribution
 
 # Column of the requests -> name, colour and line.
@@ -146,6 +147,7 @@ def workloads(report: Report) -> Iterator[Block]:
                 "alike": manifest and manifest["requests_with_prefix"],
                 "prompt": _length(manifest, "prompt_tokens", getattr(workload, "prompt_tokens", None)),
                 "output": _length(manifest, "output_tokens", getattr(workload, "output_tokens", None)),
+                "tokens": in_words(workload.sampling),
             }
         )
     columns = {
@@ -157,6 +159,7 @@ def workloads(report: Report) -> Iterator[Block]:
         "alike": "Requests that share text",
         "prompt": "Prompt tokens",
         "output": "Output tokens",
+        "tokens": "How tokens are chosen",
     }
     yield table_of(pd.DataFrame(rows), columns, "Workloads with the lengths of their requests")
     if not made:

@@ -1,0 +1,92 @@
+"""Sampling as a field of a workload: what it may say, who applies it, and that cells without it stay what they were."""
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from workflow_scripts.catalog.endpoints import SamplingSetting
+from workflow_scripts.study.definition import Definition, cell_definition, definition_sha256, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.study_file import Study, StudyError
+from workflow_scripts.workloads.sampling import SETTINGS, Sampling
+
+PENALTY = {"repetition_penalty": 1.2}
+
+
+def study(sampling: dict[str, Any] | None, engine: str, knobs: dict[str, Any], **changes: Any) -> Study:
+    workload = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
+    workload |= {} if sampling is None else {"sampling": sampling}
+    sweep = {"name": "s", "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "workload": "w"}
+    content = {"schema_version": 1, "name": "sampled", "question": "?", "workloads": {"w": workload}, **changes}
+    return Study.model_validate({**content, "sweeps": [{**sweep, "knobs": knobs}]})
+
+
+def definition(*arguments: Any, **changes: Any) -> Definition:
+    content = study(*arguments, **changes)
+    (cell,) = expand(content)
+    return cell_definition(content, cell, resolved_models(content))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({}, "it sets nothing"),
+        ({"temperature": 0.0}, "it sets nothing"),
+        ({"top_p": 0.9}, "top_p: without effect unless temperature is above 0"),
+        ({"seed": 1, "repetition_penalty": 1.1}, "seed: without effect"),
+        ({"temperature": -1.0}, "greater than or equal to 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, "greater than 0"),
+        ({"temperature": 1.0, "top_k": 5}, "Extra inputs"),
+    ],
+)
+def test_settings_without_effect_or_meaning_are_refused(sampling: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Sampling.model_validate(sampling)
+
+
+@pytest.mark.parametrize(
+    ("engine", "knobs", "said"),
+    [
+        ("hf-continuous", {"page_size": 16, "num_blocks": 8, "max_batch_tokens": 64}, "engine 'hf-continuous' does"),
+        ("openai", {"endpoint": "tgi", "users": 2}, r"the server 'tgi' \(see its entry `sampling`\) does"),
+    ],
+)
+def test_a_setting_that_an_engine_does_not_apply_is_an_error_before_anything_runs(
+    engine: str, knobs: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(StudyError, match=f"workload 'w' sets repetition_penalty of sampling, which {said} not apply"):
+        expand(study({"temperature": 0.8, **PENALTY}, engine, knobs))
+    assert expand(study({"temperature": 0.8, "top_p": 0.9, "seed": 4}, engine, knobs))
+
+
+@pytest.mark.parametrize(
+    ("engine", "knobs"),
+    [
+        ("vllm", {"max_num_seqs": 2}),
+        ("vllm-serve", {"users": 2}),
+        ("hf-static", {"batch_size": 2}),
+        ("openai", {"endpoint": "sglang", "users": 2}),
+    ],
+)
+def test_sampling_is_another_cell_and_none_is_the_same_as_before(engine: str, knobs: dict[str, Any]) -> None:
+    greedy = definition(None, engine, knobs)
+    assert "sampling" not in str(greedy.as_json())
+    sampled = definition({"temperature": 0.8, **PENALTY}, engine, knobs)
+    assert definition_sha256(sampled) != definition_sha256(greedy)
+    assert Definition.model_validate(sampled.as_json()) == sampled
+
+
+def test_what_a_server_gets_if_tokens_are_drawn_is_no_part_of_a_greedy_cell() -> None:
+    server = {"base_url": "http://127.0.0.1:1", "served_model": "m", "extra_body": {"a": 1}}
+    drawn = {**server, "sampled_body": {"a": 2}, "sampling": ["temperature"]}
+    knobs = {"endpoint": "mine", "users": 1}
+    plain, other = (definition(None, "openai", knobs, endpoints={"mine": entry}) for entry in (server, drawn))
+    assert plain.as_json() == other.as_json()
+    found = definition({"temperature": 0.5}, "openai", knobs, endpoints={"mine": drawn}).endpoint
+    assert found is not None
+    assert found.sampled_body == {"a": 2}
+
+
+def test_an_endpoint_may_name_every_setting() -> None:
+    assert set(get_args(SamplingSetting)) == SETTINGS

@@ -1,0 +1,91 @@
+"""How the engines choose the next token: greedily, unless a workload says otherwise."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from workflow_scripts.common.records import StrictRecord
+
+Settings = dict[str, float | int]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+class Sampling(StrictRecord):
+    """Settings of sampling, under the names of the OpenAI API; a setting that is left out changes nothing.
+
+    Lengths stay fixed: end tokens are ignored in any case.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=100, description="0: greedy, the most probable token")] = 0.0
+    top_p: Annotated[
+        float | None,
+        Field(gt=0, le=1, description="only the most probable tokens that have this probability", exclude_if=_is_none),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Field(gt=0, le=100, description="above 1: tokens that were there are less probable", exclude_if=_is_none),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            lt=2**31,
+            description="of the first request; the next one has the next; without it, engines draw their own numbers",
+            exclude_if=_is_none,
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Self:
+        if self.is_greedy and (drawing := {"top_p", "seed"} & self.names()):
+            raise ValueError(f"{', '.join(sorted(drawing))}: without effect unless temperature is above 0")
+        if not self.names():
+            raise ValueError("it sets nothing: give temperature above 0 or repetition_penalty, or leave sampling out")
+        return self
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the most probable one."""
+        return self.temperature == 0
+
+    def names(self) -> set[str]:
+        """The settings that have an effect.
+
+        >>> sorted(Sampling(temperature=0.7, seed=1).names()), Sampling(repetition_penalty=1.1).names()
+        (['seed', 'temperature'], {'repetition_penalty'})
+        """
+        set_ones = set(self.model_dump())
+        return set_ones - {"temperature"} if self.is_greedy else set_ones
+
+    def of_request(self, place: int) -> Settings:
+        """The settings of the request at a place of the workload, as fields of the OpenAI API.
+
+        >>> Sampling(temperature=0.7, seed=5).of_request(2)
+        {'temperature': 0.7, 'seed': 7}
+        """
+        values: Settings = self.model_dump()
+        return values | ({} if self.seed is None else {"seed": self.seed + place})
+
+
+def in_words(sampling: Sampling | None) -> str:
+    """How tokens are chosen, in words.
+
+    >>> in_words(None), in_words(Sampling(temperature=0.7, top_p=0.9))
+    ('greedily', 'temperature 0.7, top_p 0.9')
+    """
+    return "greedily" if sampling is None else ", ".join(f"{name} {x:g}" for name, x in sampling.model_dump().items())
+
+
+SETTINGS = frozenset(Sampling.model_fields)
+
+
+def settings_of_request(sampling: Sampling | None, place: int) -> Settings:
+    """The same if a workload may say nothing of sampling: then greedy.
+
+    >>> settings_of_request(None, 3)
+    {'temperature': 0.0}
+    """
+    return {"temperature": 0.0} if sampling is None else sampling.of_request(place)
