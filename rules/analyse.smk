@@ -267,6 +267,31 @@ rule digest:
         "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"
 
 
+if any(workload.keep_answers for workload in STUDY.workloads.values()):
+
+    rule answers:
+        """How many requests get the same greedy tokens under two engines or settings."""
+        input:
+            cells=table("cells"),
+            parsed=expand(PATHS.parsed("{gpu}") / "requests.parquet", gpu=GPUS),
+            code=sources("analyse.answers"),
+        output:
+            **written("answers"),
+        log:
+            PATHS.root / "logs/answers.log",
+        conda:
+            "../envs/cpu.conda.yaml"
+        params:
+            parsed=PATHS.root / "parsed",
+        shell:
+            "python -m workflow_scripts table-answers"
+            " --study $STUDY"
+            " --cells {input.cells}"
+            " --parsed {params.parsed}"
+            " --out {output.table}"
+            " > {log} 2>&1"
+
+
 if STUDY.claims:
 
     rule claims:

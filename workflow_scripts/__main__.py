@@ -56,6 +56,7 @@ GROUPS = {
         "table-recommendations": "analyse.recommend",
         "table-capacity": "analyse.capacity",
         "table-predictions": "analyse.predictions",
+        "table-answers": "analyse.answers",
         "table-claims": "analyse.claims",
         "table-drift": "analyse.drift",
         "digest": "analyse.study_digest",

@@ -31,6 +31,7 @@ def study(**changes: object) -> dict[str, object]:
             "short": {
                 "kind": "synthetic",
                 "num_prompts": 16,
+                "keep_answers": True,
                 "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
                 "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
             },

@@ -155,6 +155,19 @@ def test_plain_transformers_is_measured_by_the_same_client(results: Path) -> Non
     assert not (results / "cells" / cell / "raw" / "scratch").exists()
 
 
+def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results: Path) -> None:
+    for r in raw(results, f"{SERVE}-users4", "requests"):
+        assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
+        assert r["text"]
+    plain = raw(results, OPENAI.format("transformers-serve"), "requests")
+    assert all(r["text"] and r["token_ids"] is None for r in plain)
+    answers = pd.read_parquet(results / "tables" / "answers.parquet")
+    assert (answers.loc[answers["differs_in"] == "again", "requests"] == 16).all()
+    assert set(answers["differs_in"]) == {"again", "request_rate_per_s"}  # each of the two makes up its own weights
+    assert set(answers.loc[answers["cell_id"].str.contains("/openai/"), "compared_by"]) == {"text"}
+    assert "Same answers" in (results / "report.html").read_text(encoding="utf-8")
+
+
 def test_the_tables_put_servers_side_by_side(results: Path) -> None:
     summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id")
     assert set(summary.index) == {

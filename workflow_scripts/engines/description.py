@@ -32,6 +32,7 @@ class EngineDescription:
         counters: column of the cells table -> the adapter's metric; how much it grew in a repeat is the value.
         peaks: the same for metrics that begin anew each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.
+        random_weights: who makes up weights of load_format dummy. Engines with the same word have the same weights.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
         checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
         capacity_by: a function that predicts the KV capacity; None if the engine does not keep its cache in blocks. See
@@ -51,6 +52,7 @@ class EngineDescription:
     counters: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, str] = field(default_factory=dict)
     bounds_sequences: bool = True
+    random_weights: str = ""
     sampling: frozenset[str] = frozenset()
     checked_by: str | None = None
     capacity_by: str | None = None

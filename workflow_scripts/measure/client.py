@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Target:
     """A server as a client sees it.
 
     `extra_body`: further fields of each request, such as one that makes it generate past an end token. Without
-    `sampling`, tokens are chosen greedily.
+    `sampling`, tokens are chosen greedily. With `keep_answers`, the records have the answers.
     """
 
     address: Address
@@ -35,6 +35,7 @@ class Target:
     completions_path: str = "/v1/completions"
     extra_body: dict[str, Any] = field(default_factory=dict)
     sampling: Sampling | None = None
+    keep_answers: bool = False
 
     def body(self, place: int) -> dict[str, Any]:
         """The further fields of the request at a place of the workload.
@@ -70,7 +71,10 @@ def send(
     records = []
     for request, due_s in zip(requests, arrivals_s, strict=True):
         output = outputs[request.request_id]
-        records.append(_record(request, output, output.start_time if closed_loop else began_s + due_s))
+        record = _record(request, output, output.start_time if closed_loop else began_s + due_s)
+        if target.keep_answers:
+            record = replace(record, token_ids=output.token_ids or None, text=output.generated_text)
+        records.append(record)
     return records
 
 

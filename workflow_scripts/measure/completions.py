@@ -24,7 +24,8 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
 
     Returns:
         A `RequestFuncOutput`. Times are from the performance counter and count from the moment of sending; `itl` has
-        the times between pieces. Counts are those of the server's usage report.
+        the times between pieces. Counts are those of the server's usage report. `token_ids` are those of the answer, if
+        the server tells them.
     """
     from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 
@@ -39,6 +40,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
     headers = {**asked.extra_headers, "x-request-id": asked.request_id}
     output = RequestFuncOutput(start_time=time.perf_counter())
     pieces_s: list[float] = []
+    token_ids: list[int] = []
     ended_s: float | None = None
     try:
         async with session.post(url=asked.api_url, json=payload, headers=headers) as response:
@@ -49,6 +51,9 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
                 event = _event(line)
                 if event is None:
                     continue
+                for choice in event.get("choices") or ():
+                    output.generated_text += choice.get("text") or ""
+                    token_ids += choice.get("token_ids") or ()
                 if _is_piece(event):
                     pieces_s.append(time.perf_counter())
                 elif event.get("choices"):
@@ -62,6 +67,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
             pieces_s.append(ended_s)
         if not output.output_tokens:
             raise ServerError("the answer does not say how many tokens it has")
+        output.token_ids = token_ids
         output.success = True
         output.ttft = pieces_s[0] - output.start_time
         output.itl = [later - earlier for earlier, later in pairwise(pieces_s)]

@@ -42,7 +42,8 @@ class RequestRecord:
     `output_tokens` counts tokens really generated for the request: no padding, nothing past its own length.
     `queued_s` is the scheduled arrival; for a request to a server it may lie before `sent_s`. `itl_s` holds the times
     between the pieces of a streamed answer; a piece is one token, unless client or server falls behind.
-    A request with an `error` is not counted.
+    A request with an `error` is not counted. `token_ids` and `text` are the answer, if the workload keeps answers and
+    the engine tells them.
     """
 
     request_id: str
@@ -57,6 +58,8 @@ class RequestRecord:
     sent_s: float | None = None
     itl_s: list[float] | None = None
     error: str | None = None
+    token_ids: list[int] | None = None
+    text: str | None = None
 
 
 class Step(TypedDict, total=False):
@@ -90,7 +93,7 @@ class EngineSetup:
 
     `cores` are those of a CPU device, `host_cores` all that this process may use. Files that an engine writes besides
     its log go to `evidence`. `endpoint` is a server from config/endpoints.yaml, for the engine that needs one. Without
-    `sampling`, tokens are chosen greedily.
+    `sampling`, tokens are chosen greedily. With `keep_answers`, the records of requests have the answers.
     """
 
     model_dir: Path
@@ -107,6 +110,7 @@ class EngineSetup:
     start_limit_s: float = math.inf
     endpoint: Endpoint | None = None
     sampling: Sampling | None = None
+    keep_answers: bool = False
 
 
 class Engine(Protocol):

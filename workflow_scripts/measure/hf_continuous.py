@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
@@ -72,7 +73,10 @@ class HfContinuous:
                 done[result.request_id.partition("/")[2]] = result
             elif result is None and not self._manager.is_running():
                 raise RuntimeError("the generation thread of transformers ended before all requests were done")
-        return [_record(r, done[r.request_id], offset_s) for r in requests]
+        records = [_record(r, done[r.request_id], offset_s) for r in requests]
+        if not self._setup.keep_answers:
+            return records
+        return [replace(r, token_ids=list(done[r.request_id].generated_tokens)) for r in records]
 
     def _cache(self) -> Any:
         """The paged cache, which the generation thread allocates."""

@@ -89,6 +89,7 @@ class HfStatic:
         self._padded_prompt_tokens += sum(pads)
         self._surplus_output_tokens += sum(longest_output - r.output_tokens for r in batch)
         self._note_steps(batch, times_s, slots, cache)
+        rows = output[:, longest_prompt:].tolist() if self._setup.keep_answers else None
         return [
             RequestRecord(
                 request_id=r.request_id,
@@ -98,8 +99,9 @@ class HfStatic:
                 scheduled_s=scheduled_s,
                 first_token_s=times_s[0],
                 last_token_s=times_s[r.output_tokens - 1],
+                token_ids=rows[row][: r.output_tokens] if rows else None,
             )
-            for r in batch
+            for row, r in enumerate(batch)
         ]
 
     def _new_cache(self, max_cache_len: int) -> Any:

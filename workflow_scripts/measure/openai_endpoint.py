@@ -56,7 +56,14 @@ class OpenAiEndpoint(Serving):
                 self._last_command = LastCommand(self._filled(endpoint.stop_command), environment)
             server = ServerProcess.command(words, environment, Path.cwd())
         model = endpoint.served_model.replace("{model_dir}", model_dir)
-        target = Target(address, model, endpoint.completions_path, self._body(), self._setup.sampling)
+        target = Target(
+            address,
+            model,
+            endpoint.completions_path,
+            self._body(),
+            self._setup.sampling,
+            self._setup.keep_answers,
+        )
         return server, target, endpoint.health_path
 
     def _body(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
@@ -132,6 +132,7 @@ def measure(job: Job) -> None:
                     draft_model_dir=job.draft_model_dir,
                     trust_remote_code=definition.model.trust_remote_code,
                     sampling=definition.workload.sampling,
+                    keep_answers=definition.workload.keep_answers,
                 ),
             )
             _run(engine, job, measured)
@@ -166,7 +167,7 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
         with measured.phase("measure"), HostLoad() as load:
             end_s = math.inf if job.passes_s is None else time.monotonic() + job.passes_s
             for repeat, places in enumerate(served):
-                _one_pass(engine, [requests[i] for i in places], repeat, measured, job.evidence / ENGINE_LOG)
+                _one_pass(engine, [requests[i] for i in places], repeat, measured, job)
                 if measured.outcome != "ok" or time.monotonic() > end_s:
                     break
         measured.host_load = load.record
@@ -210,7 +211,7 @@ def _concurrency(knobs: Knobs, effective: Effective) -> int:
     return min(allowed, getattr(knobs, "users", None) or allowed)
 
 
-def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, log: Path) -> None:
+def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured: _Measured, job: Job) -> None:
     engine.reset()
     before = engine.metrics()
     start_unix_s, start_s = time.time(), time.monotonic()
@@ -218,11 +219,27 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     end_s = time.monotonic()
     after = engine.metrics()
     timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
+    records = with_texts(records, job.model_dir)
     measured.passes.append(_Pass(timed, records, engine.take_steps(), before, after))
     if any(record.error for record in records):
-        measured.ended(*request_failures([record.error for record in records], log))
+        measured.ended(*request_failures([record.error for record in records], job.evidence / ENGINE_LOG))
     elif wrong := _wrong_lengths(requests, records, measured.effective):
         measured.ended("invalid", wrong)
+
+
+def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[RequestRecord]:
+    """The records with the texts of kept tokens, for engines that tell only tokens."""
+    if all(record.token_ids is None or record.text is not None for record in records):
+        return records
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    return [
+        replace(r, text=tokenizer.decode(r.token_ids, skip_special_tokens=True))
+        if r.token_ids and r.text is None
+        else r
+        for r in records
+    ]
 
 
 def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord], effective: Effective) -> str | None:

@@ -119,7 +119,8 @@ class VllmOffline:
         )
         # Steps that a core in its own process took after the last answer of a pass are read at the start of the next.
         self._steps[before:] = [step for step in self._steps[before:] if step["time_s"] >= began_s]
-        return [request_record(request, output) for request, output in zip(requests, outputs, strict=True)]
+        keep = self._setup.keep_answers
+        return [request_record(request, output, keep) for request, output in zip(requests, outputs, strict=True)]
 
     def reset(self) -> None:
         """Forget cached prefixes."""
@@ -233,7 +234,7 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
     }
 
 
-def request_record(request: Request, output: Any) -> RequestRecord:
+def request_record(request: Request, output: Any, keep_answer: bool = False) -> RequestRecord:
     """What happened to a request, from a `RequestOutput`; 0.25.1 does not count preemptions per request."""
     stats = output.metrics
     return RequestRecord(
@@ -246,6 +247,7 @@ def request_record(request: Request, output: Any) -> RequestRecord:
         last_token_s=stats.last_token_ts,
         preemptions=getattr(stats, "num_preemptions", None),
         cached_prompt_tokens=output.num_cached_tokens,
+        token_ids=list(output.outputs[0].token_ids) if keep_answer else None,
     )
 
 

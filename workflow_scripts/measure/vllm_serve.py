@@ -29,8 +29,9 @@ class VllmServe(Serving):
         target = Target(
             address_on(port, api_key),
             SERVED_MODEL_NAME,
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, **({"return_token_ids": True} if self._setup.keep_answers else {})},
             sampling=self._setup.sampling,
+            keep_answers=self._setup.keep_answers,
         )
 
         def serve() -> None:

@@ -42,6 +42,9 @@ REQUEST_COLUMNS = {
     # A list of numbers per request, null if the engine does not report them.
     "itl_s": "object",
     "error": "string",
+    # The answer, if the workload keeps answers: a list of numbers per request, and its text.
+    "token_ids": "object",
+    "text": "string",
 }
 STEP_COLUMNS = {
     "cell_id": "string",

@@ -3,8 +3,9 @@
     kvsweep prepare-model --study config/studies/demo.yaml --model tiny-llama-57m \\
         --out results/demo/prepared/models/tiny-llama-57m
 
-A model of load_format dummy needs no network. One of load_format hub comes from the hub, at the commit of
-config/models/NAME/model.yaml, with the token of HF_TOKEN if it is gated. A study may override load_format.
+A model of load_format dummy or seeded needs no network; a seeded one gets random weights, the same on every call. One
+of load_format hub comes from the hub, at the commit of config/models/NAME/model.yaml, with the token of HF_TOKEN if it
+is gated. A study may override load_format.
 """
 
 import shutil
@@ -22,6 +23,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.prepare.tokenizer import write_tokenizer
 from workflow_scripts.study.definition import resolved_models
+from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study_file import StudyError, load_study
 
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -57,11 +59,13 @@ def prepare_model(
         ModelError: the hub has no weights, or a config that differs from the catalogue's.
         TokenizerError: the config's vocabulary is too small for a tokenizer.
     """
-    if trust_remote_code and load_format == "dummy":
+    if trust_remote_code and load_format != "hub":
         raise ModelError(f"{model.name}: trust_remote_code needs load_format: hub, because the code comes from there")
     with _replaced_folder(out) as folder:
-        if load_format == "dummy":
+        if load_format != "hub":
             source = _from_config(model, folder)
+            if load_format == "seeded":
+                _write_random_weights(folder)
         else:
             source = _from_hub(model, folder, weights, CODE_FILES if trust_remote_code else ())
         write_json(
@@ -83,6 +87,21 @@ def _from_config(model: Model, folder: Path) -> dict[str, Any]:
     write_tokenizer(folder, read_json(model.config))
     source = f"config/models/{model.name}/config.json" if model.config.is_relative_to(MODELS) else str(model.config)
     return {"source": source, "tokenizer": "byte-level, without merges"}
+
+
+def _write_random_weights(folder: Path) -> None:
+    """Add random weights to the folder of a config; the same config gets the same ones."""
+    import torch  # the two take seconds to import, and most models need no weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(SEED)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    own = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    model.save_pretrained(folder)
+    # The config stays that of the catalogue, which transformers writes in another form.
+    for name, content in own.items():
+        (folder / name).write_bytes(content)
+    (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 def _from_hub(model: Model, folder: Path, weights: bool, code: tuple[str, ...]) -> dict[str, Any]:

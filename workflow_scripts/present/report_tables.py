@@ -19,6 +19,7 @@ REPEAT = ["cell_id", "start", "repeat"]
 
 # The meaning of a table without rows.
 EMPTY = {
+    "answers": "no two cells with the same weights kept answers to the same requests",
     "blocks": "no cell has both a predicted schedule and a predicted size of the KV cache",
     "effects": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",

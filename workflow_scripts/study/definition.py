@@ -30,7 +30,7 @@ class ResolvedModel(Record):
     hub_repo: str | None
     revision: str | None
     dtype: ModelDtype
-    load_format: Literal["hub", "dummy"]
+    load_format: Literal["hub", "dummy", "seeded"]
     config_sha256: str
     trust_remote_code: bool = False
 

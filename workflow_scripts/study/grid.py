@@ -98,7 +98,7 @@ def _check_models(study: Study, models: Mapping[str, Model]) -> None:
         place = f"study {study.name!r}, models"
         _check([name], models, place)
         load_format = override.load_format or models[name].load_format
-        if override.trust_remote_code and load_format == "dummy":
+        if override.trust_remote_code and load_format != "hub":
             raise StudyError(f"{place}.{name}: trust_remote_code needs load_format: hub, where the code comes from")
         if load_format == "hub":
             try:

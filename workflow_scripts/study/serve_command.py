@@ -73,7 +73,7 @@ def serve_settings(
     """
     name, arguments = _loaded(model, model_dir)
     if model.load_format != "hub":
-        arguments |= {"load-format": model.load_format}
+        arguments |= {"load-format": "dummy"}
     if model.trust_remote_code:
         arguments |= {"trust-remote-code": True}
     draft_name, draft_revision = _loaded(*draft) if draft else (None, {})

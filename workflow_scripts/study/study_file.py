@@ -78,7 +78,11 @@ class ModelOverride(StrictRecord):
     ] = None
 
     load_format: Annotated[
-        Literal["hub", "dummy"] | None, Field(description="weights from the hub, or random ones from the config alone")
+        Literal["hub", "dummy", "seeded"] | None,
+        Field(
+            description="weights from the hub, or random ones from the config alone: `dummy`, which each engine makes"
+            " up when it starts, or `seeded`, which are written once and are the same for all engines"
+        ),
     ] = None
     trust_remote_code: Annotated[
         bool, Field(description="run Python code of the model's repository; the report says so")

@@ -65,6 +65,13 @@ class _Workload(StrictRecord):
         Sampling | None,
         Field(description="how tokens are chosen; if left out, greedily", exclude_if=lambda value: value is None),
     ] = None
+    keep_answers: Annotated[
+        bool,
+        Field(
+            description="keep each request's tokens and text, to compare them between cells",
+            exclude_if=lambda keep: not keep,
+        ),
+    ] = False
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -215,3 +215,19 @@ def test_a_repository_without_the_files_is_refused(serve, prepare, tmp_path: Pat
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_seeded_weights_are_the_same_on_every_call_and_leave_the_config_alone(tmp_path):
+    whole = read_json(get_model("tiny-llama-57m").config)
+    config = tmp_path / "config.json"
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 512, "head_dim": 8}
+    config.write_text(json.dumps({**whole, **small, "num_attention_heads": 4, "num_key_value_heads": 2}))
+    model = get_model("tiny-llama-57m").model_copy(update={"config": config})
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        prepare_model(model, "seeded", folder)
+    first, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    assert first == again
+    assert first["config.json"] == config.read_bytes()
+    assert len(first["model.safetensors"]) > 512 * 32 * 4
+    assert "generation_config.json" not in first

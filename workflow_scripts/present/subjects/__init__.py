@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from workflow_scripts.present.sentences import what_verdicts_cover
 from workflow_scripts.present.subject import Subject
 from workflow_scripts.present.subjects import (
+    answers_compared,
     block_tables_by_step,
     cache_capacity,
     central_tables,
@@ -47,6 +48,7 @@ _MODULES = (
     other_settings,
     vllm_against_hf,
     servers_under_load,
+    answers_compared,
     cache_capacity,
     predicted_and_measured,
     over_time,

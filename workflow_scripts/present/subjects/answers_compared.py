@@ -1,0 +1,66 @@
+"""Whether cells give the same answers: engines, settings, and the same cell again."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from workflow_scripts.present.blocks import Block, Finding
+from workflow_scripts.present.report import Report
+from workflow_scripts.present.report_tables import records
+from workflow_scripts.present.sentences import some
+from workflow_scripts.present.subject import Subject, TablePart, prose
+from workflow_scripts.study.study_file import Study
+
+_COLUMNS = {
+    "gpu": "Device",
+    "model": "Model",
+    "workload": "Workload",
+    "differs_in": "Differs in",
+    "value": "Value",
+    "baseline": "Compared with",
+    "cell_id": "Cell",
+    "requests": "Requests",
+    "same": "Same answers",
+    "first_difference_min": "First difference, earliest",
+    "first_difference_median": "First difference, median",
+    "compared_by": "Compared by",
+}
+
+
+def keeps_answers(study: Study) -> bool:
+    """Whether a workload of the study keeps answers."""
+    return any(workload.keep_answers for workload in study.workloads.values())
+
+
+def same_answers(report: Report) -> Iterator[Block]:
+    """How many answers are the same, the most different first."""
+    rows = report.tables.need("answers", "same_share", "explanation").sort_values("same_share", kind="stable")
+    yield some([_finding(row) for row in records(rows)], "answers")
+
+
+def _finding(row: Mapping[str, Any]) -> Finding:
+    verdict = "same answers" if row["same"] == row["requests"] else f"{100 * row['same_share']:.3g} % the same"
+    return Finding(verdict, f"{row['gpu']}, {row['model']}, {row['workload']}: {row['explanation']}")
+
+
+def _most_different_first(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.sort_values("same_share", kind="stable")
+
+
+SUBJECT = Subject(
+    id="answers",
+    title="Same answers",
+    lead="How many requests get the same greedy tokens under two engines or settings, and where the others differ.",
+    parts=[
+        prose(
+            "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds in another "
+            "way, and where two tokens are nearly as probable, the other one may win. From there on the two answers "
+            "are different texts. The rows of a cell that was served again show how many answers change without any "
+            "other setting. Random weights make close calls more frequent than the weights of a trained model."
+        ),
+        TablePart("answers", _COLUMNS, "Requests with the same answer in two cells", _most_different_first),
+    ],
+    findings=[same_answers],
+    is_in=keeps_answers,
+)
