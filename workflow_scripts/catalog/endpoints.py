@@ -14,6 +14,7 @@ from workflow_scripts.common.yaml_file import read_yaml
 
 ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
+CHAT_PATH = "/v1/chat/completions"
 SamplingSetting = Literal["temperature", "top_p", "repetition_penalty", "seed"]
 # What the OpenAI API itself has; a repetition penalty is an extension of some servers.
 OPENAI_SAMPLING: tuple[SamplingSetting, ...] = ("temperature", "top_p", "seed")
@@ -47,6 +48,14 @@ class Endpoint(Record):
     served_model: Annotated[str, Field(min_length=1, description="the model's name in requests; may be {model_dir}")]
     health_path: Annotated[str, Field(pattern=r"^/")] = "/health"
     completions_path: Annotated[str, Field(pattern=r"^/.*completions$")] = "/v1/completions"
+    chat_path: Annotated[
+        str,
+        Field(
+            pattern=r"^/.*completions$",
+            description="where messages of a chat go",
+            exclude_if=lambda path: path == CHAT_PATH,
+        ),
+    ] = CHAT_PATH
     prompts: Annotated[Literal["token_ids", "text"], Field(description="what the server takes as a prompt")] = (
         "token_ids"
     )

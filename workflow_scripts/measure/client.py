@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.measure.completions import stream_completion
-from workflow_scripts.measure.engine import Request, RequestRecord
+from workflow_scripts.catalog.endpoints import CHAT_PATH
+from workflow_scripts.measure.completions import is_chat, stream_completion
+from workflow_scripts.measure.engine import Prompt, Request, RequestRecord
 from workflow_scripts.measure.server_http import Address
 from workflow_scripts.workloads.sampling import Sampling, settings_of_request
 
@@ -36,6 +37,7 @@ class Target:
     extra_body: dict[str, Any] = field(default_factory=dict)
     sampling: Sampling | None = None
     keep_answers: bool = False
+    chat_path: str = CHAT_PATH
 
     def body(self, place: int) -> dict[str, Any]:
         """The further fields of the request at a place of the workload.
@@ -49,7 +51,7 @@ class Target:
 def send(
     target: Target,
     requests: Sequence[Request],
-    prompts: Sequence[list[int] | str],
+    prompts: Sequence[Prompt],
     arrivals_s: Sequence[float],
     users: int | None,
     log: Path,
@@ -57,7 +59,7 @@ def send(
     """Send all requests and return their records, in the order of `requests`; a failed request has an `error`.
 
     Args:
-        prompts: what is sent for each request, token ids or text.
+        prompts: what is sent for each request: token ids, text, or the messages of a chat.
         arrivals_s: when each request is due, in seconds after the first.
         users: maximum number of requests in flight at once; None: no limit.
         log: file to which the benchmark's output is appended.
@@ -81,7 +83,7 @@ def send(
 async def _benchmark(
     target: Target,
     requests: Sequence[Request],
-    prompts: Sequence[list[int] | str],
+    prompts: Sequence[Prompt],
     arrivals_s: Sequence[float],
     users: int | None,
 ) -> tuple[dict[str, Any], float]:
@@ -95,6 +97,8 @@ async def _benchmark(
     places = {request.request_id: place for place, request in enumerate(requests)}
 
     async def send_one(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        if is_chat(request_func_input.prompt):
+            request_func_input.api_url = target.address.base_url + target.chat_path
         request_func_input.extra_body = target.body(places[request_func_input.request_id])
         output = await stream_completion(request_func_input, session, pbar)
         outputs[request_func_input.request_id] = output

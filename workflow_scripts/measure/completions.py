@@ -1,4 +1,4 @@
-"""One streamed completion, as the client sees it: when each piece of the answer came, and what the server counted.
+"""One streamed answer to a prompt or a chat, as the client sees it: when each piece came, and what the server counted.
 
 vLLM's benchmark has a function for this, but calls this one instead: its own function sends fields that servers other
 than vLLM refuse, and ignores counts that come with the last piece of an answer.
@@ -31,7 +31,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
 
     payload = {
         "model": asked.model,
-        "prompt": asked.prompt,
+        ("messages" if is_chat(asked.prompt) else "prompt"): asked.prompt,
         "max_tokens": asked.output_len,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -52,7 +52,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
                 if event is None:
                     continue
                 for choice in event.get("choices") or ():
-                    output.generated_text += choice.get("text") or ""
+                    output.generated_text += _text(choice)
                     token_ids += choice.get("token_ids") or ()
                 if _is_piece(event):
                     pieces_s.append(time.perf_counter())
@@ -75,6 +75,15 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
     except Exception as e:
         output.error = str(e) if isinstance(e, ServerError) else f"{type(e).__name__}: {e}"
     return output
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether a prompt is the messages of a chat.
+
+    >>> is_chat([{"role": "user", "content": "Hello"}]), is_chat([1, 2]), is_chat("Hello")
+    (True, False, False)
+    """
+    return not isinstance(prompt, str) and isinstance(prompt[0], dict)
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -100,9 +109,24 @@ def _is_piece(event: dict[str, Any]) -> bool:
     [True, False]
     >>> _is_piece({"choices": [{"text": ""}]}), _is_piece({"choices": [], "usage": counts})
     (True, False)
+
+    The answer to a chat begins with an event that names only its role:
+
+    >>> [_is_piece({"choices": [{"delta": d}]}) for d in ({"role": "assistant", "content": ""}, {"content": "a"}, {})]
+    [False, True, True]
     """
     choices = event.get("choices") or []
-    return len(choices) > 0 and bool(choices[0].get("text") or not event.get("usage"))
+    if not choices:
+        return False
+    begins = (choices[0].get("delta") or {}).get("role")
+    return bool(_text(choices[0]) or not (event.get("usage") or begins))
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """The text that an event brings; of a chat's answer, that includes what a reasoning model thinks."""
+    delta = choice.get("delta") or {}
+    texts = (choice.get("text"), delta.get("reasoning_content"), delta.get("content"))
+    return "".join(text for text in texts if text)
 
 
 def _words(text: str) -> str:

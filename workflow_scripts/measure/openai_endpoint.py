@@ -10,7 +10,7 @@ from typing import Any
 
 from workflow_scripts.catalog.endpoints import Endpoint, filled
 from workflow_scripts.measure.client import Target
-from workflow_scripts.measure.engine import SCRATCH, EngineSetup, Request
+from workflow_scripts.measure.engine import SCRATCH, EngineSetup, Prompt, Request
 from workflow_scripts.measure.hf_model import with_random_weights
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
 from workflow_scripts.measure.server_engine import Serving, address_on, check_port_is_free, free_port, new_api_key
@@ -63,6 +63,7 @@ class OpenAiEndpoint(Serving):
             self._body(),
             self._setup.sampling,
             self._setup.keep_answers,
+            endpoint.chat_path,
         )
         return server, target, endpoint.health_path
 
@@ -88,10 +89,13 @@ class OpenAiEndpoint(Serving):
     def _effective(self) -> Effective:
         return {"prompts": self._endpoint.prompts, "ignores_eos": self._endpoint.ignores_eos}
 
-    def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
+    def _prompts(self, requests: Sequence[Request]) -> Sequence[Prompt]:
         if self._endpoint.prompts == "token_ids":
             return super()._prompts(requests)
-        return [text_of_as_many_tokens(self._tokenizer, request.prompt_token_ids) for request in requests]
+        return [
+            request.messages or text_of_as_many_tokens(self._tokenizer, request.prompt_token_ids)
+            for request in requests
+        ]
 
     @cached_property
     def _tokenizer(self) -> Any:

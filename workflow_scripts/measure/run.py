@@ -245,13 +245,14 @@ def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[Re
 def _wrong_lengths(requests: Sequence[Request], records: Sequence[RequestRecord], effective: Effective) -> str | None:
     """Say which request got another number of tokens than it asked for, if any.
 
-    If a server takes text, its own count is the length of a prompt. A server that stops at an end token may generate
-    fewer tokens. `effective`, the settings that took effect, says which of these apply.
+    If a server takes text, its own count is the length of a prompt; but a chat must have the tokens that the workload
+    says. A server that stops at an end token may generate fewer tokens. Which of these apply is in `effective`, the
+    settings that took effect.
     """
     for request, record in zip(requests, records, strict=True):
         asked = len(request.prompt_token_ids), request.output_tokens
         got = record.prompt_tokens, record.output_tokens
-        prompt_fits = got[0] == asked[0] or effective.get("prompts") == "text"
+        prompt_fits = got[0] == asked[0] or (effective.get("prompts") == "text" and not request.messages)
         output_fits = got[1] == asked[1] or (effective.get("ignores_eos") is False and 0 < got[1] < asked[1])
         if not (prompt_fits and output_fits):
             return (

@@ -123,7 +123,7 @@ def send_load(address: Address, model: str, load: CellLoad) -> dict[str, Any]:
     target = Target(address, model, extra_body=body, sampling=sampling)
     before, began_s, cpu_s = address.call("/metrics"), time.monotonic(), _cpu_s()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        records = send(target, requests, [r.prompt_token_ids for r in requests], arrivals_s, users, Path(log.name))
+        records = send(target, requests, [r.prompt for r in requests], arrivals_s, users, Path(log.name))
     wall_s, cpu_s = time.monotonic() - began_s, _cpu_s() - cpu_s
     after = address.call("/metrics")
     return {

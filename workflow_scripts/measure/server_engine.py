@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
+from workflow_scripts.measure.engine import EngineSetup, Metrics, Prompt, Request, RequestRecord, Step
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import Scraper, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
@@ -44,8 +44,8 @@ class Serving:
         """Settings of the healthy server that took effect."""
         raise NotImplementedError
 
-    def _prompts(self, requests: Sequence[Request]) -> Sequence[list[int] | str]:
-        return [request.prompt_token_ids for request in requests]
+    def _prompts(self, requests: Sequence[Request]) -> Sequence[Prompt]:
+        return [request.prompt for request in requests]
 
     def start(self) -> Effective:
         """Start the server and wait until it is healthy; return the settings that took effect."""

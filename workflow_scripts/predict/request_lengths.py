@@ -6,7 +6,7 @@ import numpy as np
 
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.workloads.make_requests import make_requests
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
 from workflow_scripts.workloads.workload_kinds import Workload
 
 CHARACTERS_PER_TOKEN = 4
@@ -24,7 +24,11 @@ def _guess(text: str) -> list[int]:
     return [0] * math.ceil(len(text) / CHARACTERS_PER_TOKEN)
 
 
-_VOCABULARY = _LengthsOnly(np.zeros(1, dtype=np.int64), _guess)
+def _guess_chat(messages: Messages) -> list[int]:
+    return _guess("".join(message["role"] + message["content"] for message in messages))
+
+
+_VOCABULARY = _LengthsOnly(np.zeros(1, dtype=np.int64), _guess, _guess_chat)
 
 
 def lengths_of(spec: Workload, count: int) -> tuple[RequestLengths, str]:

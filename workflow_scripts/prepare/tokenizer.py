@@ -9,7 +9,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
+
+# Roles and contents as plain text: the vocabulary need not have special tokens for them.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
 
 
 class TokenizerError(InputError):
@@ -64,6 +70,7 @@ def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
             **{f"{role}_token": special_tokens[some[0]] for role, some in ids.items() if some},
         },
     )
@@ -97,4 +104,11 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
         ids: list[int] = tokenizer(text).input_ids
         return ids
 
-    return Vocabulary(np.array(sorted(known - special), dtype=np.int64), encode)
+    def encode_chat(messages: Messages) -> list[int]:
+        if not tokenizer.chat_template:
+            raise TokenizerError(f"{model_dir}: its tokenizer has no chat template, so no workload can be a chat")
+        chat = [dict(message) for message in messages]
+        ids: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        return ids
+
+    return Vocabulary(np.array(sorted(known - special), dtype=np.int64), encode, encode_chat)

@@ -291,10 +291,10 @@ def check_files(study: Study) -> Iterator[str]:
     for name, workload in study.workloads.items():
         if not isinstance(workload, FileWorkload):
             continue
+        if fault := workload.file_fault():
+            raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
         if isinstance(workload, ShareGptWorkload) and not workload.path.is_file():
             yield f"workload {name!r}: {workload.file} is not there; requests of its fallback stand in"
-        elif fault := workload.file_fault():
-            raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
 
 
 @command("check", option("study", type=Path, help="the study's YAML file"))

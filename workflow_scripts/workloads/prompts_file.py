@@ -3,22 +3,45 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from workflow_scripts.common.records import StrictRecord, validated
 from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
 from workflow_scripts.workloads.source_file import checked_file
-from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
 from workflow_scripts.workloads.workload_kinds import PromptsWorkload
+
+
+class _Message(StrictRecord):
+    role: Literal["system", "user", "assistant"]
+    content: str = Field(min_length=1)
 
 
 class _Line(StrictRecord):
     # Files of prompts also have other fields, such as answers and sources.
     model_config = ConfigDict(extra="ignore")
 
-    prompt: str = Field(min_length=1)
+    prompt: str | None = Field(default=None, min_length=1)
+    messages: list[_Message] | None = Field(default=None, min_length=1)
     output_tokens: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("a line has either a prompt or messages")
+        return self
+
+
+def said_by_user(text: str) -> Messages:
+    """A text as a chat of one message."""
+    return [{"role": "user", "content": text}]
+
+
+def chat_request(messages: Messages, vocabulary: Vocabulary, output_tokens: int) -> Request:
+    """A request with the messages of a chat, and their tokens."""
+    return Request(vocabulary.encode_chat(messages), output_tokens, messages=messages)
 
 
 def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> RequestStream:
@@ -29,7 +52,17 @@ def prompts(spec: PromptsWorkload, vocabulary: Vocabulary, seed: int) -> Request
     """
     path = checked_file(spec)
     lines = list(read_prompts(path))
-    requests = (Request(vocabulary.encode(line.prompt), line.output_tokens or spec.output_tokens) for line in lines)
+    if not spec.chat and any(line.messages for line in lines):
+        raise WorkloadError(f"{path}: it has messages; set chat: true")
+
+    def request(line: _Line) -> Request:
+        output_tokens = line.output_tokens or spec.output_tokens
+        if not spec.chat:
+            return Request(vocabulary.encode(line.prompt or ""), output_tokens)
+        messages = [message.model_dump() for message in line.messages or ()]
+        return chat_request(messages or said_by_user(line.prompt or ""), vocabulary, output_tokens)
+
+    requests = map(request, lines)
     return RequestStream("prompts", requests, {"source": str(spec.file), "sha256": spec.sha256, "texts": len(lines)})
 
 
@@ -56,4 +89,6 @@ def _record(line: str, where: str) -> _Line:
         content = json.loads(line)
     except ValueError as e:
         raise WorkloadError(f"{where}: not JSON: {e}") from None
-    return validated(_Line, content, where, WorkloadError, {"model_type": "no JSON object with a `prompt`"})
+    return validated(
+        _Line, content, where, WorkloadError, {"model_type": "no JSON object with a `prompt` or `messages`"}
+    )

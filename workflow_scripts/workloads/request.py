@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workflow_scripts.common.faults import InputError
+from workflow_scripts.workloads.vocabulary import Messages
 
 
 class WorkloadError(InputError):
@@ -17,6 +18,7 @@ class Request:
 
     `prefix_tokens`: how many of the prompt's first tokens come from a text that other prompts also begin with.
     `prefix_id`: which text. Prompts of one text have the smaller of their `prefix_tokens` in common.
+    `messages`: the chat that the prompt's tokens are, which a server gets instead of them.
     """
 
     prompt_token_ids: list[int]
@@ -24,6 +26,7 @@ class Request:
     arrival_s: float = 0.0
     prefix_tokens: int = 0
     prefix_id: int | None = None
+    messages: Messages | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -39,7 +42,7 @@ class Request:
             "arrival_s": self.arrival_s,
         }
         prefix = {"prefix_tokens": self.prefix_tokens, "prefix_id": self.prefix_id}
-        return line | prefix if self.prefix_tokens else line
+        return line | (prefix if self.prefix_tokens else {}) | ({"messages": self.messages} if self.messages else {})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from workflow_scripts.workloads.prompts_file import chat_request, said_by_user
 from workflow_scripts.workloads.random_prompts import synthetic
 from workflow_scripts.workloads.request import Request, RequestStream, WorkloadError
 from workflow_scripts.workloads.source_file import checked_file
@@ -26,7 +27,7 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
     Raises:
         WorkloadError: the file's content differs from the study's sha256, or it is no ShareGPT file.
     """
-    if not spec.path.is_file():
+    if not spec.path.is_file() and not spec.chat:
         return _stand_in(spec, vocabulary, seed)
     turns = _first_turns(checked_file(spec))
     order = list(turns)
@@ -41,7 +42,9 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
             # A length that the study sets is intended, however short.
             fault = fault_of(len(prompt_token_ids), answer_tokens, 1 if spec.output_tokens else MIN_TOKENS)
             counts[fault or "used"] += 1
-            if fault is None:
+            if fault is None and spec.chat:
+                yield chat_request(said_by_user(prompt), vocabulary, answer_tokens)
+            elif fault is None:
                 yield Request(prompt_token_ids, answer_tokens)
 
     details = {"source": str(spec.file), "sha256": spec.sha256, "conversations": len(turns), "filter": counts}

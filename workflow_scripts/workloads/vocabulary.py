@@ -1,10 +1,17 @@
 """What a workload needs from a model's tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+# The messages of a chat as the OpenAI API has them, each with its `role` and `content`.
+Messages = Sequence[dict[str, str]]
+
+
+def _no_chat(messages: Messages) -> list[int]:
+    raise NotImplementedError("this vocabulary has no chat template")
 
 
 @dataclass(frozen=True)
@@ -13,10 +20,12 @@ class Vocabulary:
 
     `text_ids`: ids, ascending, that stand for text: known to tokenizer and model, and not special.
     `encode`: converts text to ids as a server does, including special tokens such as a leading BOS.
+    `encode_chat`: converts messages to ids with the model's chat template, up to where the answer begins.
     """
 
     text_ids: NDArray[np.int64]
     encode: Callable[[str], list[int]]
+    encode_chat: Callable[[Messages], list[int]] = _no_chat
 
     def random_ids(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` ids drawn uniformly from `text_ids`; they are never decoded, so their number is exact."""

@@ -317,7 +317,19 @@ class FileWorkload(_Workload):
         return None
 
 
-class ShareGptWorkload(FileWorkload):
+class TextWorkload(FileWorkload):
+    """Texts of a file, as prompts or as chats."""
+
+    chat: Annotated[
+        bool,
+        Field(
+            description="texts are messages of a user; they go through the model's chat template",
+            exclude_if=lambda chat: not chat,
+        ),
+    ] = False
+
+
+class ShareGptWorkload(TextWorkload):
     """Conversations of a ShareGPT file, filtered as `vllm bench` filters them.
 
     Without the file the workload uses `fallback` instead, and the results say so.
@@ -326,6 +338,10 @@ class ShareGptWorkload(FileWorkload):
     kind: Literal["sharegpt"]
     output_tokens: Annotated[int | None, Field(ge=1, description="instead of the answer's own length")] = None
     fallback: SyntheticWorkload
+
+    def file_fault(self) -> str | None:
+        """Another content; and a missing file for a chat, because nothing stands in for its texts."""
+        return super().file_fault() if self.chat or self.path.is_file() else None
 
 
 class TraceColumns(StrictRecord):
@@ -354,8 +370,8 @@ class TraceWorkload(FileWorkload):
     ] = 1.0
 
 
-class PromptsWorkload(FileWorkload):
-    """Texts of a file, in its order: one per line, or JSON Lines with a `prompt` each."""
+class PromptsWorkload(TextWorkload):
+    """Texts of a file, in its order: one per line, or JSON Lines with a `prompt` or the `messages` of a chat each."""
 
     kind: Literal["prompts"]
     output_tokens: Annotated[int, Field(ge=1, description="for every text whose line does not say its own")]

@@ -44,7 +44,7 @@ def answer() -> Iterator[Callable[..., tuple[Any, dict[str, Any]]]]:
     """What the client makes of an answer, and what it had sent."""
     servers = []
 
-    def ask(*events: Any, status: int = 200) -> tuple[Any, dict[str, Any]]:
+    def ask(*events: Any, status: int = 200, prompt: Any = (1, 2, 3)) -> tuple[Any, dict[str, Any]]:
         seen: dict[str, Any] = {}
         server = HTTPServer(
             ("127.0.0.1", 0), type("Own", (Handler,), {"events": events, "status": status, "seen": seen})
@@ -53,7 +53,7 @@ def answer() -> Iterator[Callable[..., tuple[Any, dict[str, Any]]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         asked = SimpleNamespace(
             model="m",
-            prompt=[1, 2, 3],
+            prompt=list(prompt),
             output_len=3,
             api_url=f"http://127.0.0.1:{server.server_port}/v1/completions",
             extra_body={"ignore_eos": True},
@@ -101,6 +101,44 @@ def test_pieces_are_timed_and_counts_are_the_servers(answer: Callable[..., Any],
         "ignore_eos": True,
     }
     assert seen["headers"]["Authorization"] == "Bearer key"
+
+
+def delta(**content: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": content}]}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # vLLM: the role alone, then a piece a token, which may be empty, then the counts alone.
+        [
+            delta(role="assistant", content=""),
+            delta(content="a"),
+            delta(content=""),
+            delta(content="c"),
+            {"choices": [], "usage": COUNTS},
+        ],
+        # transformers: the role before anything is computed, and the counts with the end.
+        [delta(role="assistant"), *(delta(content=c) for c in "abc"), {**delta(), "usage": COUNTS}],
+        # Others: the role in every piece.
+        [*(delta(role="assistant", content=c) for c in "ab"), {**delta(content="c"), "usage": COUNTS}],
+    ],
+    ids=["vllm", "transformers", "others"],
+)
+def test_the_answer_to_a_chat_begins_with_its_first_token(answer: Callable[..., Any], events: list[Any]) -> None:
+    messages = [{"role": "user", "content": "Why?"}]
+    output, seen = answer(*events, prompt=messages)
+    assert output.success, output.error
+    assert (output.prompt_len, output.output_tokens, len(output.itl)) == (7, 3, 2)
+    assert output.generated_text in ("ac", "abc")
+    assert seen["body"]["messages"] == messages
+    assert "prompt" not in seen["body"]
+
+
+def test_the_text_and_the_tokens_of_an_answer_are_told(answer: Callable[..., Any]) -> None:
+    pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
+    output, _ = answer(*pieces, {"choices": [], "usage": COUNTS})
+    assert (output.generated_text, output.token_ids) == ("abc", [5, 6, 7])
 
 
 def test_tokens_without_text_are_an_answer_that_is_seen_at_its_end(answer: Callable[..., Any]) -> None:

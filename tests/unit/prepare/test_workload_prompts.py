@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.common.files import sha256_of
+from workflow_scripts.predict.request_lengths import lengths_of
+from workflow_scripts.prepare.tokenizer import TokenizerError, load_vocabulary
 from workflow_scripts.workloads.make_requests import make_requests, make_warmup
 from workflow_scripts.workloads.request import WorkloadError
 from workflow_scripts.workloads.vocabulary import Vocabulary
@@ -38,6 +40,40 @@ def test_json_lines_may_say_their_own_output_length():
     assert stream.details["texts"] == 3
 
 
+def test_a_chat_goes_through_the_models_template(model_dir):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    requests, _ = make_requests(prompts(FOLDER / "chats.jsonl", chat=True), load_vocabulary(model_dir, 4096), 3)
+    assert [tokenizer.decode(r.prompt_token_ids) for r in requests] == [
+        "system: Answer in one sentence.\nuser: What is a page table?\nassistant: ",
+        "user: Why does a batch make decoding faster?\nassistant: ",
+        "user: Was ist ein Präfix?\nassistant: Der Anfang eines Textes.\nuser: Und ein Suffix?\nassistant: ",
+    ]
+    assert requests[1].messages == [{"role": "user", "content": "Why does a batch make decoding faster?"}]
+    assert [r.output_tokens for r in requests] == [6, 16, 16]
+    assert requests[0].as_line("0")["messages"] == requests[0].messages
+    plain, _ = make_requests(prompts(FOLDER / "questions.jsonl"), VOCABULARY, 3)
+    assert "messages" not in plain[0].as_line("0")
+
+
+def test_the_prediction_of_a_chat_needs_no_tokenizer():
+    lengths, kind = lengths_of(prompts(FOLDER / "chats.jsonl", chat=True), 3)
+    assert len(lengths.prompt) == 3
+    assert kind == "prompts, a token for every 4 characters"
+
+
+def test_a_model_without_a_template_is_told(model_dir, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text((model_dir / name).read_text())
+    settings = json.loads((model_dir / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    vocabulary = load_vocabulary(tmp_path, 4096)
+    with pytest.raises(TokenizerError, match="its tokenizer has no chat template, so no workload can be a chat"):
+        make_requests(prompts(FOLDER / "chats.jsonl", chat=True), vocabulary, 3)
+
+
 def test_of_another_file_every_line_is_a_text():
     requests, _ = make_requests(prompts(FOLDER / "questions.txt"), VOCABULARY, 3)
     assert texts(requests)[2] == ('{"this line": "is text too"}', 16)
@@ -58,10 +94,18 @@ def test_warmup_is_as_long_and_no_text_of_the_file():
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}', ":2: prompt: Field required"),
+        ("a.jsonl", '{"prompt": "x"}\n{"text": "y"}', ":2: a line has either a prompt or messages"),
+        (
+            "a.jsonl",
+            '{"prompt": "x", "messages": [{"role": "user", "content": "y"}]}',
+            ":1: a line has either a prompt",
+        ),
+        ("a.jsonl", '{"messages": []}', ":1: messages: List should have at least 1 item"),
+        ("a.jsonl", '{"messages": [{"role": "me", "content": "x"}]}', ":1: messages.0.role: "),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', ": it has messages; set chat: true"),
         ("a.jsonl", '{"prompt": ""}', ":1: prompt: String should have at least 1 character"),
         ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: Input should be greater than"),
-        ("a.jsonl", "[1]", ":1: no JSON object with a `prompt`"),
+        ("a.jsonl", "[1]", ":1: no JSON object with a `prompt` or `messages`"),
         ("a.jsonl", "text", ":1: not JSON"),
         ("a.txt", "\n \n", "there is no text in it"),
     ],

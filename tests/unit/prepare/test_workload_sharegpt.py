@@ -155,3 +155,20 @@ def test_a_file_is_named_relative_to_the_checkout(vocabulary, tmp_path, monkeypa
     _, stream = make_requests(sharegpt(relative), vocabulary, 1)
     assert stream.kind == "sharegpt"
     assert json.loads(json.dumps(stream.details))["source"] == str(relative)
+
+
+def test_a_chat_is_the_same_selection_through_the_template(vocabulary):
+    plain, _ = make_requests(sharegpt(), vocabulary, 5)
+    chats, _ = make_requests(sharegpt(chat=True), vocabulary, 5)
+    frame = len(vocabulary.encode("user: \nassistant: "))
+    assert [len(r.prompt_token_ids) - frame for r in chats] == [len(r.prompt_token_ids) for r in plain]
+    assert [r.output_tokens for r in chats] == [r.output_tokens for r in plain]
+    assert all([m["role"] for m in r.messages] == ["user"] for r in chats)
+
+
+def test_nothing_stands_in_for_the_texts_of_a_chat(vocabulary, tmp_path):
+    missing = sharegpt(tmp_path / "none.json", chat=True)
+    assert "there is no such file" in missing.file_fault()
+    assert sharegpt(tmp_path / "none.json").file_fault() is None
+    with pytest.raises(WorkloadError, match="there is no such file"):
+        make_requests(missing, vocabulary, 1)

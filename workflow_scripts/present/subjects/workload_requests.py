@@ -140,7 +140,7 @@ def workloads(report: Report) -> Iterator[Block]:
         rows.append(
             {
                 "workload": name,
-                "asked": workload.kind,
+                "asked": workload.kind + (", chat" if getattr(workload, "chat", False) else ""),
                 "kind": manifest and manifest["kind"],
                 "source": manifest and manifest.get("source"),
                 "requests": workload.num_prompts if manifest is None else manifest["num_requests"],
