@@ -5,13 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.layers import Attention, Experts, LatentAttention, Mlp, State
 from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.prepare.sharegpt_file import DATASET, REVISION
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study, Sweep, load_study
+from workflow_scripts.workloads.make_requests import make_requests
+from workflow_scripts.workloads.vocabulary import Vocabulary
+from workflow_scripts.workloads.workload_kinds import ShareGptWorkload
 
 CHECKOUT = Path(__file__).parents[2]
 STUDIES = CHECKOUT / "config" / "studies"
@@ -89,6 +94,30 @@ def test_the_page_of_studies_says_what_a_study_is_for(name: str) -> None:
     cells = len(expand(load_study(STUDIES / f"{name}.yaml")))
     assert f"{cells} cells" in section
     assert f"{len(expand(cut_of(name)))} cells" in section
+
+
+def test_all_studies_expect_the_sharegpt_file_that_the_page_names_and_the_rule_fetches() -> None:
+    page = (CHECKOUT / "docs" / "workloads.md").read_text(encoding="utf-8")
+    studies = [load_study(path) for path in STUDIES.glob("**/*.yaml")]
+    specs = [w for study in studies for w in study.workloads.values() if isinstance(w, ShareGptWorkload)]
+    ((file, sha256),) = {(str(spec.file), spec.sha256) for spec in specs}
+    assert len(specs) >= 5
+    assert f"  file: {file} " in page
+    assert page.count(sha256) == 2  # of the file by hand, and of the example
+    for repository in (DATASET, REVISION, Path(file).name):
+        assert repository in page
+
+
+def test_the_published_baseline_of_huggingface_is_a_cell_with_the_same_work_for_vllm() -> None:
+    study = load_study(STUDIES / "paged_attention.yaml")
+    spec = study.workloads["one-prompt-16-times"]
+    requests, _ = make_requests(spec, Vocabulary(np.arange(1000), list), spec.num_prompts)
+    assert len({tuple(request.prompt_token_ids) for request in requests}) == 1
+    assert len(requests) == 16
+    cells = [cell for cell in expand(study) if study.workloads[cell.workload] is spec]
+    assert {(cell.gpu, cell.engine, cell.knobs.max_concurrency) for cell in cells} == {
+        ("a100-pcie-80gb", engine, batch) for engine in ("hf-static", "vllm") for batch in (1, 16)
+    }
 
 
 @pytest.mark.parametrize("study", sorted(STUDIES.glob("**/*.yaml")), ids=lambda path: str(path.relative_to(STUDIES)))
