@@ -183,6 +183,29 @@ rule serving:
         " > {log} 2>&1"
 
 
+if any(load_engines()[cell.engine].serves for cell in CELLS.values()):
+
+    rule latencies:
+        """What each knob does to the latencies of servers."""
+        input:
+            cells=table("cells"),
+            serving=table("serving_summary"),
+            code=sources("analyse.latencies"),
+        output:
+            **written("latencies"),
+        log:
+            PATHS.root / "logs/latencies.log",
+        conda:
+            "../envs/cpu.conda.yaml"
+        shell:
+            "python -m workflow_scripts table-latencies"
+            " --study $STUDY"
+            " --cells {input.cells}"
+            " --serving {input.serving}"
+            " --out {output.table}"
+            " > {log} 2>&1"
+
+
 rule recommendations:
     """Which vLLM configuration to serve with."""
     input:

@@ -53,6 +53,7 @@ GROUPS = {
         "table-intervals": "analyse.cell_intervals",
         "table-engines": "analyse.engine_gain",
         "table-serving": "analyse.serving",
+        "table-latencies": "analyse.latencies",
         "table-recommendations": "analyse.recommend",
         "table-capacity": "analyse.capacity",
         "table-predictions": "analyse.predictions",

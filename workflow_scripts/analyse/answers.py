@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from workflow_scripts.analyse.facts import read_parsed
-from workflow_scripts.analyse.repeats import Record, as_applied, counted, knob_columns, knob_text, records
+from workflow_scripts.analyse.repeats import Row, as_applied, counted, knob_columns, knob_text, records
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
 from workflow_scripts.common.command import PARSED
@@ -78,7 +78,7 @@ def first_difference(a: Sequence[Hashable], b: Sequence[Hashable]) -> int | None
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False), 1) if x != y), min(len(a), len(b)) + 1)
 
 
-def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Record:
+def compared(pairs: Iterable[tuple[Answer, Answer]]) -> Row:
     """The columns that say how many answers are the same, and where the others differ.
 
     >>> one, other, text = Answer((1, 2), "ab"), Answer((1, 3), "ac"), Answer(None, "ab")
@@ -114,7 +114,7 @@ def answers_table(study: Study, cells: pd.DataFrame, parsed: Path) -> pd.DataFra
     rows = counted(cells).drop_duplicates("cell_id")
     rows = rows[rows["workload"].isin(kept) & rows["study"].eq(study.name)]
     random_weights = {name for name, model in resolved_models(study).items() if model.load_format == "dummy"}
-    found: list[Record] = []
+    found: list[Row] = []
     for gpu, of_gpu in rows.groupby("gpu", sort=False):
         answers = _answers(parsed, str(gpu), of_gpu["cell_id"])
         for (model, _), group in of_gpu.groupby(["model", "workload"], sort=False):
@@ -137,7 +137,7 @@ def _answers(parsed: Path, gpu: str, cell_ids: pd.Series) -> dict[str, list[Answ
     return passes
 
 
-def _of_group(cells: pd.DataFrame, answers: Mapping[str, list[Answers]], random_weights: bool) -> Iterator[Record]:
+def _of_group(cells: pd.DataFrame, answers: Mapping[str, list[Answers]], random_weights: bool) -> Iterator[Row]:
     """The rows of cells that share device, model and workload."""
     for cell in records(cells):
         first, *others = answers[cell["cell_id"]]
@@ -151,7 +151,7 @@ def _of_group(cells: pd.DataFrame, answers: Mapping[str, list[Answers]], random_
         yield _row(one, baseline, differs_in, value, base, [(a[r], b[r]) for r in a if r in b])
 
 
-_Pair = tuple[Record, Record, str, str, str]
+_Pair = tuple[Row, Row, str, str, str]
 
 
 def _knob_pairs(cells: pd.DataFrame, left_out: Sequence[str]) -> Iterator[_Pair]:
@@ -176,15 +176,15 @@ def _engine_pairs(cells: pd.DataFrame, random_weights: bool) -> Iterator[_Pair]:
 
 
 def _row(
-    one: Record, baseline: Record, differs_in: str, value: str, base: str, pairs: Sequence[tuple[Answer, Answer]]
-) -> Record:
+    one: Row, baseline: Row, differs_in: str, value: str, base: str, pairs: Sequence[tuple[Answer, Answer]]
+) -> Row:
     row = {name: one[name] for name in ("study", "source", "gpu", "model", "workload", "cell_id")}
     row |= {"differs_in": differs_in, "value": value, "baseline": base, "baseline_cell_id": baseline["cell_id"]}
     row |= compared(pairs)
     return row | {"explanation": _explanation(row)}
 
 
-def _explanation(row: Record) -> str:
+def _explanation(row: Row) -> str:
     if row["differs_in"] == AGAIN:
         what = "Served again with the same settings"
     elif row["differs_in"] == ENGINE:

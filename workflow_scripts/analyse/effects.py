@@ -17,7 +17,7 @@ import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
 from workflow_scripts.analyse.further_starts import MOST_FURTHER_STARTS, ONE_LOOK, Looks
-from workflow_scripts.analyse.knob_pairs import MODEL, PLACE, compared_pairs, shown_in
+from workflow_scripts.analyse.knob_pairs import METRIC, MODEL, PLACE, compared_pairs, shown_in
 from workflow_scripts.analyse.repeats import Row, knob_columns, knob_text, numbers, records
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import (
@@ -38,8 +38,10 @@ from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.registry import every_knob
 from workflow_scripts.study.setting_words import instead_of, shortly
 from workflow_scripts.study.study_file import Study
+from workflow_scripts.workloads.arrivals import Load
 
 PAIR, OVERALL = "pair", "overall"
+OUTPUT_RATE = "output tokens/s"
 
 
 def _shown_in_words() -> str:
@@ -120,7 +122,9 @@ _OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 
-def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK) -> pd.DataFrame:
+def knob_effects(
+    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC, called: str = OUTPUT_RATE
+) -> pd.DataFrame:
     """The effects table. For every knob and group of cells that differ only in it, compare each value with the baseline
     (the smallest value, or false), then all values of the group together. The model counts as a knob.
 
@@ -128,18 +132,20 @@ def knob_effects(cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
         cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
         margin_pct: differences within this are `flat`.
         looks: when the study is looked at to decide whether to go on.
+        metric: the compared column of the cells table.
+        called: its name in sentences.
     """
     knobs = knob_columns(cells)
     effects = [
         row
-        for column, rows, pairs in compared_pairs(cells, margin_pct, looks)
-        for row in _effects_of(rows, pairs, column, knobs, margin_pct)
+        for column, rows, pairs in compared_pairs(cells, margin_pct, looks, metric)
+        for row in _effects_of(rows, pairs, column, knobs, margin_pct, called)
     ]
     return pd.DataFrame(effects, columns=list(SCHEMA.columns))
 
 
 def _effects_of(
-    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float
+    rows: pd.DataFrame, pairs: pd.DataFrame, column: str, knobs: list[str], margin_pct: float, called: str
 ) -> Iterator[Row]:
     others = [other for other in knobs if other != column]
     knob = column.removeprefix("knob_")
@@ -166,7 +172,7 @@ def _effects_of(
         }
         several = told[effect["group"]] if effect["comparison"] == OVERALL else [b["effective"], a["effective"]]
         row["moved_with_it"] = _moved(several, {knob, *described.settles} | _FOLLOWS)
-        yield row | {"explanation": _explanation(row, a, b, described)}
+        yield row | {"explanation": _explanation(row, a, b, described, called)}
 
 
 def _moved(told: Sequence[str], left_out: set[str]) -> str | None:
@@ -253,9 +259,9 @@ def _by_group(rows: pd.DataFrame, column: str) -> dict[int, list[str]]:
     return texts
 
 
-def _explanation(row: Row, a: Row, b: Row, knob: Knob) -> str:
+def _explanation(row: Row, a: Row, b: Row, knob: Knob, called: str) -> str:
     settings = sentence(instead_of(row["knob"], row["value"], row["baseline"]))
-    unit = " times the output tokens/s"
+    unit = f" times the {called}"
     ratio = interval_text(row["ratio"], row["ratio_low"], row["ratio_high"], unit, row["scope"])
     sentences = [
         f"{settings}: {ratio}, {_verdict_text(row)}.",
@@ -300,8 +306,8 @@ def _others_text(row: Row) -> str:
 
 def _effect_text(row: Row, a: Row, b: Row, knob: Knob) -> str:
     seen_in = knob.shown_in
-    if row["knob"] == MODEL:
-        return ""
+    if row["knob"] == MODEL or (not seen_in and row["knob"] in Load.model_fields):
+        return ""  # the load is what the client sends
     if pd.isna(row["took_effect"]):
         return "Nothing that the engine reports shows whether the setting took effect."
     if row["comparison"] == OVERALL:

@@ -32,19 +32,19 @@ def shown_in() -> dict[str, list[str]]:
 
 
 def compared_pairs(
-    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
+    cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC
 ) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """For each knob's column that was varied: the cells in groups that differ in nothing else, and all pairs of these.
 
     Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
-    the baseline. Verdicts allow for all pairs of all knobs.
+    the baseline. Verdicts allow for all pairs of all knobs. `metric` is the compared column of the cells table.
     """
     # What engines count is another number in each repeat; everything else that they show of a knob is a setting.
     counted = metrics_of_columns()
     observed = {column: "mean" if column in counted else "first" for column in ("effective", *shown_in())}
     observed |= BOUND_BY_NEEDS
     known = list(dict.fromkeys([*cells.columns, *observed]))
-    summary, samples = cell_summary(cells.reindex(columns=known), METRIC, observed)
+    summary, samples = cell_summary(cells.reindex(columns=known), metric, observed)
     summary["bound_by"] = bound_by(summary)
     knobs = knob_columns(cells)
     groups = {column: _groups(summary, column, [k for k in knobs if k != column]) for column in (*knobs, MODEL)}

@@ -24,6 +24,7 @@ EMPTY = {
     "effects": "no two measured cells differ in one setting alone",
     "engines": "no vLLM and no HuggingFace cell have the same device, model and workload",
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
+    "latencies": "no two servers under load differ in one setting alone",
     "ratios": "no two devices were measured with the same settings",
     "serving": "no server was measured",
     "serving_summary": "no server was measured",

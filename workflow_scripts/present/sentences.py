@@ -62,7 +62,7 @@ def verdicts_on(knob: str) -> Part:
         rows = effects[(effects["comparison"] == "overall") & (effects["knob"] == knob)]
         if rows.empty:
             raise MissingError(f"no two measured cells differ only in {knob}")
-        yield Findings([_verdict(rows)])
+        yield Findings([verdict_over(rows)])
 
     return part
 
@@ -72,10 +72,11 @@ def verdicts_of_others(report: Report) -> Iterator[Block]:
     effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
     others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_TOLD_APART])]
     if len(others):
-        yield Findings([_verdict(rows) for _, rows in others.groupby("knob", sort=False)])
+        yield Findings([verdict_over(rows) for _, rows in others.groupby("knob", sort=False)])
 
 
-def _verdict(rows: pd.DataFrame) -> Finding:
+def verdict_over(rows: pd.DataFrame) -> Finding:
+    """The verdicts of rows that compare all values of one knob, and the largest change."""
     counts = rows["verdict"].value_counts()
     # A larger ratio that is not decided may be noise.
     order = rows.assign(decided=rows["verdict"] == "changes").sort_values(["decided", "ratio"], ascending=False)
@@ -98,7 +99,8 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
         if scopes
         else "No ratio has an interval, because nothing shows what varies."
     )
-    yield Text(f"Verdicts compare output tokens per second, within the margin that a sentence names. {covers}")
+    what = "output tokens per second, or the latency that a sentence names"
+    yield Text(f"Verdicts compare {what}, within the margin that a sentence names. {covers}")
 
 
 def pairs_that_differ_in(

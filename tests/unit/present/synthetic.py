@@ -19,6 +19,7 @@ from workflow_scripts.analyse import study_digest
 from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
+from workflow_scripts.analyse.latencies import latency_effects
 from workflow_scripts.analyse.predictions import QUANTITIES, predictions_table
 from workflow_scripts.analyse.ratios import device_ratios
 from workflow_scripts.analyse.recommend import recommendations
@@ -423,6 +424,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     serving, serving_summary = serving_tables(cells)
     write_table(serving, tables / "serving.parquet")
     write_table(serving_summary, tables / "serving_summary.parquet")
+    write_table(latency_effects(cells, serving_summary, 2.0), tables / "latencies.parquet")
     write_table(limits_table(cells), tables / "limits.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")
     write_table(capacity_table(cells), tables / "capacity.parquet")

@@ -13,10 +13,13 @@ from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
+from workflow_scripts.present.sentences import EFFECT_COLUMNS, verdict_over
 from workflow_scripts.present.series import repeats_of, series_labels
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
+from workflow_scripts.present.words import held_in_words
 from workflow_scripts.study.setting_words import setting
+from workflow_scripts.workloads.arrivals import Load
 
 # The column that sets the load, in the order of the search -> its name.
 LOADS: Mapping[str, str] = {"request_rate_per_s": "requests/s", "users": "users"}
@@ -60,6 +63,16 @@ _COLUMNS = {
     "preemptions": "Preemptions",
     "saturated": "Load too high",
     "limited_by": "Limited by",
+}
+
+_EFFECT_COLUMNS = {
+    "metric": "Latency",
+    "knob": "Setting",
+    **EFFECT_COLUMNS,
+    "value": "Slowest",
+    "baseline": "Fastest",
+    "ratio": "Slowest over fastest (95 % interval)",
+    "saturated": "Load too high",
 }
 
 
@@ -288,6 +301,28 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     return Finding(verdict, f"{place}: {row['explanation']}", tone)
 
 
+def latency_verdicts(report: Report) -> Iterator[Block]:
+    """For each setting of the servers the verdicts on each latency, and the largest change."""
+    rows = report.tables.need("latencies", "metric", "knob", "comparison", "ratio", "verdict")
+    # What the client sends is not a setting of the server.
+    rows = rows[(rows["comparison"] == "overall") & ~rows["knob"].isin(Load.model_fields)]
+    if len(rows):
+        yield Findings([verdict_over(part) for _, part in rows.groupby(["knob", "metric"], sort=False)])
+
+
+def latency_table(report: Report) -> Iterator[Block]:
+    """The effects on latencies; nothing if the study has none, because another part says why."""
+    if report.tables.get("latencies") is not None:
+        yield from TablePart("latencies", _EFFECT_COLUMNS, "Effects of settings and of the load on latencies", _told)(
+            report
+        )
+
+
+def _told(rows: pd.DataFrame) -> pd.DataFrame:
+    overall = rows[rows["comparison"] == "overall"]
+    return overall.assign(held=overall["held"].map(held_in_words))
+
+
 SUBJECT = Subject(
     id="serving",
     title="Serving",
@@ -328,6 +363,7 @@ SUBJECT = Subject(
             ),
         ),
         TablePart("serving_summary", _COLUMNS, "Servers side by side, one row per load"),
+        latency_table,
     ],
-    findings=[sustained],
+    findings=[sustained, latency_verdicts],
 )

@@ -1,0 +1,102 @@
+"""Compare the latencies of servers under load: the effect of each knob on the time to the first and per further token.
+
+    kvsweep table-latencies --study config/studies/arrivals.yaml \\
+        --cells results/arrivals/tables/cells.parquet \\
+        --serving results/arrivals/tables/serving_summary.parquet \\
+        --out results/arrivals/tables/latencies.parquet
+
+If requests arrive at a rate, throughput is that rate, so a knob changes only how long requests take. Compared cells
+differ in exactly one knob, which may be the rate. docs/tables.md documents every column.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pandas as pd
+
+from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
+from workflow_scripts.analyse.effects import knob_effects
+from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks
+from workflow_scripts.analyse.repeats import Row, records
+from workflow_scripts.analyse.serving import SUMMARY_SCHEMA
+from workflow_scripts.analyse.table_command import Output, table_command
+from workflow_scripts.analyse.tables import NUMBER, TEXT, columns, read_table, table_schema
+from workflow_scripts.common.command import option
+from workflow_scripts.engines.registry import load_engines
+from workflow_scripts.study.study_file import Study
+
+# The compared columns of the cells table, with their names in sentences.
+LATENCIES = {"ttft_s_p50": "median TTFT", "tpot_s_p50": "median TPOT", "e2e_s_p50": "median end-to-end latency"}
+
+SCHEMA = table_schema(
+    "latencies",
+    "The effect of each knob on the latencies of servers: the same as `effects`, with one row per latency. Cells are "
+    "those of `vllm-serve` and `openai`, also those whose requests arrive at a rate; the rate and the users count as "
+    "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall` it has the longest and "
+    "`baseline` the shortest latency. The verdicts of each latency together err in at most 5 % of all studies.",
+    columns("metric", TEXT, ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
+    {
+        **dict(EFFECTS.columns),
+        **columns(
+            "ratio ratio_low ratio_high",
+            NUMBER,
+            "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null "
+            "if nothing shows what varies, or if the starts of a cell fall into two groups",
+        ),
+    },
+    columns(
+        "saturated",
+        TEXT,
+        "which of the two had more load than the server sustains, so that its latencies grow with the length of the run: "
+        "`value`, `baseline` or `both`; null if it is none, or not known",
+    ),
+)
+
+
+def latency_effects(
+    cells: pd.DataFrame, serving: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK
+) -> pd.DataFrame:
+    """The table of effects on latencies.
+
+    Args:
+        cells: the cells table.
+        serving: the table `serving_summary`.
+        margin_pct: differences within this are `flat`.
+        looks: when the study is looked at to decide whether to go on.
+    """
+    servers = [engine.name for engine in load_engines().values() if engine.serves]
+    served = cells[cells["engine"].isin(servers)]
+    saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
+    found = [
+        _with_load(row, saturated) | {"metric": metric}
+        for metric, called in LATENCIES.items()
+        for row in records(knob_effects(served, margin_pct, looks, metric, called))
+    ]
+    return pd.DataFrame(found, columns=list(SCHEMA.columns))
+
+
+def _with_load(row: Row, saturated: set[str]) -> Row:
+    over = [name for name in ("value", "baseline") if row[_CELL[name]] in saturated]
+    which = "both" if len(over) > 1 else over[0] if over else None
+    return row | {"saturated": which, "explanation": row["explanation"] + _LOAD[which]}
+
+
+_CELL = {"value": "cell_id", "baseline": "baseline_cell_id"}
+_GROWS = "more load than it sustains, so {} latency grows with the length of the run."
+_LOAD = {
+    None: "",
+    "value": " The first had " + _GROWS.format("its"),
+    "baseline": " The second had " + _GROWS.format("its"),
+    "both": " Both had " + _GROWS.format("their"),
+}
+
+
+@table_command(
+    "latencies",
+    option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"),
+)
+def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
+    """Write the table of effects on the latencies of servers."""
+    looks = Looks(study.starts.at_least, study.starts.at_most)
+    serving = read_table(args.serving, SUMMARY_SCHEMA.name)
+    return [(args.out, "latencies", latency_effects(cells, serving, study.equivalence_margin_pct, looks))]
