@@ -35,6 +35,16 @@ def study(**changes: object) -> dict[str, object]:
                 "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
                 "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
             },
+            "chat": {
+                "kind": "prompts",
+                "num_prompts": 3,
+                "file": "tests/fixtures/prompts/chats.jsonl",
+                "sha256": "d8b8afb1cb96dfa3f469b0799e559faa215705d270903efbdc373f14e8d7b4e5",
+                "output_tokens": 8,
+                "chat": True,
+                "keep_answers": True,
+                "sampling": {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 5},
+            },
             "long": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 40},
         },
         "engine_defaults": {
@@ -49,6 +59,7 @@ def study(**changes: object) -> dict[str, object]:
         "sweeps": [
             {"name": "rates", **vllm, "workload": "short", "knobs": {"request_rate_per_s": [4, 1000]}},
             {"name": "users", **vllm, "workload": "short", "knobs": {"users": 4}},
+            {"name": "chat", **vllm, "workload": "chat", "knobs": {"users": 2}},
             {"name": "refused", **vllm, "workload": "short", "knobs": {"users": 4, "block_size": 16}},
             {
                 "name": "hf",

@@ -23,6 +23,7 @@ from workflow_scripts.study.outcome import Outcome, read_outcome
 from workflow_scripts.study.study_file import load_study
 
 SERVE = "cpu-all/vllm-serve/tiny-llama-57m/short/bs32-seqs4-len512-eager1-cpukv1"
+CHAT = SERVE.replace("/short/", "/chat/") + "-users2"
 OPENAI = "cpu-all/openai/tiny-llama-57m/short/at-{}-users4"
 # Answers as a server does, token by token in the seconds that it is told, as many different prompts as it is told;
 # every request with another one gets a 500.
@@ -155,6 +156,20 @@ def test_plain_transformers_is_measured_by_the_same_client(results: Path) -> Non
     assert not (results / "cells" / cell / "raw" / "scratch").exists()
 
 
+def test_a_chat_has_the_prompt_tokens_of_the_workload_by_the_servers_own_count(results: Path) -> None:
+    found = outcome(results, CHAT)
+    assert found.outcome == "ok", found.reason
+    (path,) = (results / "prepared" / "workloads").glob("*/chat/3-*/workload.jsonl")
+    asked = {r["request_id"]: r for r in read_jsonl(path)}
+    assert all(r["messages"] for r in asked.values())
+    requests = raw(results, CHAT, "requests")
+    assert len(requests) == 2 * 3
+    for r in requests:
+        line = asked[str(r["request_id"])]
+        assert (r["prompt_tokens"], r["output_tokens"]) == (len(line["prompt_token_ids"]), line["output_tokens"])
+        assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
+
+
 def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results: Path) -> None:
     for r in raw(results, f"{SERVE}-users4", "requests"):
         assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
@@ -172,6 +187,7 @@ def test_the_tables_put_servers_side_by_side(results: Path) -> None:
     summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id")
     assert set(summary.index) == {
         *(f"{SERVE}-{load}" for load in ("rate4", "rate1000", "users4")),
+        CHAT,
         OPENAI.format("transformers-serve"),
     }
     for name in ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "itl_s_p50", "e2e_s_p50"):
@@ -182,8 +198,14 @@ def test_the_tables_put_servers_side_by_side(results: Path) -> None:
     assert bool(summary.loc[f"{SERVE}-rate1000", "saturated"])
     # A thousand requests a second arrive, and no more than four run at once.
     assert summary.loc[f"{SERVE}-rate1000", "requests_per_s"] < 500
+    latencies = pd.read_parquet(results / "tables" / "latencies.parquet")
+    rates = latencies[(latencies["knob"] == "request_rate_per_s") & (latencies["comparison"] == "pair")]
+    assert set(rates["metric"]) == {"ttft_s_p50", "tpot_s_p50", "e2e_s_p50"}
+    assert rates["explanation"].str.contains("1,000 requests/s instead of 4").all()
+    assert rates["saturated"].isin(["value", "both"]).all()
     page = (results / "report.html").read_text(encoding="utf-8")
     assert "Servers side by side" in page
+    assert "Effects of settings and of the load on latencies" in page
     assert "More load than " in page  # the server sustains, or client and server where others use the cores
     assert (results / "figures" / "serving_latency.svg").exists()
 

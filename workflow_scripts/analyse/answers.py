@@ -1,10 +1,11 @@
-"""Count how many requests get the same greedy tokens from two cells, and find where the others differ first.
+"""Count the requests that get the same greedy tokens from two cells.
 
     kvsweep table-answers --study config/studies/answers.yaml \\
         --cells results/answers/tables/cells.parquet --parsed results/answers/parsed \\
         --out results/answers/tables/answers.parquet
 
-Only workloads that keep answers and draw no tokens are compared. docs/tables.md documents every column.
+For the others, it says where the first difference lies. Only workloads that keep answers and draw no tokens are
+compared. docs/tables.md documents every column.
 """
 
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Compare the latencies of servers under load: the effect of each knob on the time to the first and per further token.
+"""Compare knobs by the latencies of servers under load.
 
     kvsweep table-latencies --study config/studies/arrivals.yaml \\
         --cells results/arrivals/tables/cells.parquet \\
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
-from workflow_scripts.analyse.effects import knob_effects
+from workflow_scripts.analyse import effects
+from workflow_scripts.analyse import serving as servers
 from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.repeats import Row, records
-from workflow_scripts.analyse.serving import SUMMARY_SCHEMA
 from workflow_scripts.analyse.table_command import Output, table_command
 from workflow_scripts.analyse.tables import NUMBER, TEXT, columns, read_table, table_schema
 from workflow_scripts.common.command import option
@@ -32,23 +31,23 @@ SCHEMA = table_schema(
     "latencies",
     "The effect of each knob on the latencies of servers: the same as `effects`, with one row per latency. Cells are "
     "those of `vllm-serve` and `openai`, also those whose requests arrive at a rate; the rate and the users count as "
-    "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall` it has the longest and "
-    "`baseline` the shortest latency. The verdicts of each latency together err in at most 5 % of all studies.",
+    "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall` it has the longest "
+    "and `baseline` the shortest latency. The verdicts of each latency together err in at most 5 % of all studies.",
     columns("metric", TEXT, ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
     {
-        **dict(EFFECTS.columns),
+        **dict(effects.SCHEMA.columns),
         **columns(
             "ratio ratio_low ratio_high",
             NUMBER,
-            "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null "
-            "if nothing shows what varies, or if the starts of a cell fall into two groups",
+            "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; "
+            "null if nothing shows what varies, or if the starts of a cell fall into two groups",
         ),
     },
     columns(
         "saturated",
         TEXT,
-        "which of the two had more load than the server sustains, so that its latencies grow with the length of the run: "
-        "`value`, `baseline` or `both`; null if it is none, or not known",
+        "which of the two had more load than the server sustains, so that its latencies grow with the length of the "
+        "run: `value`, `baseline` or `both`; null if it is none, or not known",
     ),
 )
 
@@ -64,13 +63,13 @@ def latency_effects(
         margin_pct: differences within this are `flat`.
         looks: when the study is looked at to decide whether to go on.
     """
-    servers = [engine.name for engine in load_engines().values() if engine.serves]
-    served = cells[cells["engine"].isin(servers)]
+    engines = [engine.name for engine in load_engines().values() if engine.serves]
+    served = cells[cells["engine"].isin(engines)]
     saturated = set(serving.loc[serving["saturated"].fillna(False).astype(bool), "cell_id"])
     found = [
         _with_load(row, saturated) | {"metric": metric}
         for metric, called in LATENCIES.items()
-        for row in records(knob_effects(served, margin_pct, looks, metric, called))
+        for row in records(effects.knob_effects(served, margin_pct, looks, metric, called))
     ]
     return pd.DataFrame(found, columns=list(SCHEMA.columns))
 
@@ -98,5 +97,5 @@ _LOAD = {
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the table of effects on the latencies of servers."""
     looks = Looks(study.starts.at_least, study.starts.at_most)
-    serving = read_table(args.serving, SUMMARY_SCHEMA.name)
+    serving = read_table(args.serving, servers.SUMMARY_SCHEMA.name)
     return [(args.out, "latencies", latency_effects(cells, serving, study.equivalence_margin_pct, looks))]

@@ -81,10 +81,10 @@ class Endpoint(Record):
         Field(description="instead of `extra_body` where tokens are drawn", exclude_if=lambda body: not body),
     ] = {}
 
-    @property
-    def greedy(self) -> "Endpoint":
-        """The entry without what only matters for requests that are sampled."""
-        return self.model_copy(update={"sampling": OPENAI_SAMPLING, "sampled_body": {}})
+    def needed_for(self, *, sampled: bool, chat: bool) -> "Endpoint":
+        """The entry without what only matters for other requests: a change of that repeats no cell."""
+        of_sampled = {} if sampled else {"sampling": OPENAI_SAMPLING, "sampled_body": {}}
+        return self.model_copy(update=of_sampled | ({} if chat else {"chat_path": CHAT_PATH}))
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:

@@ -75,7 +75,7 @@ def send(
         output = outputs[request.request_id]
         record = _record(request, output, output.start_time if closed_loop else began_s + due_s)
         if target.keep_answers:
-            record = replace(record, token_ids=output.token_ids or None, text=output.generated_text)
+            record = replace(record, token_ids=getattr(output, "token_ids", None), text=output.generated_text or None)
         records.append(record)
     return records
 
@@ -93,7 +93,6 @@ async def _benchmark(
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
 
     outputs: dict[str, Any] = {}
-
     places = {request.request_id: place for place, request in enumerate(requests)}
 
     async def send_one(request_func_input: Any, session: Any, pbar: Any = None) -> Any:

@@ -51,13 +51,13 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
                 event = _event(line)
                 if event is None:
                     continue
-                for choice in event.get("choices") or ():
-                    output.generated_text += _text(choice)
-                    token_ids += choice.get("token_ids") or ()
                 if _is_piece(event):
                     pieces_s.append(time.perf_counter())
                 elif event.get("choices"):
                     ended_s = time.perf_counter()
+                for choice in event.get("choices") or ():
+                    output.generated_text += _text(choice)
+                    token_ids += choice.get("token_ids") or ()
                 if usage := event.get("usage"):
                     output.prompt_len, output.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
         if not pieces_s:
@@ -67,7 +67,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
             pieces_s.append(ended_s)
         if not output.output_tokens:
             raise ServerError("the answer does not say how many tokens it has")
-        output.token_ids = token_ids
+        output.token_ids = token_ids or None
         output.success = True
         output.ttft = pieces_s[0] - output.start_time
         output.itl = [later - earlier for earlier, later in pairwise(pieces_s)]

@@ -219,8 +219,8 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
     end_s = time.monotonic()
     after = engine.metrics()
     timed = Repeat(repeat=repeat, start_unix_s=start_unix_s, start_monotonic_s=start_s, end_monotonic_s=end_s)
-    records = with_texts(records, job.model_dir)
-    measured.passes.append(_Pass(timed, records, engine.take_steps(), before, after))
+    answered = with_texts(records, job.model_dir)
+    measured.passes.append(_Pass(timed, answered, engine.take_steps(), before, after))
     if any(record.error for record in records):
         measured.ended(*request_failures([record.error for record in records], job.evidence / ENGINE_LOG))
     elif wrong := _wrong_lengths(requests, records, measured.effective):

@@ -16,7 +16,7 @@ from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.study.grid import Cell, endpoints_of, expand
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, as_list
-from workflow_scripts.workloads.workload_kinds import Workload
+from workflow_scripts.workloads.workload_kinds import TextWorkload, Workload
 
 # Raised when the same definition of a workload leads to other prepared files.
 # 2: as many warm-up requests as measured ones, of the same lengths.
@@ -118,13 +118,14 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
     name = cell.knobs.set_values().get("endpoint")
-    endpoint = None if name is None else endpoints_of(study)[name]
+    requests = {"sampled": workload.sampling is not None, "chat": isinstance(workload, TextWorkload) and workload.chat}
+    endpoint = None if name is None else endpoints_of(study)[name].needed_for(**requests)
     return Definition(
         gpu=cell.gpu,
         engine=cell.engine,
         model=models[cell.model],
         draft_model=None if draft is None else models[draft],
-        endpoint=endpoint.greedy if endpoint and not workload.sampling else endpoint,
+        endpoint=endpoint,
         workload_name=cell.workload,
         workload=workload,
         num_prompts=workload.prompts_for(cell.knobs.max_concurrency),

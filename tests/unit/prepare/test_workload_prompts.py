@@ -59,7 +59,7 @@ def test_a_chat_goes_through_the_models_template(model_dir):
 
 def test_the_prediction_of_a_chat_needs_no_tokenizer():
     lengths, kind = lengths_of(prompts(FOLDER / "chats.jsonl", chat=True), 3)
-    assert len(lengths.prompt) == 3
+    assert len(lengths.prompt_tokens) == 3
     assert kind == "prompts, a token for every 4 characters"
 
 

@@ -15,7 +15,7 @@ import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
-from workflow_scripts.analyse import study_digest
+from workflow_scripts.analyse import answers, study_digest
 from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.effects import knob_effects
 from workflow_scripts.analyse.engine_gain import engine_tables
@@ -52,6 +52,7 @@ STUDY = {
         "system-prompt": {
             "kind": "shared_prefix",
             "num_prompts": 64,
+            "keep_answers": True,
             "prefix_tokens": 512,
             "prompt_tokens": 64,
             "output_tokens": 32,
@@ -409,6 +410,18 @@ def serving_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table.reindex(columns=columns_of("serving")), summary.reindex(columns=columns_of("serving_summary"))
 
 
+def answers_of(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table `answers`: two cells of which a half of the answers are the same."""
+    one, other = (
+        row for _, row in cells[cells["workload"] == "system-prompt"].drop_duplicates("cell_id")[:2].iterrows()
+    )
+    row = one.reindex(["study", "source", "gpu", "model", "workload", "cell_id"]).to_dict()
+    row |= {"differs_in": "enable_prefix_caching", "value": "true", "baseline": "false", "compared_by": "tokens"}
+    row |= {"baseline_cell_id": other["cell_id"], "requests": 64, "same": 32, "same_share": 0.5}
+    row |= {"first_difference_min": 3.0, "first_difference_median": 9.0, "explanation": f"Half are the same {SCRIPT}."}
+    return pd.DataFrame([row], columns=list(answers.SCHEMA.columns))
+
+
 def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     """Write the cells and every table that follows from them."""
     write_table(cells, tables / "cells.parquet")
@@ -424,6 +437,7 @@ def write_tables(cells: pd.DataFrame, tables: Path) -> None:
     serving, serving_summary = serving_tables(cells)
     write_table(serving, tables / "serving.parquet")
     write_table(serving_summary, tables / "serving_summary.parquet")
+    write_table(answers_of(cells), tables / "answers.parquet")
     write_table(latency_effects(cells, serving_summary, 2.0), tables / "latencies.parquet")
     write_table(limits_table(cells), tables / "limits.parquet")
     write_table(waste_table(cells), tables / "waste.parquet")

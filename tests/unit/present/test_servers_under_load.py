@@ -1,5 +1,6 @@
 """Servers in one figure: what distinguishes them, and which of them need a warning."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -8,10 +9,11 @@ import pytest
 from matplotlib.collections import LineCollection
 
 from tests.unit.present.conftest import Results
-from workflow_scripts.present.blocks import Findings
+from workflow_scripts.present.blocks import Findings, Table
 from workflow_scripts.present.plot import use_style, write_plot
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.sequences_by_rate import RATE, SEQUENCES, sequences_by_rate
 from workflow_scripts.present.subjects import servers_under_load as serving
 from workflow_scripts.study.study_file import load_study
 
@@ -182,6 +184,35 @@ def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_pa
     wide = [c for c in strokes if len(c.get_segments()[0]) and c.get_segments()[0][0, 0] < c.get_segments()[0][1, 0]]
     assert len({str(c.get_linestyle()) for c in wide}) == len(serving.LATENCIES)
     plt.close()
+
+
+def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path: Path) -> None:
+    settings = [(seqs, rate) for seqs in (4, 64) for rate in (2.0, 10.0)] + [(64, 20.0)]
+    rows = [
+        {
+            **{"gpu": "h200", "engine": "vllm-serve", "model": "m", "workload": "w", "cell_id": f"{seqs}/{rate}"},
+            **{"ttft_s_p50": rate / seqs, "tpot_s_p50": 0.02, "goodput_requests_per_s": None},
+            "saturated": seqs == 4 and rate == 10,
+        }
+        for seqs, rate in settings
+    ]
+    summary = pd.DataFrame(rows).astype({"saturated": "boolean", "goodput_requests_per_s": float})
+    summary.to_parquet(tmp_path / "serving_summary.parquet")
+    cells = pd.DataFrame({"cell_id": summary["cell_id"], "outcome": "ok", "comparable": True, "knob_block_size": 16})
+    knobs = pd.DataFrame(settings, columns=[SEQUENCES, RATE])
+    cells.join(knobs).to_parquet(tmp_path / "cells.parquet")
+    study = load_study(Path("config/studies/demo.yaml"))
+    report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
+    ttft, tpot = sequences_by_rate(report)
+    assert isinstance(ttft, Table)
+    assert isinstance(tpot, Table)
+    assert ttft.caption == "Median TTFT (s) by max-num-seqs and rate: h200, vllm-serve, m, w, block size 16"
+    assert ttft.rows == [["4", "0.5", "2.5 *", "–"], ["64", "0.03125", "0.1562", "0.3125"]]
+    assert "more load than the server sustains" in ttft.note
+
+    one_rate = cells.join(knobs.assign(**{RATE: 2.0}))
+    one_rate.to_parquet(tmp_path / "cells.parquet")
+    assert list(sequences_by_rate(replace(report, tables=Tables(tmp_path)))) == []
 
 
 def test_the_page_warns_of_saturated_loads_first(results: Results) -> None:

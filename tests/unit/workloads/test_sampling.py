@@ -79,7 +79,7 @@ def test_sampling_is_another_cell_and_none_is_the_same_as_before(engine: str, kn
 
 def test_what_a_server_gets_if_tokens_are_drawn_is_no_part_of_a_greedy_cell() -> None:
     server = {"base_url": "http://127.0.0.1:1", "served_model": "m", "extra_body": {"a": 1}}
-    drawn = {**server, "sampled_body": {"a": 2}, "sampling": ["temperature"]}
+    drawn = {**server, "sampled_body": {"a": 2}, "sampling": ["temperature"], "chat_path": "/chat/completions"}
     knobs = {"endpoint": "mine", "users": 1}
     plain, other = (definition(None, "openai", knobs, endpoints={"mine": entry}) for entry in (server, drawn))
     assert plain.as_json() == other.as_json()

@@ -14,6 +14,7 @@ from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, 
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
 from workflow_scripts.present.sentences import EFFECT_COLUMNS, verdict_over
+from workflow_scripts.present.sequences_by_rate import sequences_by_rate
 from workflow_scripts.present.series import repeats_of, series_labels
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark, marks
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart
@@ -363,6 +364,7 @@ SUBJECT = Subject(
             ),
         ),
         TablePart("serving_summary", _COLUMNS, "Servers side by side, one row per load"),
+        sequences_by_rate,
         latency_table,
     ],
     findings=[sustained, latency_verdicts],

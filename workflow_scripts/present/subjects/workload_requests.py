@@ -20,7 +20,7 @@ from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
 from workflow_scripts.study.paths import MANIFEST
 from workflow_scripts.workloads.sampling import in_words
-from workflow_scripts.workloads.workload_kinds import LengthDistribution
+from workflow_scripts.workloads.workload_kinds import LengthDistribution, TextWorkload
 
 # Column of the requests -> name, colour and line.
 LENGTHS: dict[str, tuple[str, str, LineStyle]] = {
@@ -140,7 +140,7 @@ def workloads(report: Report) -> Iterator[Block]:
         rows.append(
             {
                 "workload": name,
-                "asked": workload.kind + (", chat" if getattr(workload, "chat", False) else ""),
+                "asked": workload.kind + (", chat" if isinstance(workload, TextWorkload) and workload.chat else ""),
                 "kind": manifest and manifest["kind"],
                 "source": manifest and manifest.get("source"),
                 "requests": workload.num_prompts if manifest is None else manifest["num_requests"],
