@@ -203,7 +203,11 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
         ["kv_blocks", "sequences", "prompts", "kv_blocks", "token_budget"],
         "",
     )
-    return pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
+    found = pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
+    if RATE_OF_ARRIVALS not in summary:
+        return found
+    # If requests arrive at a rate, no more run because no more are there.
+    return found.mask(found.eq("token_budget") & summary[RATE_OF_ARRIVALS].notna())
 
 
 def records(frame: pd.DataFrame) -> list[Row]:

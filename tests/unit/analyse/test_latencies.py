@@ -80,3 +80,12 @@ def test_a_load_that_was_too_high_is_named() -> None:
 def test_only_servers_have_latencies_that_are_compared() -> None:
     offline = [server(ttft_s, engine="vllm", max_num_seqs=seqs) for seqs, ttft_s in ((4, 0.8), (64, 0.2))]
     assert effects(*offline).empty
+
+
+def test_few_requests_at_once_are_no_sign_of_a_token_budget_if_they_arrive_at_a_rate() -> None:
+    cells = [server(ttft_s, request_rate_per_s=rate, max_num_seqs=64) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))]
+    for row in (row for rows in cells for row in rows):
+        row |= {"running_peak": 3, "num_requests": 64, "preemptions": 0, "kv_cache_usage_peak": 0.1}
+    (row,) = pairs(effects(*cells), "request_rate_per_s")
+    assert pd.isna(row["bound_by"])
+    assert "token budget" not in row["explanation"]
