@@ -30,6 +30,7 @@ from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import Job
 from workflow_scripts.measure.provenance import provenance
+from workflow_scripts.physics.model_facts import ModelFactsError, vocabulary_size
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.ladders import (
@@ -119,7 +120,11 @@ class Climbing:
             model_dir, definition = shallow, definition.model_copy(update={"model": random_weights})
         passes = order(len(self._rungs), backwards)
         evidence = scratch / "evidence"
-        measured = _forked(definition, model_dir, evidence, self._rungs, passes, vocabulary(config), limit_s)
+        try:
+            vocab = vocabulary_size(config)
+        except ModelFactsError as e:
+            raise ClimbError(str(e)) from None
+        measured = _forked(definition, model_dir, evidence, self._rungs, passes, vocab, limit_s)
         self._first = self._first or measured
         served = _passes(measured, evidence, self._rungs, passes, get_engine(definition.engine).serves)
         return Climb(layers=layers if whole else half, effective=measured.effective, passes=served)
@@ -189,18 +194,6 @@ def shallower(config: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
     half = max(1, whole // 2)
     by_layer = {name: value[:half] for name, value in config.items() if isinstance(value, list) and len(value) == whole}
     return whole, half, {**config, **by_layer, depth: half}
-
-
-def vocabulary(config: Mapping[str, Any]) -> int:
-    """How many tokens a model knows.
-
-    Raises:
-        ClimbError: the configuration does not say so.
-    """
-    known = {**config, **(config.get("text_config") or {})}
-    if "vocab_size" not in known:
-        raise ClimbError("config.json does not have vocab_size")
-    return int(known["vocab_size"])
 
 
 def _forked(

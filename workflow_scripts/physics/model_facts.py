@@ -437,7 +437,20 @@ def vocabulary_and_context(path: Path) -> tuple[int, int]:
     positions = next((c.size(key) for key in ("max_position_embeddings", "n_positions") if c.get(key)), None)
     if positions is None:  # a family may have a default
         return (facts := model_facts(config)).vocab, facts.max_positions
-    return c.size("vocab_size"), positions
+    return vocabulary_size(config), positions
+
+
+def vocabulary_size(config: Mapping[str, Any]) -> int:
+    """Number of tokens in the vocabulary, which a published config may leave to its family's default.
+
+    >>> vocabulary_size({"text_config": {"vocab_size": 9}})
+    9
+
+    Raises:
+        ModelFactsError: the config does not say it, and its family has no default.
+    """
+    c = ConfigValues({**config, **(config.get("text_config") or {})})
+    return c.size("vocab_size") if c.get("vocab_size") is not None else model_facts(config).vocab
 
 
 def model_facts(

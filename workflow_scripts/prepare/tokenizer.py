@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_json, write_text
+from workflow_scripts.physics.model_facts import vocabulary_size
 from workflow_scripts.workloads.vocabulary import Messages, Vocabulary
 
 # Roles and contents as plain text: the vocabulary need not have special tokens for them.
@@ -64,7 +65,7 @@ def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     # transformers' class for Qwen models looks for its own tokens under this name, whatever the settings; without it
     # the class would append them to the vocabulary.
     special_tokens |= dict.fromkeys(ids["eos"][:1], "<|endoftext|>")
-    write_text(folder / "tokenizer.json", build_tokenizer(config["vocab_size"], special_tokens).to_str())
+    write_text(folder / "tokenizer.json", build_tokenizer(vocabulary_size(config), special_tokens).to_str())
     write_json(
         folder / "tokenizer_config.json",
         {

@@ -8,7 +8,7 @@ import pytest
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import ladder
-from workflow_scripts.measure.ladder import ClimbError, order, shallower, vocabulary
+from workflow_scripts.measure.ladder import ClimbError, order, shallower
 
 
 def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
@@ -24,7 +24,7 @@ def test_a_model_that_also_sees_is_cut_in_its_text_part() -> None:
     text = {"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]}
     config = {"vision_config": {"num_hidden_layers": 4, "sizes": [1, 2, 3, 4]}, "text_config": text}
     whole, half, of_half = shallower(config)
-    assert (whole, half, vocabulary(config)) == (4, 2, 9)
+    assert (whole, half) == (4, 2)
     cut = {**text, "num_hidden_layers": 2, "layer_types": ["a", "b"]}
     assert of_half == {"vision_config": config["vision_config"], "text_config": cut}
 
@@ -33,12 +33,6 @@ def test_a_model_that_also_sees_is_cut_in_its_text_part() -> None:
 def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config: dict[str, object]) -> None:
     with pytest.raises(ClimbError, match="does not have one of num_hidden_layers, n_layer"):
         shallower(config)
-
-
-@pytest.mark.parametrize("config", [{"text_config": {"num_hidden_layers": 2}}, {"n_layer": 2}])
-def test_a_model_that_does_not_say_what_it_knows_climbs_no_ladder(config: dict[str, object]) -> None:
-    with pytest.raises(ClimbError, match="does not have vocab_size"):
-        vocabulary(config)
 
 
 @pytest.mark.parametrize("rungs", [1, 4, 18])

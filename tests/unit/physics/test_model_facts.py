@@ -3,13 +3,15 @@ from collections import Counter
 
 import pytest
 
-from workflow_scripts.catalog.gpus_and_models import load_models
+from workflow_scripts.catalog.gpus_and_models import get_model, load_models
 from workflow_scripts.physics.model_facts import (
     ModelFacts,
     ModelFactsError,
     model_facts,
+    read_config,
     read_model_facts,
     vocabulary_and_context,
+    vocabulary_size,
 )
 
 MODELS = load_models()
@@ -704,3 +706,15 @@ def test_facts_are_frozen():
     assert isinstance(facts, ModelFacts)
     with pytest.raises(AttributeError):
         facts.hidden = 1
+
+
+@pytest.mark.parametrize("config", [{"text_config": {"num_hidden_layers": 2}}, {"model_type": "llama"}])
+def test_a_vocabulary_that_no_key_and_no_family_gives_is_one_error(config):
+    with pytest.raises(ModelFactsError):
+        vocabulary_size(config)
+
+
+def test_the_vocabulary_that_a_published_config_leaves_out_is_the_familys(tmp_path):
+    config = read_config(get_model("gemma-3-27b-it").config)
+    assert "vocab_size" not in config | config["text_config"]
+    assert vocabulary_size(config) == 262208

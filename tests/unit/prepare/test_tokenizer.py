@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import load_models
 from workflow_scripts.common.files import read_json
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.prepare.tokenizer import TokenizerError, build_tokenizer, load_vocabulary, write_tokenizer
 
 
@@ -71,14 +72,15 @@ def test_special_tokens_lie_where_each_catalogued_model_expects_them(model, tmp_
     write_tokenizer(tmp_path, config)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
     ends = config["eos_token_id"] if isinstance(config["eos_token_id"], list) else [config["eos_token_id"]]
-    assert len(tokenizer) == config["vocab_size"]
+    vocab = read_model_facts(model.config).vocab
+    assert len(tokenizer) == vocab
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (config.get("bos_token_id"), ends[0])
     if "pad_token_id" in config:
         assert tokenizer.pad_token_id == config["pad_token_id"]
 
-    text_ids = load_vocabulary(tmp_path, config["vocab_size"]).text_ids
+    text_ids = load_vocabulary(tmp_path, vocab).text_ids
     special = {*ends, config.get("bos_token_id"), config.get("pad_token_id")} - {None}
-    assert set(text_ids.tolist()) == set(range(config["vocab_size"])) - special
+    assert set(text_ids.tolist()) == set(range(vocab)) - special
 
 
 def test_ids_that_the_model_does_not_have_are_no_text(model_dir: Path):
