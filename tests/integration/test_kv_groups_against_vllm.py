@@ -73,6 +73,14 @@ MODELS = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"], **EXPERTS, "rotary_dim": 16, "scoring_func": "sigmoid"},
+    "granitemoehybrid": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **EXPERTS,
+        **MAMBA,
+        "shared_intermediate_size": 128,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"],
+    },
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 256, **MAMBA},
 }
 SETTINGS = {"block_size": 32, "max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
