@@ -10,7 +10,7 @@ import pytest
 
 from workflow_scripts.measure import hf_continuous, hf_static
 from workflow_scripts.measure.engine import EngineSetup, Request, make_engine
-from workflow_scripts.measure.failures import run_failure
+from workflow_scripts.measure.failures import run_failure, start_failure
 from workflow_scripts.workloads.sampling import Sampling
 
 torch = pytest.importorskip("torch")
@@ -251,6 +251,41 @@ def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir
         engine.run([Request("a", [1] * 40, 2)])
     engine.stop()
     assert run_failure(failed.value, tmp_path / "no.log") == ("infeasible", f"RuntimeError: {failed.value}")
+
+
+LATENT = {
+    **{"model_type": "deepseek_v3", "kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 4, "v_head_dim": 8},
+    **{"qk_nope_head_dim": 8, "first_k_dense_replace": 2, "n_routed_experts": 4, "moe_intermediate_size": 16},
+}
+CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [
+        (LATENT, "no latent vectors (deepseek_v3)"),
+        (CHUNKS | {"intermediate_size_mlp": 64}, "no chunks (llama4_text)"),
+        ({"model_type": "falcon", "ffn_hidden_size": 64}, "does not read its paged cache"),
+    ],
+)
+def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start_and_would_fail_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | family))
+    knobs = {"page_size": 16, "num_blocks": 24, "max_batch_tokens": 64}
+    with pytest.raises(NotImplementedError) as refused:
+        started(tmp_path, "hf-continuous", **knobs)
+    verdict, words = start_failure(refused.value, tmp_path / "no.log")
+    assert (verdict, told in words) == ("infeasible", True)
+
+    # Without the refusal transformers itself fails, at the start or at the first request.
+    monkeypatch.setattr(hf_continuous, "why_paged_cache_is_refused", lambda facts: None)
+    engines: list[Any] = []
+    monkeypatch.setattr(hf_continuous.HfContinuous, "_note_steps", lambda engine: engines.append(engine))
+    with pytest.raises((RuntimeError, ValueError), match=r"request 1/0 failed|Invalid layer type"):
+        started(tmp_path, "hf-continuous", **knobs).run(REQUESTS[:2])
+    for engine in engines:
+        engine.stop()
 
 
 @pytest.mark.parametrize("trusted", [False, True])

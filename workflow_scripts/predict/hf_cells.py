@@ -2,6 +2,7 @@
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.paged_cache import why_paged_cache_is_refused
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
@@ -18,6 +19,8 @@ def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts
     Raises:
         ModelFactsError: the layers do not all keep keys and values of all earlier tokens.
     """
+    if refused := why_paged_cache_is_refused(facts):
+        return Capacity({}, block_size=knobs.page_size, infeasible=refused)
     assert facts.attention  # raises what is not known
     per_token = facts.bytes_per_token()
     per_block = formulas.bytes_per_block(knobs.page_size, per_token)
