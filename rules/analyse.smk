@@ -25,252 +25,95 @@ rule measured_cells:
         " > {log} 2>&1"
 
 
-rule limits:
-    """Ceilings, MBU and MFU of every repeat; a cell above a ceiling becomes `invalid` in the cells table."""
-    input:
-        cells=PATHS.tables / "measured/cells.parquet",
-        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        devices=lambda wildcards: device_records(),
-        code=sources("analyse.limits"),
-    output:
-        **written("limits"),
-        **written("cells", of="cells_"),
-    log:
-        PATHS.root / "logs/limits.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    params:
-        parsed=PATHS.root / "parsed",
-        devices=PATHS.device("any").parent,
-    shell:
-        "python -m workflow_scripts table-limits"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --parsed {params.parsed}"
-        " --devices {params.devices}"
-        " --out {output.table}"
-        " --checked-out {output.cells_table}"
-        " > {log} 2>&1"
+# The tables of the report that are made from the cells table, one rule for each: what it is, what the command
+# `table-NAME` reads, each with the option that names it, and what else it takes.
+READS_CELLS = {"cells": table("cells")}
+READS_PARSED = {"parsed": expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED)}
+READS_DEVICES = {"devices": lambda wildcards: device_records()}
+# Inputs of which the command gets the folder, and those that it finds by itself.
+FOLDERS = {"parsed": PATHS.root / "parsed", "devices": PATHS.device("any").parent}
+FOUND = ("published",)
 
 
-rule waste:
-    """KV memory without tokens: paged, contiguous, padded, and as HuggingFace reserves it."""
-    input:
-        cells=table("cells"),
-        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("analyse.fragmentation"),
-    output:
-        **written("waste"),
-    log:
-        PATHS.root / "logs/waste.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    params:
-        parsed=PATHS.root / "parsed",
-    shell:
-        "python -m workflow_scripts table-waste"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --parsed {params.parsed}"
-        " --out {output.table}"
-        " > {log} 2>&1"
+class TableRule(NamedTuple):
+    """`also`: further tables that the command writes, by the option that names each, without its `-out`."""
+
+    about: str
+    reads: dict = READS_CELLS
+    also: dict = {}
+    options: str = ""
 
 
-rule ratios:
-    """The speed-up of each device over each other, beside the rates of the devices."""
-    input:
-        cells=table("cells"),
-        devices=lambda wildcards: device_records(),
-        code=sources("analyse.ratios"),
-    output:
-        **written("ratios"),
-    log:
-        PATHS.root / "logs/ratios.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    params:
-        devices=PATHS.device("any").parent,
-    shell:
-        "python -m workflow_scripts table-ratios"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --devices {params.devices}"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
-rule effects:
-    """What each knob does to throughput, and whether it took effect."""
-    input:
-        cells=table("cells"),
-        code=sources("analyse.effects"),
-    output:
-        **written("effects"),
-    log:
-        PATHS.root / "logs/effects.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-effects"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
-rule engines:
-    """vLLM against HuggingFace at equal work, and how much of the gain is batching."""
-    input:
-        cells=table("cells"),
-        code=sources("analyse.engine_gain"),
-    output:
-        **written("engines"),
-        **written("engine_decomposition", of="decomposition_"),
-    log:
-        PATHS.root / "logs/engines.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-engines"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --out {output.table}"
-        " --decomposition-out {output.decomposition_table}"
-        " > {log} 2>&1"
-
-
-rule intervals:
-    """The mean of each measure of each cell, with its interval."""
-    input:
-        cells=table("cells"),
-        code=sources("analyse.cell_intervals"),
-    output:
-        **written("intervals"),
-    log:
-        PATHS.root / "logs/intervals.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-intervals"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
-rule serving:
-    """Servers under load: latency, goodput, what limited the load, the steady state."""
-    input:
-        cells=table("cells"),
-        parsed=expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED),
-        code=sources("analyse.serving"),
-    output:
-        **written("serving"),
-        **written("serving_summary", of="summary_"),
-    log:
-        PATHS.root / "logs/serving.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    params:
-        parsed=PATHS.root / "parsed",
-    shell:
-        "python -m workflow_scripts table-serving"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --parsed {params.parsed}"
-        " --out {output.table}"
-        " --summary-out {output.summary_table}"
-        " > {log} 2>&1"
-
-
+TABLE_RULES = {
+    "limits": TableRule(
+        "Ceilings, MBU and MFU of every repeat; a cell above a ceiling becomes `invalid` in the cells table.",
+        {"cells": PATHS.tables / "measured/cells.parquet", **READS_PARSED, **READS_DEVICES},
+        also={"checked": "cells"},
+    ),
+    "waste": TableRule(
+        "KV memory without tokens: paged, contiguous, padded, and as HuggingFace reserves it.",
+        READS_CELLS | READS_PARSED,
+    ),
+    "ratios": TableRule(
+        "The speed-up of each device over each other, beside the rates of the devices.", READS_CELLS | READS_DEVICES
+    ),
+    "effects": TableRule("What each knob does to throughput, and whether it took effect."),
+    "engines": TableRule(
+        "vLLM against HuggingFace at equal work, and how much of the gain is batching.",
+        also={"decomposition": "engine_decomposition"},
+    ),
+    "intervals": TableRule("The mean of each measure of each cell, with its interval."),
+    "serving": TableRule(
+        "Servers under load: latency, goodput, what limited the load, the steady state.",
+        READS_CELLS | READS_PARSED,
+        also={"summary": "serving_summary"},
+    ),
+    "recommendations": TableRule("Which vLLM configuration to serve with.", options="--results $RESULTS"),
+    "capacity": TableRule("KV capacity, predicted beside measured.", READS_CELLS | {"predictions": PATHS.capacity}),
+    "predictions": TableRule(
+        "The prediction of every cell beside its measurement.",
+        READS_CELLS
+        | {"plan": PATHS.plan / "plan.parquet", "blocks": PATHS.plan / "blocks.parquet", "published": PUBLISHED},
+        also={"blocks": "blocks"},
+    ),
+}
 if any(load_engines()[cell.engine].serves for cell in CELLS.values()):
+    TABLE_RULES["latencies"] = TableRule(
+        "What each knob does to the latencies of servers.", READS_CELLS | {"serving": table("serving_summary")}
+    )
+if any(workload.keep_answers for workload in STUDY.workloads.values()):
+    TABLE_RULES["answers"] = TableRule(
+        "How many requests get the same greedy tokens under two engines or settings.",
+        READS_CELLS | {"parsed": expand(PATHS.parsed("{gpu}") / "requests.parquet", gpu=GPUS)},
+    )
 
-    rule latencies:
-        """What each knob does to the latencies of servers."""
+for made, of in TABLE_RULES.items():
+
+    rule:
+        name:
+            made
         input:
-            cells=table("cells"),
-            serving=table("serving_summary"),
-            code=sources("analyse.latencies"),
+            **of.reads,
+            code=sources(COMMANDS[f"table-{made}"]),
         output:
-            **written("latencies"),
+            **written(made),
+            **{key: path for option, name in of.also.items() for key, path in written(name, of=f"{option}_").items()},
         log:
-            PATHS.root / "logs/latencies.log",
+            PATHS.root / f"logs/{made}.log",
         conda:
             "../envs/cpu.conda.yaml"
+        params:
+            command=f"table-{made}",
+            options=of.options,
+            reads=[f"--{key} {quote(str(FOLDERS.get(key, at)))}" for key, at in of.reads.items() if key not in FOUND],
+            also=[f"--{option}-out {quote(str(table(name)))}" for option, name in of.also.items()],
         shell:
-            "python -m workflow_scripts table-latencies"
-            " --study $STUDY"
-            " --cells {input.cells}"
-            " --serving {input.serving}"
-            " --out {output.table}"
+            "python -m workflow_scripts {params.command}"
+            " --study $STUDY {params.reads} {params.options}"
+            " --out {output.table} {params.also}"
             " > {log} 2>&1"
 
-
-rule recommendations:
-    """Which vLLM configuration to serve with."""
-    input:
-        cells=table("cells"),
-        code=sources("analyse.recommend"),
-    output:
-        **written("recommendations"),
-    log:
-        PATHS.root / "logs/recommendations.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-recommendations"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --results $RESULTS"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
-rule capacity:
-    """KV capacity, predicted beside measured."""
-    input:
-        cells=table("cells"),
-        predictions=PATHS.capacity,
-        code=sources("analyse.capacity"),
-    output:
-        **written("capacity"),
-    log:
-        PATHS.root / "logs/capacity.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-capacity"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --predictions {input.predictions}"
-        " --out {output.table}"
-        " > {log} 2>&1"
-
-
-rule predictions:
-    """The prediction of every cell beside its measurement."""
-    input:
-        cells=table("cells"),
-        plan=PATHS.plan / "plan.parquet",
-        blocks=PATHS.plan / "blocks.parquet",
-        published=PUBLISHED,
-        code=sources("analyse.predictions"),
-    output:
-        **written("predictions"),
-        **written("blocks", of="blocks_"),
-    log:
-        PATHS.root / "logs/predictions.log",
-    conda:
-        "../envs/cpu.conda.yaml"
-    shell:
-        "python -m workflow_scripts table-predictions"
-        " --study $STUDY"
-        " --cells {input.cells}"
-        " --plan {input.plan}"
-        " --blocks {input.blocks}"
-        " --out {output.table}"
-        " --blocks-out {output.blocks_table}"
-        " > {log} 2>&1"
+    workflow.get_rule(made).docstring = of.about
 
 
 rule digest:
@@ -288,31 +131,6 @@ rule digest:
         tables=PATHS.tables,
     shell:
         "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"
-
-
-if any(workload.keep_answers for workload in STUDY.workloads.values()):
-
-    rule answers:
-        """How many requests get the same greedy tokens under two engines or settings."""
-        input:
-            cells=table("cells"),
-            parsed=expand(PATHS.parsed("{gpu}") / "requests.parquet", gpu=GPUS),
-            code=sources("analyse.answers"),
-        output:
-            **written("answers"),
-        log:
-            PATHS.root / "logs/answers.log",
-        conda:
-            "../envs/cpu.conda.yaml"
-        params:
-            parsed=PATHS.root / "parsed",
-        shell:
-            "python -m workflow_scripts table-answers"
-            " --study $STUDY"
-            " --cells {input.cells}"
-            " --parsed {params.parsed}"
-            " --out {output.table}"
-            " > {log} 2>&1"
 
 
 if STUDY.claims:

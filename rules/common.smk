@@ -6,7 +6,9 @@ import sys
 from functools import cache
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
+from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.runs_file import files_of

@@ -129,8 +129,17 @@ ONCE |= {"list-ended", "next-round"}
 def test_every_rule_depends_on_the_module_that_it_calls() -> None:
     files = [CHECKOUT / "Snakefile", *(CHECKOUT / "rules").glob("*.smk")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    rules = re.split(r"^ *(?:rule|checkpoint) \w+:\n", text, flags=re.MULTILINE)[1:]
+    rules = re.split(r"^ *(?:rule|checkpoint) \w+:\n|^ *(?=rule:\n)", text, flags=re.MULTILINE)[1:]
+    [of_table] = [rule for rule in rules if rule.startswith("rule:\n")]
+    assert 'code=sources(COMMANDS[f"table-{made}"]),' in of_table
+    assert 'command=f"table-{made}",' in of_table
+    assert "python -m workflow_scripts {params.command}" in of_table
     commands = [(rule, re.findall(r"python -m workflow_scripts ([\w-]+)", rule)) for rule in rules]
     called = [(rule, names[-1]) for rule, names in commands if names]  # the last one makes the output
     made = [(rule, name) for rule, name in called if re.search(r"^ *output:$", rule, re.MULTILINE)]
     assert {name for rule, name in made if f'sources("{COMMANDS[name]}"' not in rule} == ONCE
+    listed = {
+        f"table-{name}"
+        for name in re.findall(r'^ +(?:TABLE_RULES\[)?"(\w+)"\]?(?::| =) TableRule\(', text, re.MULTILINE)
+    }
+    assert listed | {name for _, name in called} >= {name for name in COMMANDS if name.startswith("table-")}
