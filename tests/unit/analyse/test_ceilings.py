@@ -474,7 +474,7 @@ def best_schedule_s(rows, allowed, bytes_per_s, flop_per_s, cache_bytes=0, prefi
     return total_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 12)), min_size=1, max_size=7),
     allowed=st.integers(1, 4),
@@ -490,7 +490,7 @@ def test_no_schedule_beats_the_shortest_time(rows, allowed, intensity, cache_byt
     assert least <= reached * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 12)), min_size=1, max_size=7),
     allowed=st.integers(1, 4),
@@ -547,7 +547,7 @@ def test_a_rate_that_needs_several_tokens_a_step_is_possible_where_they_are_draf
     assert fast == pytest.approx(slow / 3, rel=1e-3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(prompt=st.integers(1, 300), output=st.integers(1, 12), n=st.integers(1, 5), intensity=st.floats(0.1, 1000))
 def test_the_shortest_time_is_reached_where_requests_run_one_by_one(prompt, output, n, intensity):
     rows = [(prompt, output, 0)] * n

@@ -513,7 +513,7 @@ def test_a_workload_that_grows_with_the_knob_is_said_to():
 
 
 # Making an example smaller takes longer than reading it as it is.
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=30, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     st.dictionaries(st.integers(1, 512), st.lists(st.floats(50, 200), min_size=1, max_size=4), min_size=2, max_size=5)
 )

@@ -246,7 +246,7 @@ def test_the_steps_from_single_requests_to_vllm():
 
 
 # Making an example smaller takes longer than reading it as it is.
-@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=25, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.lists(st.lists(st.floats(1, 100), min_size=3, max_size=3), min_size=4, max_size=4))
 def test_steps_multiply_to_the_total_and_shares_add_up(rates):
     one, batch, flowing, fast = rates

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.analyse import explanation
@@ -94,7 +94,6 @@ def test_unknown_ratios_explain_nothing():
     assert math.isnan(nothing.difference_pct)
 
 
-@settings(deadline=None)
 @given(st.floats(0.2, 5), st.floats(0, 1), st.dictionaries(st.sampled_from("abcd"), st.floats(0.2, 5)))
 def test_what_is_supported_is_inside_or_the_nearest(ratio, reach, candidates):
     found = explain(ratio, ratio / (1 + reach), ratio * (1 + reach), candidates)

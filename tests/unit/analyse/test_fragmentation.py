@@ -113,7 +113,7 @@ def watched(rows, block_size, prefix):
     return tokens_s, slots_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(request_lives, st.sampled_from([1, 8, 16, 32]), st.sampled_from([0, 7, 16, 40]))
 def test_waste_is_what_one_sees_who_looks_all_the_time(lives, block_size, prefix):
     rows = as_rows(lives, prefix)
@@ -121,7 +121,7 @@ def test_waste_is_what_one_sees_who_looks_all_the_time(lives, block_size, prefix
     assert (held.token_s, held.slot_s) == pytest.approx(watched(rows, block_size, prefix))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(request_lives, st.sampled_from([0, 16, 40]))
 def test_waste_has_its_bounds(lives, prefix):
     rows = as_rows(lives, prefix)

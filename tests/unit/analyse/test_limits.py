@@ -470,7 +470,7 @@ def test_bad_input_is_one_message(parsed, study, tmp_path, capsys):
     assert not out.exists()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.integers(1, 100), st.integers(0, 499)), min_size=1, max_size=8),
     st.integers(1, 8),

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
@@ -303,7 +303,6 @@ def test_the_front_of_rate_and_both_latencies():
     }
 
 
-@settings(deadline=None)
 @given(
     arrays(float, st.tuples(st.integers(1, 12), st.integers(1, 3)), elements=st.sampled_from([0.0, 1.0, 2.0, np.nan]))
 )

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
@@ -51,7 +51,6 @@ def test_a_request_of_one_token_decodes_nothing():
     assert found["computed_prompt_tokens"] == 7
 
 
-@settings(deadline=None)
 @given(lengths, st.sampled_from([1, 4, 16]))
 def test_sums_are_those_of_a_walk_through_all_steps(rows, block_size):
     rows = [(p, o, None if c is None else min(c, p - 1)) for p, o, c in rows]

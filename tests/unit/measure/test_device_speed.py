@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import Gpu, get_gpu
@@ -97,7 +97,6 @@ def test_a_product_is_of_its_arithmetic(monkeypatch, name, dtype, precision):
     assert seen == [precision, (f"torch.{dtype}", f"torch.{dtype}", (4, 4), (4, 4))]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["cpu", "cuda"]), st.integers(0, 2**31), st.integers(2**28, 2**37))
 def test_the_working_set_is_whole_rows_above_the_caches_and_within_the_memory(device, cache, memory):
     size = d.working_set_bytes(device, cache, memory)

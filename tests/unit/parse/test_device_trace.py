@@ -278,7 +278,7 @@ CELLS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     text=st.text()
     | st.lists(st.lists(CELLS, max_size=4).map(", ".join), max_size=8).map("\n".join)
@@ -295,7 +295,7 @@ def test_any_text_is_a_trace(text):
     json.loads(summarise(trace).model_dump_json())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(share=st.floats(0, 1))
 def test_a_trace_that_breaks_off_says_nothing_new(share):
     text = HEADER + with_units()

@@ -87,7 +87,7 @@ def coloured(text: str, places: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prefix=st.sampled_from(PREFIXES),
     width=st.integers(80, 400) | st.none(),
@@ -109,7 +109,7 @@ def test_collectors_and_terminals_do_no_harm(name, prefix, width, places, newlin
     assert found == plain
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text() | st.binary().map(lambda raw: raw.decode("latin-1")))
 def test_any_text_is_a_log(text):
     facts = parse_engine_log(text).model_dump(mode="json")
@@ -117,7 +117,7 @@ def test_any_text_is_a_log(text):
     assert json.loads(json.dumps(facts, allow_nan=False)) == facts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_mix_of_lines_is_a_log(data):
     """Lines of real logs in any order, cut anywhere."""
@@ -128,7 +128,7 @@ def test_any_mix_of_lines_is_a_log(data):
     parse_engine_log(text[: data.draw(st.integers(0, len(text)))])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(sorted(EXPECTED)), share=st.floats(0, 1))
 def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):
     """A cut may hide a fact or, between ranks, show the other rank's; the cut line itself states nothing new."""

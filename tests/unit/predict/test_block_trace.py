@@ -72,7 +72,7 @@ def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted() -> None
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths, st.integers(12, 40), st.booleans(), st.booleans())
 def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(
     rows: list[tuple[int, int, int]], blocks: int, is_async: bool, caching: bool

@@ -284,7 +284,7 @@ def test_pages_hold_a_state_in_whole_kernel_blocks():
     assert pool_of(QWEN3_6, tensor_parallel_size=2).block_size == 1056
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["sliding_attention", "full_attention"]), min_size=1, max_size=40), st.integers(1, 4))
 def test_every_layer_has_one_slot_and_every_rank_its_pages(kinds, ranks):
     pool = pool_of(GPT_OSS | {"num_hidden_layers": len(kinds), "layer_types": kinds})

@@ -97,7 +97,7 @@ def test_too_few_blocks_for_one_request_are_refused() -> None:
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 30)), min_size=1, max_size=8)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths, st.integers(1, 64), st.integers(0, 12), st.booleans(), st.booleans())
 def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(
     rows: list[tuple[int, int, int]], tokens: int, spare: int, is_async: bool, caching: bool
@@ -124,7 +124,7 @@ def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(
     assert found.peak_blocks_held == expected.peak_blocks_held
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths, st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
 def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(
     rows: list[tuple[int, int, int]], reaches: tuple[int | None, ...], caching: bool

@@ -151,7 +151,7 @@ def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
     assert [plan.round for plan in plans(paths)] == [9]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     known=st.dictionaries(st.sampled_from(CELLS), st.dictionaries(st.integers(1, 5), st.integers(1, 4), max_size=4)),
     at_least=st.integers(1, 4),
