@@ -130,8 +130,11 @@ def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: Engin
         return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
     groups = "" if len(pool.groups) == 1 else f" / {len(pool.groups)} groups, rounded down,"
     ranks = "" if pool.context_ranks == 1 else f" x {pool.context_ranks} ranks"
-    tokens = num_blocks // len(pool.groups) * pool.block_size * pool.context_ranks
-    return Term(tokens, "tokens", f"num_blocks{groups} x {pool.block_size} tokens{ranks}")
+    # The smallest block counted, and without prefix caching that of a state was max_model_len.
+    alone = any(group.reach == 0 for group in pool.groups) and pool.state_blocks == 1 + settings.num_speculative_tokens
+    block = min(pool.block_size, batch.max_model_len) if alone else pool.block_size
+    tokens = num_blocks // len(pool.groups) * block * pool.context_ranks
+    return Term(tokens, "tokens", f"num_blocks{groups} x {block} tokens{ranks}")
 
 
 def _state_blocks(settings: EngineSettings, facts: ModelFacts) -> int:

@@ -105,6 +105,66 @@ MINIMAX_M2 = COMMON | {
     "num_local_experts": 256,
     "num_experts_per_tok": 8,
 }
+NEMOTRON_3 = NEMOTRON | {
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "mamba_ssm_cache_dtype": "float32",
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+}
+FALCON_H1 = COMMON | {
+    "model_type": "falcon_h1",
+    "hidden_size": 2560,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "mamba_d_ssm": 4096,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 128,
+    "mamba_d_state": 256,
+}
+QWEN3_NEXT = QWEN3_6 | {
+    "model_type": "qwen3_next",
+    "num_hidden_layers": 48,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "mamba_ssm_dtype": None,
+}
+GLM_5 = DEEPSEEK | {
+    "model_type": "glm_moe_dsa",
+    "hidden_size": 6144,
+    "num_hidden_layers": 78,
+    "num_attention_heads": 64,
+    "q_lora_rank": 2048,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+}
+GEMMA_3_1B = GEMMA_3 | {
+    "hidden_size": 1152,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+}
+MINISTRAL_3 = COMMON | {
+    "model_type": "ministral3",
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 # Case of the table -> the model. Case 22 does not say which model it is.
 MODELS = {
     "02": QWEN3_MOE,
@@ -119,9 +179,28 @@ MODELS = {
     "23": NEMOTRON,
     "24": QWEN3_6,
     "25": QWEN3_5_27B,
+    "26": GLM_5,
+    "27": FALCON_H1,
+    "28": QWEN3_NEXT,
+    "29": NEMOTRON_3,
+    "30": QWEN3_6,
+    "31": QWEN3_5_27B,
+    "32": QWEN3_5_27B,
+    "33": QWEN3_5_27B,
+    "34": QWEN3_5_27B,
+    "35": QWEN3_5_27B,
+    "36": GPT_OSS,
+    "37": GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "38": GEMMA_3_1B,
+    "39": QWEN3_MOE,
+    "40": QWEN3_MOE,
+    "41": MINISTRAL_3,
 }
 # Where a log does not give the version: one whose line about tokens means what the log's line means.
-VERSIONS = {"25": "0.28", "03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10", "18": "0.19"}
+VERSIONS = {"25": "0.28", "03": "0.10", "05": "0.10", "08": "0.10", "14": "0.10", "18": "0.19"} | {
+    **{"29": "0.21", "30": "0.21", "33": "0.28", "34": "0.21", "35": "0.21", "36": "0.12", "37": "0.11", "38": "0.13"},
+    **{"39": "0.28", "40": "0.28", "41": "0.12"},
+}
 
 
 def predicted(row, **changes):
@@ -135,6 +214,8 @@ def predicted(row, **changes):
         "kv_cache_dtype": "fp8" if row["kv_cache_dtype"].startswith("fp8") else "auto",
         "vllm_version": row["vllm_version"] or VERSIONS[row["case"]],
     }
+    if row["speculative"]:  # the model's own layer drafts so many tokens
+        given |= {"num_speculative_tokens": int(row["speculative"].removeprefix("mtp ")), "draft_layers": 1}
     log = {"available_kv_cache_gib": float(row["available_kv_cache_gib"])}
     return predict_capacity(facts, GPU, EngineSettings(**given | changes), log)
 
