@@ -13,12 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-# Colour and cursor codes; also with the escape character printed as `^[`, or lost on the way.
+# Colour and cursor codes; also with the escape character printed as `^[` or `#033`, or lost on the way.
 _ANSI = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\x00"
+    r"\x1b\[[0-?]*[ -/]*[@-~]"
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|(?:\^\[|#033|\\x1b|\\033)?\[\d{1,3}(?:;\d{1,3})*m|\x00"
 )
 _PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
 
+# A log that was cut off may end within an engine's own prefix.
+_CUT_STAMP = re.compile(r"[\d\-]{1,10}(?: [\d:.,]*)?(?: \[?[\w./]*(?::\d*)?)?")
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 # vLLM's own lines: `INFO 09-10 23:26:51 [core.py:74] text`, before 0.8 `INFO 10-23 03:37:24 config.py:887] text`.
 _ENGINE_RECORD = re.compile(
@@ -26,24 +29,30 @@ _ENGINE_RECORD = re.compile(
     r"(?P<body>.*)",
     re.DOTALL,
 )
-_OTHER_RECORD = re.compile(rf"{_LEVEL}\b\s*[:\-]?\s*(?P<body>.*)", re.DOTALL)
+# Uvicorn's `INFO:  text`; `name - INFO - text` and `[INFO] text` of logging; `| INFO  | a:b:7 - text` of loguru.
+_OTHER_RECORD = re.compile(
+    rf"(?:(?:[\w.]+ )?- |\| |\[)?{_LEVEL}\b\s*\]?\s*(?:\| [\w.]+:\S+:\d+ - |[:\-])?\s*(?P<body>.*)", re.DOTALL
+)
 
-_PROCESS = r"\((?P<process>[^()]*\bpid=\d+[^()]*|(?:APIServer|EngineCore|Worker)\w*)\)\s?"
+_PROCESS = r"\((?P<process>[^()]{0,150}\bpid=\d{1,15}[^()]{0,150}|(?:APIServer|EngineCore|Worker)\w*)\)\s?"
 _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
-_JOURNAL = r"[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
+_JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
 # Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
-_LOOSE_PREFIXES = (r"[\w./-]+\s+\| ", r"\d+: ", r"# ", r"[>▎] ", r"`+(?=\S)", r"vLLM STD(?:OUT|ERR): ")
+_LOOSE_PREFIXES = (r"[\w./@-]+\s+\| ", r"\d+: ", r"# ", r"[>▎] (?:- )?", r"`+(?=\S)", r"vLLM STD(?:OUT|ERR): ")
 # FastChat names the stream and calls all of stderr an error; others put a bar before or after their date.
 _FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d|\()"
+# mpirun names rank and stream, model servers level and thread; Python draws a line beside a group of exceptions.
+_FRAMES += r"|\[\d+,\d+\]<std(?:out|err)>:\s?|\[[A-Z]+ *\] (?:\S+ - )?\S+-std(?:out|err)(?::| MODEL_LOG -) "
+_FRAMES += r"|\[[A-Z][a-z]+\] \(\w+\) |\s+(?:\||\+(?= Exception Group)) "
 # What remains of an engine's own prefix if the level was cut off, perhaps with the date.
 _REST_OF_A_RECORD = (
     r"(?:(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Z]{0,7} ?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? )?"
     r"\[?[\w./]+\.py:\d+\]\s?"
 )
 _PREFIX = re.compile(
-    rf"{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|\d\d:\d\d:\d\d(?:\.\d+)?\s|(?:stdout|stderr) [FP] |"
+    rf"{_PROCESS}|{_RANK}|{_DATE}|{_JOURNAL}|{_POD}|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?\s|(?:stdout|stderr) [FP] |"
     rf"{_FRAMES}|{_REST_OF_A_RECORD}|" + "|".join(_LOOSE_PREFIXES)
 )
 _RECORD_START = (
@@ -58,6 +67,11 @@ _NARROWEST_TERMINAL = 72
 _WRAP_SLACK = 24
 # On at least one line in five: a collector puts its prefix on every record, but not on lines that a terminal wrapped.
 _SHARE_OF_A_PREFIX = 0.2
+
+# Where an engine's records begin, if an editor has put several into one line.
+_RECORDS = re.compile(
+    rf"(?:{_PROCESS.replace('?P<process>', '')})?\b{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w./]+:\d+\])"
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,8 @@ class Line:
             label = found["process"] or (f"rank{found['rank']}" if found["rank"] else None)
             rank, rest = label or rank, rest[found.end() :]
         record = _ENGINE_RECORD.search(rest) or _OTHER_RECORD.match(rest)
+        if record and _CUT_STAMP.fullmatch(record["body"]):
+            return rank, None, ""
         return (rank, record["level"], record["body"]) if record else (rank, None, rest)
 
     @property
@@ -185,7 +201,9 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
         # Half a surrogate pair, which JSON may contain, cannot be printed again.
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in whole.rstrip("\r\n").split("\r"):
-            yield number, _ANSI.sub("", piece)
+            records = _ANSI.sub("", piece)
+            starts = [0, *(found.start() for found in list(_RECORDS.finditer(records))[1:]), len(records)]
+            yield from ((number, records[start:end]) for start, end in itertools.pairwise(starts))
 
 
 def _undocked(line: str) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.records import Record
-from workflow_scripts.logs.engine_log_outcome import Status, Verdict, judge
+from workflow_scripts.logs.engine_log_outcome import Verdict, judge
+from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
 

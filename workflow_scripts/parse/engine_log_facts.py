@@ -153,13 +153,14 @@ ROWS: tuple[Row, ...] = (
     _rank_row(
         _smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"
     ),  # V1, when it refuses
+    _rank_row(_smallest, r"in available KV cache memory \({available_kv_cache_gib:size}\)"),  # V1, auto-fit
     # --- the rest of the memory --------------------------------------------------------------------------------------
     # V0 wrote GB for numbers that it had divided by 2**30.
     _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
     _rank_row(
         _largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"
     ),  # until 0.7; Ascend, Gaudi
-    _rank_row(_largest, r"model weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
+    _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
     _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
     _rank_row(_largest, r"PyTorch activation peak memory (?:takes )?{peak_activation_gib:size}"),  # V0: 0.6.5 to 0.8
@@ -173,7 +174,7 @@ ROWS: tuple[Row, ...] = (
         _first,
         r"Using (?:_?(?:AttentionBackendEnum|Backend)\.)?"
         + _ATTENTION
-        + r"\s(?:attention )?backend(?= on V1| on XPU| out of| \(selected|\.?\s*$|\. )",
+        + r"\s(?:attention )?backend(?= on V1| on XPU| with (?:HND|NHD) KV| out of| \(selected|\.?\s*$|\. )",
     ),
     _row(_first, r"Overriding with (?P<attention_backend>\w+) out of potential backends"),  # ROCm
     _row(_first, r"KV cache layout for (?P<attention_backend>\w+) backend"),  # 0.25

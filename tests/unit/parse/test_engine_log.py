@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,46 @@ def test_a_log_that_breaks_off_says_less_but_nothing_else(name, share):
     }
 
     assert all(whole.get(fact) == value for fact, value in part.items() if fact not in differ_by_rank_or_time)
+
+
+# The pieces end in $ so that their last space shows.
+ENDLESS = """
+(pid=1 $
+($
+[0m$
+5%|$
+Traceback $
+File "$
+block_size $
+args block_size=$
+Using a b attention $
+1,$
+│$
+ | $
+raise X($
+cache_config_info{$
+exception=E('$
+1 validation error for $
+a-$
+error: $
+x:1 - $
+Cuda error $
+# GPU blocks: 1, $
+ backend$
+Model architectures [$
+ERROR 05-30 16:23:50 [a.py:1] $
+a.$
+"""
+
+
+@pytest.mark.parametrize(("joint", "length"), [("", 60_000), ("\n", 10_000)])
+def test_time_is_linear_in_any_text(joint, length):
+    """All take a second; a single pattern whose time grows with the square of the length would take minutes."""
+    started = time.process_time()
+    for piece in ENDLESS.strip().split("$\n"):
+        parse_engine_log((piece + joint) * (length // len(piece)))
+
+    assert time.process_time() - started < 60
 
 
 def test_digits_without_end_are_no_number():

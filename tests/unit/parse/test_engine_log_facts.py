@@ -169,6 +169,11 @@ PRINTED = {
         f"{STAMP} [worker_v1.py:181] Available memory: 21474836480, total memory: 65464696832",
         {"available_kv_cache_gib": 20.0},
     ),
+    "auto-fit": (
+        f"{STAMP} [kv_cache_utils.py:2468] Auto-fit max_model_len: reduced from 131072 to 40960 to fit in available KV "
+        "cache memory (5.0 GiB)",
+        {"available_kv_cache_gib": 5.0, "status": None},
+    ),
     "memory of a host": (
         "ValueError: Available memory on node 0 (3.1/7.7 GiB) on kv cache allocation is less than requested",
         {"available_kv_cache_gib": None},
@@ -274,6 +279,16 @@ PRINTED = {
     "V1 flash": (
         f"{STAMP} [cuda.py:328] Using Flash Attention backend on V1 engine.",
         {"attention_backend": "Flash Attention"},
+    ),
+    "V1 Blackwell": (
+        f"{STAMP} [cuda.py:253] Using FlashInfer backend with HND KV cache layout on V1 engine by default for Blackwell "
+        "(SM 10.0) GPUs.",
+        {"attention_backend": "FlashInfer"},
+    ),
+    "escape codes by number": (
+        "#033[1;36m(VllmWorkerProcess pid=237)#033[0;0m INFO 02-14 08:23:25 model_runner.py:1563] Graph capturing finished "
+        "in 5 secs, took 0.47 GiB",
+        {"cuda_graph_gib": 0.47},
     ),
     "V1 ROCm": (
         f"{STAMP} [rocm.py:183] Using Triton Attention backend on V1 engine.",

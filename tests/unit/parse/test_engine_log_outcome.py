@@ -72,6 +72,14 @@ CAUSES = {
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering "
         "`max_num_seqs` or `gpu_memory_utilization` when initializing the engine.",
     ),
+    "sleeping engine": ("oom", "RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62"),
+    "torch, plainly": ("oom", "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory."),
+    "Gaudi": ("oom", "RuntimeError: [Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::9 (896)MB"),
+    "Ascend, by its runtime": ("oom", "RuntimeError: EL0004: Failed to allocate memory."),
+    "states of Mamba": (
+        "kv_too_small",
+        "ValueError: max_num_seqs (256) exceeds available Mamba cache blocks (120). Each decode sequence requires one.",
+    ),
     "error code": ("oom", "RuntimeError: cudaErrorMemoryAllocation"),
     "TPU": ("oom", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 3.5G. That was not possible."),
     "host, from numpy": (
@@ -90,6 +98,7 @@ CAUSES = {
     ),
     "kernel": ("unsupported_block_size", "RuntimeError: Unsupported block size: 128"),
     "multiple": ("unsupported_block_size", "ValueError: Block size must be a multiple of 16."),
+    "a number": ("unsupported_block_size", "RuntimeError: paged attention: block_size (8) not supported"),
     "Ascend": (
         "unsupported_block_size",
         "ValueError: None of the kernel sizes [128] can divide physical block size 24 evenly",
@@ -213,6 +222,14 @@ def test_message_whose_exception_was_cut_off(status, message, rest):
         "  | [2026-05-30T16:23:50Z] ERROR 05-30 16:23:50 [core.py:700] ",
         "2026-05-30 16:23:50 | ERROR | stderr | ",
         "vLLM STDERR: ",
+        "[1,0]<stderr>:",
+        "[WARN ] PyProcess - W-206-model-stdout: ",
+        "2026-05-30T16:23:50,595 [INFO ] W-9000-model_1.0-stdout MODEL_LOG - ",
+        "2026-05-30 16:23:50.257 [Error] (Process) (EngineCore pid=2651) ",
+        "> - 2026-05-30T16:23:50.700+00:00 ",
+        "vllm_vllm.1.x7@node1    | ",
+        "6\u6708 10 16:45:05 node1 bash[107468]: ",
+        "[16:23:50] ",
         "`(EngineCore_DP0 pid=25) ",
         "\u258e ",
         "(EngineCore_DP0) ",
@@ -295,6 +312,95 @@ def test_message_that_was_wrapped_before_the_words_that_name_the_cause():
     )
 
     assert (facts.status, facts.available_kv_cache_gib) == ("kv_too_small", 0.5)
+
+
+def test_traceback_whose_indentation_was_lost():
+    lines = [line.strip() for line in raised("KeyError: 'layers.7'", "").split("\n")]
+    logged = "".join(f"ERROR 05-30 16:23:50 [core.py:700] {line}\n" for line in lines)
+
+    for text in ("\n".join(lines), logged, START + logged + NO_CORE):
+        facts = parse_engine_log(text)
+        assert (facts.status, facts.error) == ("error", "KeyError: 'layers.7'")
+    assert parse_engine_log(logged.split("KeyError")[0]).status == "error"
+
+
+def test_records_that_an_editor_put_into_one_line():
+    prefix = "(VllmWorkerProcess pid=25) ERROR 05-30 16:23:50 [multiproc_worker_utils.py:238] "
+    text = " ".join(raised(OOM, prefix).replace("] ", "]").replace("]", "] ").split())
+
+    facts = parse_engine_log(text + " (VllmWorkerProcess pid=25) INFO 05-30 16:23:51 [a.py:1] # GPU blocks: 7\n")
+    assert (facts.status, facts.error, facts.num_gpu_blocks) == ("oom", OOM, 7)
+
+
+def test_log_that_is_cut_off_within_a_prefix():
+    lines = [*FRAMES, '  File "/x/kv.py", line 9, in verify', *STATEMENT]
+    log = "".join(f"ERROR 05-30 16:23:50 [core.py:700] {line}\n" for line in lines)
+    whole = parse_engine_log(log)
+    for end in (
+        "ERROR",
+        "ERROR 05-30",
+        "ERROR 05-30 16:23",
+        "ERROR 05-30 16:23:50 [cor",
+        "ERROR 05-30 16:23:50 [core.py:7",
+    ):
+        facts = parse_engine_log(log + end)
+        assert (facts.status, facts.error) == (whole.status, whole.error)
+
+
+NOTEBOOK = """---------------------------------------------------------------------------
+{name}                                Traceback (most recent call last)
+Cell In[3], line 1
+----> 1 llm = LLM(model="m")
+
+File /usr/lib/python3/site-packages/vllm/llm.py:109, in LLM.__init__(self)
+    107 engine_args = EngineArgs(
+--> 109 self.llm_engine = LLMEngine.from_engine_args(
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "status"), [("KeyError", "KeyError: 'q'", "error"), ("OutOfMemoryError", OOM, "oom")]
+)
+def test_traceback_in_a_notebook(name, message, status):
+    facts = parse_engine_log(NOTEBOOK.format(name=name) + message)
+
+    assert (facts.status, facts.error) == (status, message)
+    assert parse_engine_log(NOTEBOOK.format(name=name)).status == status
+
+
+def test_traceback_that_rich_frames():
+    facts = parse_engine_log(
+        "╭───────────── Traceback (most recent call last) ──────────────╮\n"
+        "│ /x/cli.py:12 in main                                          │\n"
+        "│ ❱ 12 │   raise ValueError('no')                               │\n"
+        "╰───────────────────────────────────────────────────────────────╯\n"
+        "ValueError: no\n"
+    )
+
+    assert (facts.status, facts.error) == ("error", "ValueError: no")
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/x/anyio.py", line 85, in __aexit__
+  |     raise
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/x/uvicorn.py", line 1, in run
+    | ValueError: boom
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/x/uvicorn.py", line 2, in run
+    | KeyError: 'boom'
+    +------------------------------------
+"""
+
+
+def test_group_of_exceptions():
+    assert parse_engine_log(READY + "ERROR:    Exception in ASGI application\n" + GROUP).status == "ok"
+    facts = parse_engine_log(START + GROUP.replace("ValueError: boom", OOM))
+    assert (facts.status, facts.error) == ("oom", OOM)
 
 
 def test_line_that_announces_the_traceback_is_better_than_nothing():
@@ -397,6 +503,7 @@ def test_command_line_is_refused(line, status):
     [
         "Killed",
         "./serve.sh: line 3: 4242 Killed                  python -m vllm.entrypoints.openai.api_server",
+        "      Exit Code:    137",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch. Some of the step tasks have been OOM Killed.",
         "srun: error: node1: task 0: Out Of Memory",
         "[ 99.1] Out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:99kB",
@@ -460,6 +567,50 @@ def test_scary_words_that_are_no_failure(line):
     assert parse_engine_log(START + line + "\n").status is None
     assert parse_engine_log(START + line + "\n" + READY).status == "ok"
     assert parse_engine_log(START + READY + line + "\n").status == "ok"
+
+
+LIVED = [
+    "INFO 05-30 16:24:18 [launcher.py:28] Available routes are:\n",
+    "INFO 05-30 16:24:18 [launcher.py:36] Route: /health, Methods: GET\n",
+    "INFO 05-30 16:24:18 [api_server.py:1796] Supported_tasks: ['generate']\n",
+    "Processed prompts:  45%|████      | 45/100 [00:04<00:00,  1.74it/s]\n",
+    "INFO 05-30 16:24:18 [async_llm.py:164] Added request chatcmpl-18.\n",
+    'INFO:     127.0.0.1:45354 - "GET /health HTTP/1.1" 200 OK\n',
+]
+
+
+@pytest.mark.parametrize("sign", LIVED)
+def test_weak_signs_of_life_do_not_cancel_a_failure(sign):
+    failed = raised("KeyError: 'qwen9'", "")
+
+    assert parse_engine_log(START + sign).status == "ok"
+    assert parse_engine_log(START + sign + failed).status == "error"
+    assert parse_engine_log(START + failed + sign).status == "error"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR 05-30 16:23:50 async_llm_engine.py:157] Engine iteration timed out. This should never happen!",
+        "[rank0]:[E1023 03:36:18.5 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 0] Process group watchdog thread terminated with "
+        "exception: CUDA error: an illegal memory access was encountered",
+        "ERROR:    Application startup failed. Exiting.",
+        "Failed: Cuda error /x/csrc/custom_all_reduce.cuh:368 'resource already mapped'",
+    ],
+)
+def test_failure_without_an_exception(line):
+    assert parse_engine_log(START + line + "\n").status == "error"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["2026-05-30 16:23:50,123 - ", "vllm.worker - ", "[", "2026-05-30 16:23:50.123 | ", "2026-05-30 16:23:50 ["],
+)
+def test_levels_of_other_loggers(prefix):
+    end = {"[": "] ", "|": "    | engine:run:12 - "}.get(prefix.strip()[-1], " - ")
+
+    assert parse_engine_log(f"{prefix}ERROR{end}CUDA out of memory. Tried to allocate 2.00 GiB\n").status == "oom"
+    assert parse_engine_log(f"{prefix}INFO{end}KeyError: 'x'\n").status is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""The words by which a log tells that its engine lives or has failed, and which failure it was."""
+
+import re
+from typing import Literal
+
+Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
+
+# --- signs of life ---
+
+STARTS = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM (?:API )?server version")
+LIVES = re.compile(
+    r"init engine \(profile|Graph capturing finished in|cache_config_info with initialization"
+    r"|Avg (?:prompt|generation) throughput|Application startup complete|Uvicorn running on|Started server process"
+    r"|Starting vLLM (?:API )?server|Processed prompts: +100%|Core engine process \d+ ready"
+    r"|\"POST /v1/\S+ HTTP/[\d.]+\" 200"
+)
+# These also show that an engine came up, but may be printed after it has failed.
+LIVED = re.compile(
+    r"Processed prompts: +[1-9]\d?%|Available routes are:|Route: /\w+, Methods|Supported[_ ]tasks: \["
+    r"|Added request \S+|Finished request \S+|\"GET /(?:health|v1/models) HTTP/[\d.]+\" 200"
+)
+RESULT = re.compile(r"Successful requests: +[1-9]|Throughput: [\d.]+ requests/s|\"(?:completed|num_requests)\": [1-9]")
+
+# Somebody stopped a server: what it prints afterwards, such as dying workers, is no failure of the engine.
+STOPS = re.compile(
+    r"^Shutting down(?: FastAPI HTTP server\.?)?$|Received (?:SIGINT|SIGTERM|KeyboardInterrupt)|^KeyboardInterrupt$"
+)
+
+# --- signs of failure ---
+
+# Causes with a status of their own, in the words of vLLM, torch and the operating system.
+CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
+    (
+        "kv_too_small",
+        re.compile(
+            r"No available memory for the cache blocks|To serve at least one request with the models?'s max seq len"
+            r"|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
+            r"|less than requested memory for kv|Cannot auto-fit max_model_len"
+            r"|exceeds available Mamba cache blocks"
+        ),
+    ),
+    (
+        "oom",
+        re.compile(
+            r"(?:CUDA|HIP|XPU|NPU|HPU|device|cuda(?:Malloc\w*)?) (?:error: )?out of memory|\bOutOfMemoryError\b"
+            r"|\w*[eE]rror: out of memory|(?:[cC]uda|HIP) (?:failure|error).{0,80}'out of memory'"
+            r"|(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)"
+            r"|(?:OUT_OF_(?:DEVICE_|HOST_)?|RT_)MEMORY(?:_ALLOCATION)?\b|PT_DEVMEM Allocation failed"
+            r"|Failed to allocate (?:memory\b|[\d.]+ ?[KMG]i?B)|Allocation on device"
+            r"|RESOURCE_EXHAUSTED|DefaultCPUAllocator: .*memory|std::bad_alloc"
+            r"|Cannot allocate memory|^(?:\w+: )?[Oo]ut of (?:device |host |GPU )?memory\b"
+            r"|(?:^|[._])(?:_Array)?MemoryError\b"
+            r"|less than (?:desired (?:GPU|CPU) memory utilization|the engine's budget)",
+        ),
+    ),
+    (
+        "unsupported_block_size",
+        re.compile(
+            r"(?i)(?:unsupported|invalid|no common|no valid) (?:kv[ _]cache )?block[ _-]?size"
+            r"|--block-size: invalid choice"
+            r"|(?:\b|kv_)block[ _-]?size\b.{0,60}?(?:(?:is|are) not supported|unsupported|must be(?! set)|should be"
+            r"|input should)"
+            r"|requires? (?:only |the cache )?(?:--)?block[ _-]size|--block-size=\d+ requires|reduce --block-size"
+            r"|supports? (?:only )?.{0,30}?block[ _-]?size|\bdivide .{0,20}?block[ _-]size"
+            r"|block[ _-]?size[ =:(]*\d+\)? not supported|share no supported .{0,20}?block[ _-]size"
+            r"|: \['?block_size not supported'?\]"  # in quotes if the study itself chose the backend
+        ),
+    ),
+)
+# Blocks of something other than the KV cache, and a type that has nothing to do with a size.
+OTHER_BLOCKS = re.compile(
+    r"(?i)(?:weight|quantization|scale|mamba|prefetch|thread|hash|[kn]-dimension|heterogeneous|fp4 only supports)"
+    r"[ _-]block[ _-]?sizes?|block_size has unsupported type"
+)
+# The operating system killed a process. Usually memory ran out, but a scheduler's time limit looks the same.
+KILLED = re.compile(
+    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
+    r"|Out of memory: Kill|[Ee]xit(?: ?[Cc]ode| status|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
+    r"|killed due to memory pressure"
+)
+TIME_LIMIT = re.compile(r"DUE TO TIME LIMIT|CANCELLED AT")
+# Failures without an exception; the line itself says what failed.
+OTHER_FAILURE = re.compile(
+    r"^(?!srun|slurmstepd)[\w.-]+(?: [\w-]+)*: error: .+|Segmentation fault|Segfault encountered|Fatal Python error"
+    r"|\[FATAL ERROR\]"
+    r"|\(core dumped\)|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
+    r"|Process group watchdog thread terminated with exception|Engine iteration timed out|^Failed: [cC]uda error"
+    r"|error while attempting to bind|(?:Successful requests: +|\"completed\": )0\b"
+    r"|No module named '?vllm|vllm: (?:command )?not found"
+)
+# The engine is gone, but this line does not say why.
+GENERIC = re.compile(
+    r"Engine core initialization failed|EngineCore (?:failed|encountered|hit)|Engine process failed|EngineDeadError"
+    r"|Engine loop (?:has died|is not running)|Background loop (?:has errored|is not running|is stopped)"
+    r"|background task failed|WorkerProc (?:initialization failed|failed|hit)|fatal signal from worker"
+    r"|died unexpectedly|died with exit code|Worker failed with error|output_handler failed"
+    r"|Error execut(?:ing method|\w*(?: \w*)?$)"  # perhaps cut off within a word
+    r"|Exception in worker \w+ while processing|Call to \w+ method failed"
+    r"|(?:stack ?trace|root cause).{0,20}above|[Ss]ee (?:root cause|stack ?trace)"
+    r"|Application startup failed|RayTaskError|Actor\w*Error\b|ChildFailedError"
+    r"|CancelledError|BrokenPipeError|ConnectionResetError|ZMQError"
+)
+# Somebody ended it; this is no failure of the engine.
+INTENDED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.exceptions\.CancelledError)\b")
+
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+# A notebook names the exception first, and again with its message below frames that are not indented.
+NOTEBOOK = re.compile(r"(?P<name>[A-Z]\w+) {2,}Traceback \(")
+# The inside of a traceback that the library Rich frames.
+BOXED = re.compile(r"\s*[\u2500-\u257f]+(?! Traceback)(?=[^\u2500-\u257f]|$)(?!.*Traceback \()")
+NEXT_OF_A_GROUP = re.compile(r"\s*\+[+-]+ \d+ -+$")
+CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
+# Python reports an exception that the process survives: of one request, or during cleaning up.
+SURVIVED = re.compile(r"Exception in ASGI application|Exception ignored in")
+EXCEPTION = re.compile(
+    r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
+    r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w+\))?(?::|$)"
+)
+# Exceptions recognised by their message alone: the name in front of it may have been cut off.
+NAMELESS = re.compile(
+    r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate|No available memory for the cache blocks"
+    r"|The model's max seq len \(\d+\) is larger|To serve at least one request with the models?'s max seq len"
+    r"|Cannot auto-fit max_model_len|Free memory on device .{1,60} is less than desired"
+    r"|No common block size for \d|None of the kernel sizes .{1,40} can divide|Paged KV cache block size must"
+    r"|No valid attention backend found for|Selected backend \S+ is not valid for this configuration"
+    r"|The attention backends share no supported|(?:Unsupported block size: |Block size must be a multiple of )\d"
+    r"|Bfloat16 is only supported on GPUs|User-specified max_model_len \(\d+\) is greater"
+    r"|Engine core initialization failed|max_num_seqs \(\d+\) exceeds available Mamba"
+    r"|Error in memory profiling\. Initial"
+    r"|Allocation on device .{0,40}would exceed|The number of required GPUs exceeds the total|CUDA error: "
+    r"|Model architectures \[.{1,80}\] (?:are not supported|failed to be inspected)|Failed to infer device type"
+    r"|The checkpoint you are trying to load has model type|Total number of attention heads \(\d+\) must be divisible"
+    r"|(?:AsyncEngineDeadError|EngineDeadError|MQEngineDeadError)\b|RESOURCE_EXHAUSTED: "
+)
+# An exception that is part of another message: `future: <Task ... exception=ValueError('...')>`.
+REPR = re.compile(r"\b(?P<name>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<words>.*?)(?P=quote)[,)]")
+FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
+# What a traceback shows of the statement that raised: the name and the texts, over several lines.
+RAISE = re.compile(r"\s*raise (?P<name>(?:\w+\.)*[A-Z]\w*)\(")
+TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
+RAY_GUESSES = re.compile(r"potential root causes")
+
+
+def status_of(message: str) -> Status | None:
+    """The status that the words of a message stand for, if they name a cause."""
+    message = OTHER_BLOCKS.sub("", message)
+    return next((status for status, words in CAUSES if words.search(message)), None)
