@@ -16,10 +16,9 @@ import yaml
 
 from benchmarks.h200 import compare, probe, run
 from benchmarks.h200.evidence import pack
+from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.measure.cell import WRONG_DEVICE
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.study_file import load_study
 
@@ -62,15 +61,8 @@ class Host:
         return SimpleNamespace(returncode=answer)
 
     def measure(self, cell: Cell, outcome: Any = "ok") -> None:
-        definition = cell_definition(self.study, cell, resolved_models(self.study))
-        Outcome(
-            cell_id=cell.id,
-            outcome=outcome,
-            reason=None if outcome == "ok" else f"the engine said {outcome}",
-            definition=definition.as_json(),
-            definition_sha256=definition_sha256(definition),
-            provenance={},
-        ).write(self.paths.outcome(cell))
+        reason = None if outcome == "ok" else f"the engine said {outcome}"
+        end_cell(self.study, self.paths, cell, outcome=outcome, reason=reason)
 
 
 @pytest.fixture
@@ -291,22 +283,7 @@ host = Host(StudyPaths(Path(option("--results")), "rehearsal"))
 host.study = load_study(Path(option("--study")))
 host.measure(find_cell(host.study, option("--cell")))
 """
-REHEARSAL = {
-    "schema_version": 1,
-    "name": "rehearsal",
-    "question": "does it go on?",
-    "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}},
-    "sweeps": [
-        {
-            "name": "all",
-            "gpu": "cpu-all",
-            "engine": "vllm",
-            "model": "tiny-llama-57m",
-            "workload": "short",
-            "knobs": {"max_num_seqs": [4, 1, 2]},
-        }
-    ],
-}
+REHEARSAL = {"gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"max_num_seqs": [4, 1, 2]}}
 
 
 @pytest.mark.usefixtures("environment")
@@ -317,8 +294,7 @@ def test_a_call_goes_on_from_the_evidence_of_the_one_before(
     python = tmp_path / "python"
     python.write_text(MEASURES, encoding="utf-8")
     python.chmod(0o755)
-    study = tmp_path / "study.yaml"
-    study.write_text(yaml.safe_dump(REHEARSAL), encoding="utf-8")
+    study = write_study(tmp_path, REHEARSAL, name="rehearsal", workloads={"short": fixed(4, 8, 4)})
     monkeypatch.setattr(run.sys, "executable", str(python))
     measure_one = run._measure
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.analyse.parsed_tables import write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.analyse.answers import Answer, answers_table, compared
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.parse.cell_facts import REQUEST_COLUMNS
@@ -20,17 +21,10 @@ OTHERS = [[1, 2, 3], [4, 0, 0], [7, 8, 0]]  # two answers differ, from the secon
 
 
 def study(load_format: str = "seeded", **workload: Any) -> Study:
-    chat = {"kind": "fixed", "num_prompts": 3, "prompt_tokens": 4, "output_tokens": 3, "keep_answers": True, **workload}
-    sweep = {"name": "s", "gpu": "cpu-all", "engine": "vllm", "model": MODEL, "workload": "chat", "knobs": {}}
-    return Study.model_validate(
-        {
-            "schema_version": 1,
-            "name": "try",
-            "question": "?",
-            "workloads": {"chat": chat},
-            "models": {MODEL: {"load_format": load_format}},
-            "sweeps": [sweep],
-        }
+    return made_study(
+        {"gpu": "cpu-all", "model": MODEL},
+        workloads={"chat": fixed(3, 4, 3, keep_answers=True) | workload},
+        models={MODEL: {"load_format": load_format}},
     )
 
 

@@ -4,9 +4,9 @@ import math
 
 import pandas as pd
 import pytest
-import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.analyse.capacity import COMPARED, SCHEMA, capacity_table, main, read_predictions
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.common.files import write_jsonl
@@ -371,26 +371,17 @@ def test_the_same_cell_of_two_sources_has_two_rows():
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def write_study(folder):
-    path = folder / "study.yaml"
-    content = {
-        "schema_version": 1,
-        "name": "try",
-        "question": "?",
-        "workloads": {"chat": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}},
-        "sweeps": [{"name": "one", "gpu": "h200", "engine": "vllm", "model": "opt-125m", "workload": "chat"}],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
 def call(folder, predictions_text=None):
     write_table(table(cell(KNOBS, **PRINTED)), folder / "cells.parquet")
     if predictions_text is None:
         write_jsonl(folder / "capacity.jsonl", [PREDICTED])
     else:
         (folder / "capacity.jsonl").write_text(predictions_text)
-    names = {"study": write_study(folder), "cells": "cells.parquet", "predictions": "capacity.jsonl"}
+    names = {
+        "study": write_study(folder, workloads={"chat": fixed()}),
+        "cells": "cells.parquet",
+        "predictions": "capacity.jsonl",
+    }
     argv = [text for name, value in names.items() for text in (f"--{name}", str(folder / value))]
     return main([*argv, "--out", str(folder / "capacity.parquet")])
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.unit.analyse.parsed_tables import requests, write_parsed
+from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse.cells import cells_table, main
 from workflow_scripts.analyse.facts import read_parsed, wide
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS, read_table
@@ -17,30 +18,20 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study
 
 MODEL = "tiny-llama-57m"
-DEFINITION = {
-    "schema_version": 1,
-    "name": "try",
-    "question": "?",
-    "repeats": 2,
-    "workloads": {"chat": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 10, "output_tokens": 5}},
-    "engine_defaults": {"vllm": {"max_model_len": 512}},
-    "sweeps": [
-        {
-            "name": name,
-            "gpu": gpu,
-            "engine": engine,
-            "model": MODEL,
-            "workload": "chat",
-            "knobs": knobs,
-        }
+DEFINITION = study_content(
+    *(
+        {"name": name, "gpu": gpu, "engine": engine, "model": MODEL, "knobs": knobs}
         for name, gpu, engine, knobs in (
             ("seqs", "cpu-all", "vllm", {"block_size": 32, "max_num_seqs": [4, 8]}),
             ("blocks", "cpu-all", "vllm", {"block_size": 32, "max_num_seqs": 4}),
             ("static", "cpu-all", "hf-static", {"batch_size": 2}),
             ("elsewhere", "h200", "vllm", {"block_size": 16, "max_num_seqs": 4}),
         )
-    ],
-}
+    ),
+    repeats=2,
+    workloads={"chat": fixed(2, 10, 5)},
+    engine_defaults={"vllm": {"max_model_len": 512}},
+)
 STUDY = Study.model_validate(DEFINITION)
 CELLS = expand(STUDY)
 FOUR, EIGHT, STATIC, H200 = (cell.id for cell in CELLS)

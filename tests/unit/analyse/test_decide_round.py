@@ -6,18 +6,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, starts_table
+from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.analyse.decide_round import NO_START, NONE_TO_MEASURE, decide_round, main
 from workflow_scripts.analyse.effects import main as table_effects
 from workflow_scripts.analyse.next_round import ALL_DECIDED, NONE_DECIDABLE, TOO_LITTLE_TIME, TOO_MANY_STARTS
 from workflow_scripts.analyse.tables import write_table
 from workflow_scripts.cluster.batches import Batch, known_sha256, write_batch
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart, RoundPlan, read_plan
 from workflow_scripts.study.study_file import load_study
@@ -32,47 +30,30 @@ class Measured:
     """A study with three cells, of which some starts were measured."""
 
     def __init__(self, folder: Path, **starts: object) -> None:
-        self.file = folder / "try.yaml"
-        study = {
-            "schema_version": 1,
-            "name": "try",
-            "question": "?",
-            "equivalence_margin_pct": 5.0,
-            "starts": {"at_least": 2, "at_most": 5, **starts},
-            "workloads": {"chat": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
-            "sweeps": [
-                {
-                    "name": "only",
-                    "gpu": "h200",
-                    "engine": "vllm",
-                    "model": "llama-3.1-8b-instruct",
-                    "workload": "chat",
-                    "knobs": {"max_num_seqs": list(RATES)},
-                }
-            ],
-        }
-        self.file.write_text(yaml.safe_dump(study))
+        self.file = write_study(
+            folder,
+            {"model": "llama-3.1-8b-instruct", "knobs": {"max_num_seqs": list(RATES)}},
+            equivalence_margin_pct=5.0,
+            starts={"at_least": 2, "at_most": 5, **starts},
+            workloads={"chat": fixed()},
+        )
         self.study = load_study(self.file)
         self.paths = StudyPaths(folder / "results", "try")
         self.ids = [one.id for one in expand(self.study)]
 
     def end(self, count: int, cells: list[int] | None = None) -> pd.DataFrame:
         """Let cells end in so many starts; return the cells table."""
-        models = resolved_models(self.study)
         for place, one in enumerate(expand(self.study)):
-            definition = cell_definition(self.study, one, models)
             for start in range(1, count + 1) if cells is None or place in cells else []:
-                record = {
-                    "cell_id": one.id,
-                    "outcome": "ok",
-                    "definition": definition.as_json(),
-                    "definition_sha256": definition_sha256(definition),
-                    "start": {"start": start, "round": start},
-                    "phases_s": {"start": SECONDS - 30, "measure": 30.0},
-                    "provenance": {"ended_at": "2026-01-01T00:00:00+00:00"},
-                }
-                self.paths.outcome(one, start).parent.mkdir(parents=True, exist_ok=True)
-                Outcome.model_validate(record).write(self.paths.outcome(one, start))
+                end_cell(
+                    self.study,
+                    self.paths,
+                    one,
+                    start,
+                    start={"start": start, "round": start},
+                    phases_s={"start": SECONDS - 30, "measure": 30.0},
+                    provenance={"ended_at": "2026-01-01T00:00:00+00:00"},
+                )
         measured = [len(self.paths.outcomes(one)) for one in expand(self.study)]
         rates = zip(RATES.items(), NOISE, measured, strict=True)
         return starts_table(*(cell({"max_num_seqs": n}, rate * np.exp(of[:have])) for (n, rate), of, have in rates))

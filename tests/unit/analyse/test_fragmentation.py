@@ -4,12 +4,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import write_study
 from workflow_scripts.analyse.fragmentation import (
     SCHEMA,
     WHATIF_BLOCK_SIZES,
@@ -371,14 +371,8 @@ def test_no_cell_is_an_empty_table(tmp_path):
 
 @pytest.fixture
 def study(tmp_path):
-    path = tmp_path / "study.yaml"
-    workloads = {
-        "chat": {"kind": "shared_prefix", "num_prompts": 2, "prefix_tokens": 36, "prompt_tokens": 4, "output_tokens": 1}
-    }
-    sweep = {"name": "only", "gpu": "cpu-all", "engine": "vllm", "model": "tiny-llama-57m", "workload": "chat"}
-    content = {"schema_version": 1, "name": "try", "question": "?", "workloads": workloads, "sweeps": [sweep]}
-    path.write_text(yaml.safe_dump(content))
-    return path
+    chat = {"kind": "shared_prefix", "num_prompts": 2, "prefix_tokens": 36, "prompt_tokens": 4, "output_tokens": 1}
+    return write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": chat})
 
 
 def test_the_command_writes_the_table_of_the_studys_own_cells(study, tmp_path, capsys, recwarn):

@@ -7,30 +7,28 @@ import pandas as pd
 import pytest
 
 from tests.unit.analyse.parsed_tables import requests
+from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.analyse.cells import _without_drafts, cells_table
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.request_lives import request_lives, tokens_held
 from workflow_scripts.parse.cell_facts import TABLES, frame
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study
 
 BYTES_PER_TOKEN = 2 * 8 * 4 * 64 * 4  # tiny-llama-57m: key and value, layers, KV heads, elements, float32
 
-STUDY = {
-    "schema_version": 1,
-    "name": "kv",
-    "question": "what is reserved?",
-    "repeats": 1,
-    "workloads": {"w": {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 10, "output_tokens": 3}},
-    "sweeps": [
-        {"name": engine, "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "workload": "w", "knobs": knobs}
+STUDY = made_study(
+    *(
+        {"name": engine, "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "knobs": knobs}
         for engine, knobs in {
             "vllm": {"block_size": 32, "speculative_method": "ngram", "num_speculative_tokens": 4},
             "hf-static": {"batch_size": 1},
             "hf-continuous": {"page_size": 32, "num_blocks": 8, "max_batch_tokens": 64},
         }.items()
-    ],
-}
+    ),
+    name="kv",
+    repeats=1,
+    workloads={"w": fixed(1, 10, 3)},
+)
 
 
 def cells(**columns: object) -> pd.DataFrame:
@@ -112,7 +110,7 @@ def parsed(tmp_path: Path) -> Path:
     steps: list[dict[str, object]] = []
     trace: list[dict[str, object]] = []
     served: list[pd.DataFrame] = []
-    for cell in expand(Study.model_validate(STUDY)):
+    for cell in expand(STUDY):
         of_cell: dict[str, object] = {
             "outcome": "ok",
             "effective.dtype": "float32",
@@ -148,8 +146,7 @@ def parsed(tmp_path: Path) -> Path:
 
 
 def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed: Path) -> None:
-    study = Study.model_validate(STUDY)
-    table = cells_table(study, expand(study), parsed).set_index("engine")
+    table = cells_table(STUDY, expand(STUDY), parsed).set_index("engine")
     reserved, used = table["kv_bytes_reserved_peak"], table["kv_bytes_used_mean"]
     assert reserved.to_dict() == {
         "vllm": 8 * 32 * BYTES_PER_TOKEN,
@@ -164,9 +161,8 @@ def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed: Path
 
 
 def test_a_cell_that_asks_for_no_drafts_has_none(parsed: Path) -> None:
-    study = Study.model_validate(STUDY)
-    asked = expand(study)
-    table = cells_table(study, asked, parsed).set_index("engine")
+    asked = expand(STUDY)
+    table = cells_table(STUDY, asked, parsed).set_index("engine")
     assert table["draft_tokens"].isna().to_dict() == {"vllm": False, "hf-static": True, "hf-continuous": True}
     none = _without_drafts(table.assign(knob_num_speculative_tokens=0, draft_tokens=None))
     assert none["draft_tokens"].to_list() == [0, 0, 0]
@@ -175,7 +171,6 @@ def test_a_cell_that_asks_for_no_drafts_has_none(parsed: Path) -> None:
 
 
 def test_what_was_drafted_and_accepted_is_told(parsed: Path) -> None:
-    study = Study.model_validate(STUDY)
-    row = cells_table(study, expand(study), parsed).set_index("engine").loc["vllm"]
+    row = cells_table(STUDY, expand(STUDY), parsed).set_index("engine").loc["vllm"]
     assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
     assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)

@@ -2,12 +2,12 @@ import math
 
 import pandas as pd
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.analyse import limits
 from workflow_scripts.analyse.limits import SCHEMA, limits_table, main, mark_invalid
 from workflow_scripts.analyse.tables import read_table, write_table
@@ -419,12 +419,7 @@ def test_no_work_is_an_empty_table(tmp_path):
 
 @pytest.fixture
 def study(tmp_path):
-    path = tmp_path / "study.yaml"
-    workload = {"kind": "fixed", "num_prompts": 1, "prompt_tokens": 1, "output_tokens": 1}
-    sweep = {"name": "only", "gpu": "cpu-all", "engine": "vllm", "model": "tiny-llama-57m", "workload": "chat"}
-    content = {"schema_version": 1, "name": "try", "question": "?", "workloads": {"chat": workload}, "sweeps": [sweep]}
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return write_study(tmp_path, {"gpu": "cpu-all", "model": "tiny-llama-57m"}, workloads={"chat": fixed()})
 
 
 def run(parsed, study, out):

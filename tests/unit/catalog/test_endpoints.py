@@ -6,6 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tests.unit.made_studies import made_study
 from workflow_scripts.catalog.endpoints import Endpoint, filled, load_endpoints
 from workflow_scripts.catalog.gpus_and_models import CatalogError
 from workflow_scripts.study.definition import cell_definition, resolved_models
@@ -61,24 +62,9 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
 
 
 def study(**changes: object) -> Study:
-    content = {
-        "schema_version": 1,
-        "name": "s",
-        "question": "?",
-        "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 4, "output_tokens": 4}},
-        "sweeps": [
-            {
-                "name": "a",
-                "gpu": "cpu-all",
-                "engine": "openai",
-                "model": "tiny-llama-57m",
-                "workload": "w",
-                "knobs": {"endpoint": "mine"},
-            }
-        ],
-        **changes,
-    }
-    return Study.model_validate(content)
+    return made_study(
+        {"gpu": "cpu-all", "engine": "openai", "model": "tiny-llama-57m", "knobs": {"endpoint": "mine"}}, **changes
+    )
 
 
 def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell() -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.cluster.batches import (
     Pending,
     batches_of_cluster,
@@ -16,9 +16,8 @@ from workflow_scripts.cluster.batches import (
     pending,
 )
 from workflow_scripts.common.files import read_json
-from workflow_scripts.study.definition import cell_definition, definition_sha256, definitions_sha256, resolved_models
+from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import CellStart, Round, RoundPlan, ended_starts
 from workflow_scripts.study.study_file import load_study
@@ -30,17 +29,9 @@ class Called:
     """A study on two GPU types, some cells of which have ended."""
 
     def __init__(self, folder: Path) -> None:
-        sweep = {"name": "only", "gpu": ["h200", "l40s"], "engine": "vllm", "model": "opt-125m", "workload": "chat"}
-        study = {
-            "schema_version": 1,
-            "name": "called",
-            "question": "?",
-            "starts": {"at_least": 2, "at_most": 4},
-            "workloads": {"chat": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
-            "sweeps": [sweep | {"knobs": {"max_num_seqs": [1, 2], "tensor_parallel_size": [1, 2]}}],
-        }
-        self.file = folder / "called.yaml"
-        self.file.write_text(yaml.safe_dump(study))
+        knobs = {"max_num_seqs": [1, 2], "tensor_parallel_size": [1, 2]}
+        settings = {"starts": {"at_least": 2, "at_most": 4}, "workloads": {"chat": fixed()}}
+        self.file = write_study(folder, {"gpu": ["h200", "l40s"], "knobs": knobs}, name="called", **settings)
         self.study = load_study(self.file)
         self.paths = StudyPaths(folder / "results", "called")
         self.cells = {cell.id: cell for cell in expand(self.study)}
@@ -54,19 +45,9 @@ class Called:
             self.end(*self.cells, start=start)
 
     def end(self, *ids: str, start: int = 1) -> None:
-        models = resolved_models(self.study)
+        of = {"start": {"start": start, "round": start}, "provenance": {"ended_at": "1970-01-01T00:00:00+00:00"}}
         for name in ids:
-            definition = cell_definition(self.study, self.cells[name], models)
-            record = {
-                "cell_id": name,
-                "outcome": "ok",
-                "definition": definition.as_json(),
-                "definition_sha256": definition_sha256(definition),
-                "start": {"start": start, "round": start},
-                "provenance": {"ended_at": "1970-01-01T00:00:00+00:00"},
-            }
-            self.paths.outcome(name, start).parent.mkdir(parents=True, exist_ok=True)
-            Outcome.model_validate(record).write(self.paths.outcome(name, start))
+            end_cell(self.study, self.paths, self.cells[name], start, **of)
 
     def pending(self, *gpus: str) -> Pending:
         cells = [name for gpu in gpus for name in self.on(gpu)]

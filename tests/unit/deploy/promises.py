@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.cluster.site import load_site
 from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import deployment_of
@@ -12,31 +13,25 @@ from workflow_scripts.study.serve_command import ServeSettings
 from workflow_scripts.study.study_file import load_study
 
 CHECKOUT = Path(__file__).parents[3]
-STUDY = {
-    "schema_version": 1,
-    "name": "promised",
-    "question": "does it hold?",
-    "slo": {"ttft_s": 0.5, "tpot_s": 0.05},
-    "workloads": {"chat": {"kind": "fixed", "num_prompts": 16, "prompt_tokens": 32, "output_tokens": 8}},
-    "sweeps": [
-        {
-            "name": "hub",
-            "gpu": ["h200", "l40s"],
-            "engine": "vllm-serve",
-            "model": "llama-3.1-8b-instruct",
-            "workload": "chat",
-            "knobs": {"max_num_seqs": 64, "tensor_parallel_size": 2, "request_rate_per_s": 4},
-        },
-        {
-            "name": "cpu",
-            "gpu": "cpu-all",
-            "engine": "vllm-serve",
-            "model": "tiny-llama-57m",
-            "workload": "chat",
-            "knobs": {"max_num_seqs": 4, "block_size": 32, "cpu_kv_cache_gib": 1, "request_rate_per_s": 4},
-        },
-    ],
-}
+STUDY = study_content(
+    {
+        "name": "hub",
+        "gpu": ["h200", "l40s"],
+        "engine": "vllm-serve",
+        "model": "llama-3.1-8b-instruct",
+        "knobs": {"max_num_seqs": 64, "tensor_parallel_size": 2, "request_rate_per_s": 4},
+    },
+    {
+        "name": "cpu",
+        "gpu": "cpu-all",
+        "engine": "vllm-serve",
+        "model": "tiny-llama-57m",
+        "knobs": {"max_num_seqs": 4, "block_size": 32, "cpu_kv_cache_gib": 1, "request_rate_per_s": 4},
+    },
+    name="promised",
+    slo={"ttft_s": 0.5, "tpot_s": 0.05},
+    workloads={"chat": fixed(16, 32)},
+)
 HUB = "{}/vllm-serve/llama-3.1-8b-instruct/chat/seqs64-tp2-rate4"
 CPU = "cpu-all/vllm-serve/tiny-llama-57m/chat/bs32-seqs4-cpukv1-rate4"
 

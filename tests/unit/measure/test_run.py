@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.measure import run
 from workflow_scripts.measure.engine import Request, RequestRecord
@@ -14,26 +15,14 @@ from workflow_scripts.measure.job import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import WarmUp
-from workflow_scripts.study.study_file import Study
 
 
 def defined(engine: str, knobs: dict[str, Any], repeats: int) -> Definition:
     """The definition of a cell of this engine on a CPU."""
-    study = Study.model_validate(
-        {
-            "schema_version": 1,
-            "name": "one",
-            "question": "?",
-            "repeats": repeats,
-            "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
-            "endpoints": {"any": {"base_url": "http://127.0.0.1", "served_model": "m"}},
-            "sweeps": [
-                {
-                    **{"name": "one", "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m"},
-                    **{"workload": "short", "knobs": knobs},
-                }
-            ],
-        }
+    study = made_study(
+        {"gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "knobs": knobs},
+        repeats=repeats,
+        endpoints={"any": {"base_url": "http://127.0.0.1", "served_model": "m"}},
     )
     return cell_definition(study, expand(study)[0], resolved_models(study))
 

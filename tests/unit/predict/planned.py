@@ -2,38 +2,23 @@
 
 from pathlib import Path
 
-import yaml
-
+from tests.unit import made_studies
 from workflow_scripts.study.study_file import Study, load_study
 
-EVEN = {"kind": "fixed", "num_prompts": 24, "prompt_tokens": 64, "output_tokens": 32}
+EVEN = made_studies.fixed(24, 64, 32)
 
 
-def write_study(folder: Path, sweeps=None, workloads=None, **changes) -> Path:
-    content = {
-        "schema_version": 1,
-        "name": "planned",
-        "question": "What should these cells do?",
-        "repeats": 3,
-        "workloads": workloads
-        or {"even": {"kind": "fixed", "num_prompts": 24, "prompt_tokens": 64, "output_tokens": 32}},
-        "engine_defaults": {"vllm": {"max_model_len": 4096}},
-        "sweeps": sweeps
-        or [
-            {
-                "name": "all",
-                "gpu": ["h200", "l40s"],
-                "engine": "vllm",
-                "model": "llama-3.1-8b-instruct",
-                "workload": "even",
-                "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 16, 256]},
-            }
-        ],
-        **changes,
-    }
-    path = folder / "planned.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+ALL = {
+    "gpu": ["h200", "l40s"],
+    "model": "llama-3.1-8b-instruct",
+    "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 16, 256]},
+}
+
+
+def write_study(folder: Path, sweeps=(ALL,), **changes) -> Path:
+    known = {"name": "planned", "repeats": 3, "workloads": {"even": EVEN}}
+    known |= {"engine_defaults": {"vllm": {"max_model_len": 4096}}}
+    return made_studies.write_study(folder, *sweeps, **known | changes)
 
 
 def study(folder: Path, **changes) -> Study:

@@ -3,11 +3,11 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.unit.made_studies import fixed, made_study, write_study
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
 from workflow_scripts.catalog.published import Published, PublishedError
 from workflow_scripts.common.files import read_jsonl
@@ -20,23 +20,15 @@ from workflow_scripts.predict.engine_memory import GIB, EngineSettings
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.vllm_cells import DEFAULT_UTILIZATION, vllm_capacity
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.study_file import Study
 
 LLAMA_8B = read_model_facts(get_model("llama-3.1-8b-instruct").config)
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
-FIXED = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 8}
+FIXED = fixed(4, 8, 8)
 
 
 def cells(*sweeps, **more):
-    content = {
-        "schema_version": 1,
-        "name": "try",
-        "question": "?",
-        "workloads": {"load": FIXED, "other": FIXED},
-        "sweeps": [{"name": f"sweep-{i}", "workload": "load", **sweep} for i, sweep in enumerate(sweeps)],
-        **more,
-    }
-    return expand(Study.model_validate(content))
+    named = [{"name": f"sweep-{i}", **sweep} for i, sweep in enumerate(sweeps)]
+    return expand(made_study(*named, **{"workloads": {"load": FIXED, "other": FIXED}} | more))
 
 
 def predict(gpu="h100-sxm", facts=LLAMA_8B, **knobs):
@@ -353,25 +345,9 @@ def test_a_published_row_without_blocks_is_passed_over_and_what_it_leaves_out_is
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def write_study(folder: Path, claims=(), **sweep) -> Path:
-    path = folder / "study.yaml"
-    content = {
-        "schema_version": 1,
-        "name": "try",
-        "question": "?",
-        "claims": list(claims),
-        "workloads": {"load": FIXED},
-        "sweeps": [
-            {"name": "only", "gpu": "h200", "engine": "vllm", "model": "opt-125m", "workload": "load"} | sweep,
-        ],
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
-
-
 def test_the_command_writes_a_record_a_line(tmp_path):
     out = tmp_path / "prepared" / "capacity.jsonl"
-    assert main(["--study", str(write_study(tmp_path, BLOCKS)), "--out", str(out)]) == 0
+    assert main(["--study", str(write_study(tmp_path, claims=BLOCKS)), "--out", str(out)]) == 0
     of_cell, *of_tables = read_jsonl(out)
     assert of_cell["cell_id"] == "h200/vllm/opt-125m/load/default"
     assert [r["published"]["num_blocks"] for r in of_tables] == [8788, 17234]
@@ -391,16 +367,22 @@ def test_files_without_a_default_must_be_named(missing, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    ("sweeps", "change", "options", "message"),
     [
-        ({"gpu": "h300"}, [], "'h300' is unknown; allowed:"),
-        ({"claims": BLOCKS}, ["--published", "nowhere"], "nowhere/claims.yaml: No such file"),
-        ({"claims": ["none"]}, [], "claims.yaml: no claim 'none'; allowed: throughput-flat-over-max-num-seqs, "),
-        ({}, ["--out", "/proc/none/capacity.jsonl"], "/proc/none: No such file or directory"),
+        ([{"gpu": "h300"}], {}, [], "'h300' is unknown; allowed:"),
+        ([], {"claims": BLOCKS}, ["--published", "nowhere"], "nowhere/claims.yaml: No such file"),
+        ([], {"claims": ["none"]}, [], "claims.yaml: no claim 'none'; allowed: throughput-flat-over-max-num-seqs, "),
+        ([], {}, ["--out", "/proc/none/capacity.jsonl"], "/proc/none: No such file or directory"),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(tmp_path, change, options, message, capsys):
-    argv = ["--study", str(write_study(tmp_path, **change)), "--out", str(tmp_path / "capacity.jsonl"), *options]
+def test_bad_input_ends_with_2_and_one_message(tmp_path, sweeps, change, options, message, capsys):
+    argv = [
+        "--study",
+        str(write_study(tmp_path, *sweeps, **change)),
+        "--out",
+        str(tmp_path / "capacity.jsonl"),
+        *options,
+    ]
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert message in error

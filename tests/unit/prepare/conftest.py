@@ -3,8 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.unit import made_studies
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.prepare.model import prepare_model
 
@@ -28,25 +28,7 @@ def write_study(tmp_path: Path) -> Callable[..., Path]:
         model: str = MODEL,
         models: dict[str, Any] | None = None,
     ) -> Path:
-        path = tmp_path / "study.yaml"
-        content = {
-            "schema_version": 1,
-            "name": "try",
-            "question": "Does it work?",
-            "workloads": {"load": workload},
-            "models": models or {},
-            "sweeps": [
-                {
-                    "name": "only",
-                    "gpu": "cpu-all",
-                    "engine": "vllm",
-                    "model": model,
-                    "workload": "load",
-                    "knobs": knobs or {},
-                }
-            ],
-        }
-        path.write_text(yaml.safe_dump(content))
-        return path
+        sweep = {"gpu": "cpu-all", "model": model, "knobs": knobs or {}}
+        return made_studies.write_study(tmp_path, sweep, workloads={"load": workload}, models=models or {})
 
     return write

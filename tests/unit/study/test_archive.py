@@ -6,56 +6,27 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.study import archive
 from workflow_scripts.study.archive import main
-from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
-
-STUDY = {
-    "schema_version": 1,
-    "name": "kept",
-    "question": "what is kept?",
-    "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
-    "sweeps": [
-        {
-            "name": "all",
-            "gpu": ["h200", "l40s"],
-            "engine": "vllm",
-            "model": "opt-125m",
-            "workload": "short",
-            "knobs": {"block_size": [16, 32]},
-        }
-    ],
-}
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     """A study of which three cells have ended and tables and report are there."""
-    path = tmp_path / "kept.yaml"
-    path.write_text(yaml.safe_dump(STUDY))
+    sweep = {"gpu": ["h200", "l40s"], "knobs": {"block_size": [16, 32]}}
+    path = write_study(tmp_path, sweep, name="kept", question="what is kept?", workloads={"short": fixed()})
     loaded = load_study(path)
     paths = StudyPaths(tmp_path / "results", "kept")
     for number, cell in enumerate(expand(loaded)[:3]):
-        definition = cell_definition(loaded, cell, resolved_models(loaded))
         (paths.cell(cell) / "raw").mkdir(parents=True)
         (paths.cell(cell) / "raw/engine.log").write_text(f"log {number}\n")
-        Outcome(
-            cell_id=cell.id,
-            outcome="ok",
-            definition=definition.as_json(),
-            definition_sha256=definition_sha256(definition),
-            provenance={
-                "host": f"node-{cell.gpu}",
-                "engine_version": "vllm 0.32.0",
-                "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00",
-            },
-        ).write(paths.outcome(cell))
+        ended = {"engine_version": "vllm 0.32.0", "ended_at": f"2026-01-0{number + 1}T00:00:00+00:00"}
+        end_cell(loaded, paths, cell, provenance={"host": f"node-{cell.gpu}", **ended})
     paths.tables.mkdir()
     (paths.tables / "cells.csv").write_text("cell_id\n")
     paths.report.write_text("<!doctype html>\n")

@@ -10,14 +10,15 @@ from types import ModuleType
 
 import pynvml
 import pytest
-import yaml
 
+from tests.unit import made_studies
+from tests.unit.made_studies import end_cell
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.outcome import Outcome, is_outcome_of
+from workflow_scripts.study.outcome import is_outcome_of
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
 
@@ -64,26 +65,13 @@ def cell(gpu: str, engine: str = "vllm", **knobs: object) -> Cell:
 
 
 def write_study(folder: Path, starts: int = 1, **knobs: object) -> Path:
-    study = {
-        "schema_version": 1,
-        "name": "mixed",
-        "question": "?",
-        "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
-        "endpoints": {"there": {"base_url": "http://there:8000", "served_model": "m"}},
-        "sweeps": [
-            {
-                "name": "all",
-                "gpu": ["cpu-1core", "h200"],
-                "engine": "vllm",
-                "model": "tiny-llama-57m",
-                "workload": "w",
-                "knobs": {"max_num_seqs": [1, 2], **knobs},
-            }
-        ],
-    }
-    path = folder / "mixed.yaml"
-    path.write_text(yaml.safe_dump({**study, "starts": starts}), encoding="utf-8")
-    return path
+    endpoints = {"there": {"base_url": "http://there:8000", "served_model": "m"}}
+    knobs = {"max_num_seqs": [1, 2], **knobs}
+    sweep = {"gpu": ["cpu-1core", "h200"], "model": "tiny-llama-57m", "knobs": knobs}
+    workloads = {"w": made_studies.fixed()}
+    return made_studies.write_study(
+        folder, sweep, name="mixed", starts=starts, workloads=workloads, endpoints=endpoints
+    )
 
 
 def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path: Path) -> None:
@@ -152,9 +140,9 @@ def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> N
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
     first, second = (c for c in expand(study) if c.gpu == "h200")
-    write_outcome(study, first, paths, phases_s={"start": 1.0})
+    end_cell(study, paths, first, phases_s={"start": 1.0})
     assert "1 cell is left out, because this machine has no GPU: 1 needs h200." in dry_run(study_file, results)
-    write_outcome(study, second, paths, phases_s={"start": 1.0})
+    end_cell(study, paths, second, phases_s={"start": 1.0})
     planned = dry_run(study_file, results)
     assert "left out" not in planned
     assert "exit 1" not in planned
@@ -169,18 +157,11 @@ def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path: Path) -> None:
     here = [c for c in expand(study) if c.gpu == "cpu-1core"]
     for start in (1, 2, 3):
         for one in here:
-            write_outcome(study, one, paths, start, start={"start": start, "round": start})
+            end_cell(study, paths, one, start, start={"start": start, "round": start})
     assert measured_in(dry_run(study_file, results)) == []
     # A start that is missing, for whatever reason, is measured; nothing else is.
     paths.outcome(here[0], 3).unlink()
     assert measured_in(dry_run(study_file, results)) == [{f"cpu-1core {here[0].knobs.slug()}"}]
-
-
-def write_outcome(study, cell: Cell, paths: StudyPaths, number: int = 1, **changes) -> None:
-    definition = cell_definition(study, cell, resolved_models(study))
-    known = {"cell_id": cell.id, "definition": definition.as_json(), "definition_sha256": definition_sha256(definition)}
-    paths.outcome(cell, number).parent.mkdir(parents=True, exist_ok=True)
-    Outcome.model_validate(known | {"outcome": "ok", "provenance": {}} | changes).write(paths.outcome(cell, number))
 
 
 def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
@@ -192,7 +173,7 @@ def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
     # All cells of the missing GPU were measured elsewhere, so none is left out.
     study = load_study(study_file)
     for one in expand(study):
-        write_outcome(study, one, StudyPaths(results, study.name), phases_s={"start": 1.0})
+        end_cell(study, StudyPaths(results, study.name), one, phases_s={"start": 1.0})
     planned = dry_run(study_file, results, "calibrate")
     assert "ladders/h200.done" not in planned
     assert "ladders/cpu-1core.done" in planned
@@ -205,7 +186,7 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> 
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
     for one in expand(study):
-        write_outcome(study, one, paths)
+        end_cell(study, paths, one)
     listing = re.compile(r"^rule ended_cells:(?:\n.+)*?\n +wildcards: gpu=h200$", re.MULTILINE)
     called = ["--study", str(study_file), "--results", str(results), "--gpu", "h200"]
     assert listing.search(dry_run(study_file, results))
@@ -213,7 +194,7 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> 
     assert not listing.search(dry_run(study_file, results))
     first = json.loads(paths.ended("h200").read_text())
     again = next(one for one in expand(study) if one.gpu == "h200")
-    write_outcome(study, again, paths, 2)
+    end_cell(study, paths, again, 2)
     assert listing.search(dry_run(study_file, results))
     assert list_ended([*called, "--out", str(paths.ended("h200"))]) == 0
     assert json.loads(paths.ended("h200").read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
@@ -224,15 +205,15 @@ def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) 
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
     wrong = next(c for c in expand(study) if c.gpu == "h200")
-    write_outcome(study, wrong, paths, outcome="invalid", reason="h200 was asked for, and there is no NVIDIA GPU here")
+    end_cell(study, paths, wrong, outcome="invalid", reason="h200 was asked for, and there is no NVIDIA GPU here")
     definition = definition_sha256(cell_definition(study, wrong, resolved_models(study)))
     assert not is_outcome_of(paths.outcome(wrong), definition)
     assert "2 cells are left out" in dry_run(study_file, results)
     at_hand = next(c for c in expand(study) if c.gpu == "cpu-1core")
-    write_outcome(study, at_hand, paths, outcome="invalid", reason="cpu-1core needs 1 cores")
+    end_cell(study, paths, at_hand, outcome="invalid", reason="cpu-1core needs 1 cores")
     planned = dry_run(study_file, results)
     assert "1 cells were measured by another definition or protocol, or did not run" in planned
     assert f"cpu-1core {at_hand.knobs.slug()}" in measured_in(planned)[0]
     # One that ran and was found wrong afterwards has ended.
-    write_outcome(study, wrong, paths, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
+    end_cell(study, paths, wrong, outcome="invalid", reason="other tokens", phases_s={"start": 1.0})
     assert is_outcome_of(paths.outcome(wrong), definition)

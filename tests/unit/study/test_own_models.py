@@ -6,6 +6,7 @@ import shutil
 import pytest
 import yaml
 
+from tests.unit import made_studies
 from workflow_scripts.analyse.imported_cells import imported_cells
 from workflow_scripts.catalog import hub
 from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, CatalogError, get_model
@@ -40,17 +41,7 @@ def folder(tmp_path):
 @pytest.fixture
 def write_study(tmp_path):
     def write(own, name="mine"):
-        content = {
-            "schema_version": 1,
-            "name": "own",
-            "question": "Does it work?",
-            "workloads": {"load": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
-            "models": {name: own},
-            "sweeps": [{"name": "all", "gpu": "h100-sxm", "engine": "vllm", "model": name, "workload": "load"}],
-        }
-        path = tmp_path / "study.yaml"
-        path.write_text(yaml.safe_dump(content))
-        return path
+        return made_studies.write_study(tmp_path, {"gpu": "h100-sxm", "model": name}, name="own", models={name: own})
 
     return write
 

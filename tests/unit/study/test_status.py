@@ -7,42 +7,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.unit.made_studies import end_cell, fixed, write_study
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.study.cell_status import status_of_starts
-from workflow_scripts.study.definition import cell_definition, json_sha256, resolved_models
+from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import Outcome
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 from workflow_scripts.study.rounds import CellStart, OpenComparison, RoundPlan
 from workflow_scripts.study.status import main
 from workflow_scripts.study.study_file import load_study
-
-STUDY = {
-    "schema_version": 1,
-    "name": "seen",
-    "question": "?",
-    "workloads": {"short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8}},
-    "sweeps": [
-        {
-            "name": "all",
-            "gpu": ["h200", "l40s"],
-            "engine": "vllm",
-            "model": "opt-125m",
-            "workload": "short",
-            "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 2]},
-        }
-    ],
-}
 
 
 class Seen:
     """A study, its cells, and a way to end them."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
-        self.file = folder / "seen.yaml"
-        self.file.write_text(yaml.safe_dump({**STUDY, **changes}))
+        sweep = {"gpu": ["h200", "l40s"], "knobs": {"block_size": [8, 16, 32], "max_num_seqs": [1, 2]}}
+        self.file = write_study(folder, sweep, **{"name": "seen", "workloads": {"short": fixed()}} | changes)
         self.study = load_study(self.file)
         self.cells = {cell.id: cell for cell in expand(self.study)}
         self.paths = StudyPaths(folder / "results", "seen")
@@ -59,20 +41,12 @@ class Seen:
         host: str = "node-1",
         **changes: object,
     ) -> None:
-        asked = cell_definition(self.study, self.cells[cell], resolved_models(self.study))
-        definition = {**asked.as_json(), **changes}
+        one = self.cells[cell]
+        definition = {**cell_definition(self.study, one, resolved_models(self.study)).as_json(), **changes}
         at = {} if ended_s is None else {"ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
-        Outcome.model_validate(
-            {
-                "cell_id": cell,
-                "outcome": outcome,
-                "reason": reason,
-                "definition": definition,
-                "definition_sha256": json_sha256(definition),
-                "phases_s": phases_s or {},
-                "provenance": {"lock_sha256": lock, "host": host, **at},
-            }
-        ).write(self.paths.outcome(cell, start))
+        told = {"outcome": outcome, "reason": reason, "phases_s": phases_s or {}}
+        provenance = {"lock_sha256": lock, "host": host, **at}
+        end_cell(self.study, self.paths, one, start, definition=definition, provenance=provenance, **told)
         self.paths.log(cell, start).write_text("measuring\n")
 
     def begin(self, cell: str, began_s: float, seen_s: float, start: int = 1, folder: str = "") -> Path:

@@ -5,25 +5,21 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.unit import made_studies
+from tests.unit.made_studies import study_content
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import StudyError, load_study, main, study_file
 
-GOOD = {
-    "schema_version": 1,
-    "name": "good",
-    "question": "does it load?",
-    "workloads": {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
-    "sweeps": [
-        {
-            "name": "a",
-            "gpu": "cpu-all",
-            "engine": "vllm",
-            "model": "tiny-llama-57m",
-            "workload": "w",
-            "knobs": {"block_size": [32, 64], "max_num_seqs": 4},
-        }
-    ],
-}
+GOOD = study_content(
+    {
+        "name": "a",
+        "gpu": "cpu-all",
+        "model": "tiny-llama-57m",
+        "knobs": {"block_size": [32, 64], "max_num_seqs": 4},
+    },
+    name="good",
+    workloads={"w": made_studies.fixed(2, 8, 4)},
+)
 
 
 NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": 4}
@@ -37,11 +33,11 @@ def written(tmp_path: Path, **changes: object) -> Path:
 
 
 def sweep(**changes: object) -> list[dict[str, object]]:
-    return [{**GOOD["sweeps"][0], **changes}]  # type: ignore[index]
+    return [{**GOOD["sweeps"][0], **changes}]
 
 
 def fixed(**changes: object) -> dict[str, object]:
-    return {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4, **changes}}
+    return {"w": made_studies.fixed(2, 8, 4) | changes}
 
 
 def refusal(path: Path) -> str:
@@ -87,8 +83,8 @@ def test_contradictory_counts_and_an_empty_budget_are_refused(tmp_path: Path, st
 
 
 def test_a_good_study_is_the_union_of_its_cross_products(tmp_path: Path) -> None:
-    again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}  # type: ignore[index]
-    cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))  # type: ignore[misc]
+    again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}
+    cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))
     assert [c.id.rsplit("/", 1)[1] for c in cells] == ["bs32-seqs4", "bs64-seqs4", "bs32-seqs8"]
     assert cells[0].sweeps == ("a", "b")
     assert cells[2].sweeps == ("b",)

@@ -5,6 +5,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
+from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.catalog.endpoints import SamplingSetting
 from workflow_scripts.study.definition import Definition, cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import expand
@@ -15,11 +16,9 @@ PENALTY = {"repetition_penalty": 1.2}
 
 
 def study(sampling: dict[str, Any] | None, engine: str, knobs: dict[str, Any], **changes: Any) -> Study:
-    workload = {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4}
-    workload |= {} if sampling is None else {"sampling": sampling}
-    sweep = {"name": "s", "gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "workload": "w"}
-    content = {"schema_version": 1, "name": "sampled", "question": "?", "workloads": {"w": workload}, **changes}
-    return Study.model_validate({**content, "sweeps": [{**sweep, "knobs": knobs}]})
+    workload = fixed() if sampling is None else fixed(sampling=sampling)
+    sweep = {"gpu": "cpu-all", "engine": engine, "model": "tiny-llama-57m", "knobs": knobs}
+    return made_study(sweep, workloads={"w": workload}, **changes)
 
 
 def definition(*arguments: Any, **changes: Any) -> Definition:

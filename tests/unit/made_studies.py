@@ -1,0 +1,48 @@
+"""Small studies made up for tests, and outcomes of their cells."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from workflow_scripts.study.definition import cell_definition, recorded_sha256, resolved_models
+from workflow_scripts.study.grid import Cell
+from workflow_scripts.study.outcome import Outcome
+from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.study_file import Study
+
+
+def fixed(num_prompts: int = 4, prompt_tokens: int = 16, output_tokens: int = 8, **changes: Any) -> dict[str, Any]:
+    """A workload of equal requests."""
+    lengths = {"num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return {"kind": "fixed", **lengths, **changes}
+
+
+def study_content(*sweeps: dict[str, Any], name: str = "try", **changes: Any) -> dict[str, Any]:
+    """What a study file holds. A sweep is of the first workload, with vLLM on an H200, unless it says otherwise."""
+    workloads = changes.pop("workloads", {"load": fixed()})
+    known = {"name": "all", "gpu": "h200", "engine": "vllm", "model": "opt-125m", "workload": next(iter(workloads))}
+    content = {"schema_version": 1, "name": name, "question": "?", "workloads": workloads}
+    return {**content, "sweeps": [known | sweep for sweep in sweeps or ({},)], **changes}
+
+
+def made_study(*sweeps: dict[str, Any], **changes: Any) -> Study:
+    """Such a study."""
+    return Study.model_validate(study_content(*sweeps, **changes))
+
+
+def write_study(folder: Path, *sweeps: dict[str, Any], **changes: Any) -> Path:
+    """Write the file of such a study; return its path."""
+    content = study_content(*sweeps, **changes)
+    path = folder / f"{content['name']}.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def end_cell(study: Study, paths: StudyPaths, cell: Cell, number: int = 1, /, **changes: Any) -> None:
+    """Write the outcome of a start of a cell, which ended ok unless `changes` say otherwise."""
+    definition = changes.pop("definition", cell_definition(study, cell, resolved_models(study)).as_json())
+    known = {"cell_id": cell.id, "outcome": "ok", "provenance": {}}
+    known |= {"definition": definition, "definition_sha256": recorded_sha256(definition)}
+    paths.outcome(cell, number).parent.mkdir(parents=True, exist_ok=True)
+    Outcome.model_validate(known | changes).write(paths.outcome(cell, number))
