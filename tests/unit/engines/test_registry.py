@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from tests import echo_engine
 from tests.echo_engine import ECHO
-from tests.unit.made_studies import fixed, write_study
+from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse import cells as cells_command
 from workflow_scripts.analyse import effects as effects_command
 from workflow_scripts.catalog.gpus_and_models import CatalogError
@@ -29,19 +30,20 @@ from workflow_scripts.study.outcome import read_outcome
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import StudyError, load_study
 
-GROUPS = {
-    "name": "groups",
-    "gpu": "cpu-1core",
-    "engine": "echo",
-    "model": "tiny-llama-57m",
-    "knobs": {"at_once": [1, 4]},
-}
+STUDY = study_content(
+    {"name": "groups", "gpu": "cpu-1core", "engine": "echo", "model": "tiny-llama-57m", "knobs": {"at_once": [1, 4]}},
+    name="echoes",
+    repeats=2,
+    workloads={"few": fixed(4, 8, 5)},
+)
 
 
 @pytest.fixture
 def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, "tests.echo_engine:ECHO")
-    return write_study(tmp_path, GROUPS, name="echoes", repeats=2, workloads={"few": fixed(4, 8, 5)})
+    path = tmp_path / "echoes.yaml"
+    path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize("engine", BUILT_IN, ids=lambda engine: engine.name)
