@@ -8,10 +8,11 @@ from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.knobs import Knobs, Positive
-from workflow_scripts.measure.engine import EngineSetup, Request, RequestRecord
+from workflow_scripts.measure.engine import EngineSetup, RequestRecord
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.predict.engine_steps import EngineSteps
 from workflow_scripts.predict.static_batches import StaticBatches
+from workflow_scripts.workloads.request import Request
 
 
 class EchoKnobs(Knobs):

@@ -22,12 +22,13 @@ from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.cell import find_cell
-from workflow_scripts.measure.engine import Engine, EngineSetup, Request, make_engine
+from workflow_scripts.measure.engine import Engine, EngineSetup, make_engine
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import cell_definition, model_key, resolved_models, workload_key
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, load_study
+from workflow_scripts.workloads.request import Request
 
 PAIRS = 4
 
@@ -55,7 +56,7 @@ def compare(study: Study, cell: Cell, paths: StudyPaths) -> dict[str, object]:
     gpu = load_gpus()[cell.gpu]
     load_format, dtype = definition.model.load_format, dtype_on(definition.model.dtype, gpu, cpu_here(gpu))
     requests, warmup = (
-        [Request(r["request_id"], r["prompt_token_ids"], r["output_tokens"]) for r in read_jsonl(path)]
+        [Request(r["prompt_token_ids"], r["output_tokens"], request_id=r["request_id"]) for r in read_jsonl(path)]
         for path in (workload, workload.with_name("warmup.jsonl"))
     )
     engine = make_engine("vllm", EngineSetup(model_dir, load_format, dtype, 0, cell.knobs.set_values(), gpu.kind))

@@ -14,11 +14,12 @@ from pathlib import Path
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import Request, preload_of
+from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import run
 from workflow_scripts.measure.server_http import Address
 from workflow_scripts.measure.vllm_serve import _serve
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.request import Request
 
 LIMIT_S = 300.0
 
@@ -36,7 +37,9 @@ def load(workload: str, url: str, model: str, sequences: str, factor: str, secon
 
     def sent(count: int, rate_per_s: float | None) -> float:
         some = [rows[i % len(rows)] for i in range(count)]
-        requests = [Request(f"r{i}", row["prompt_token_ids"], row["output_tokens"]) for i, row in enumerate(some)]
+        requests = [
+            Request(row["prompt_token_ids"], row["output_tokens"], request_id=f"r{i}") for i, row in enumerate(some)
+        ]
         arrivals_s = Load(request_rate_per_s=rate_per_s).arrivals_s([0.0] * count, seed=0)
         prompts = [request.prompt_token_ids for request in requests]
         began_s, users = time.monotonic(), None if rate_per_s else int(sequences)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from workflow_scripts.measure import hf_continuous, hf_static
-from workflow_scripts.measure.engine import EngineSetup, Request, make_engine
+from workflow_scripts.measure.engine import EngineSetup, make_engine
 from workflow_scripts.measure.failures import run_failure, start_failure
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
 torch = pytest.importorskip("torch")
@@ -31,7 +32,7 @@ CONFIG = {
 }
 # Prompt lengths that differ, so that a batch is padded, and output lengths that differ, so that it runs on for one.
 REQUESTS = [
-    Request(str(i), [(7 * i + 3 * j) % 120 + 1 for j in range(length)], output)
+    Request([(7 * i + 3 * j) % 120 + 1 for j in range(length)], output, request_id=str(i))
     for i, (length, output) in enumerate([(3, 9), (17, 4), (8, 9), (11, 6), (5, 2)])
 ]
 
@@ -230,7 +231,7 @@ def test_a_step_of_continuous_batching_is_noted_at_its_end(paged: Any, monkeypat
 
     monkeypatch.setattr(processor, "_generation_step", timed)
     paged.take_steps()
-    (record,) = paged.run([Request("a", list(range(1, 21)), 3)])
+    (record,) = paged.run([Request(list(range(1, 21)), 3, request_id="a")])
     steps = paged.take_steps()
     assert [s["kv_tokens_live"] for s in steps] == [20, 21, 22]
     assert [s["kv_cache_usage"] for s in steps] == pytest.approx([2 / 12] * 3)
@@ -248,7 +249,7 @@ def test_what_took_effect_in_continuous_batching_is_read_off_its_cache(paged: An
 def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir: Path, tmp_path: Path) -> None:
     engine = started(model_dir, "hf-continuous", page_size=16, num_blocks=2, max_batch_tokens=64)
     with pytest.raises(RuntimeError, match="request 1/a failed") as failed:
-        engine.run([Request("a", [1] * 40, 2)])
+        engine.run([Request([1] * 40, 2, request_id="a")])
     engine.stop()
     assert run_failure(failed.value, tmp_path / "no.log") == ("infeasible", f"RuntimeError: {failed.value}")
 

@@ -11,7 +11,6 @@ measuring ended if it did.
 
 from argparse import Namespace
 from collections.abc import Collection
-from dataclasses import asdict, replace
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -33,7 +32,6 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import (
     CellStart,
     EndedStarts,
-    OpenComparison,
     RoundPlan,
     ended_starts,
     in_random_order,
@@ -81,13 +79,15 @@ def decide_round(
     failed = _failed(ended, study.starts.at_least, before) | {*tried}
     hopeless = failed | {cell for cell, starts in ended.items() if len(starts) >= study.starts.at_most}
     going = [one for one in found.undecided if hopeless.isdisjoint(one.cells)]
-    given_up = [replace(one, given_up=NO_START) for one in found.undecided if not hopeless.isdisjoint(one.cells)]
+    given_up = [
+        one.model_copy(update={"given_up": NO_START}) for one in found.undecided if not hopeless.isdisjoint(one.cells)
+    ]
     chosen = {cell for one in going for cell in one.cells}
     return RoundPlan(
         round=number,
         starts=tuple(CellStart(cell, _free_number(ended[cell])) for cell in in_random_order(chosen, number)),
-        undecided=tuple(OpenComparison(**asdict(one)) for one in going),
-        not_decidable=tuple(OpenComparison(**asdict(one)) for one in [*given_up, *found.not_decidable]),
+        undecided=tuple(going),
+        not_decidable=(*given_up, *found.not_decidable),
         decided=found.decided,
         spent_s=spent_s,
         left_s=found.left_s,

@@ -15,6 +15,7 @@ from workflow_scripts.analyse.further_starts import Looks
 from workflow_scripts.analyse.knob_pairs import compared_pairs
 from workflow_scripts.analyse.repeats import Row, counted, records
 from workflow_scripts.analyse.statistics import NOT_DECIDED
+from workflow_scripts.study.rounds import OpenComparison
 
 # Why comparisons are given up, and why a study ends.
 TOO_MANY_STARTS = "it takes more starts than the study allows"
@@ -24,23 +25,6 @@ ALL_DECIDED = "every comparison is decided"
 NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
 # A variance is known from so many starts on.
 _LEAST_TO_VARY = 2
-
-
-@dataclass(frozen=True)
-class OpenComparison:
-    """A comparison of two cells that is not decided.
-
-    Attributes:
-        knob: the knob, or `model`, in which the cells differ.
-        cells: the `cell_id` of both.
-        further_starts: of each cell, to decide if means and variances stay the same; None if not known or too many.
-        given_up: why it is not measured again; None if it is.
-    """
-
-    knob: str
-    cells: tuple[str, str]
-    further_starts: int | None
-    given_up: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,4 +116,5 @@ def _further(pair: Row, at_least: int) -> float:
 
 def _open(pair: Row, given_up: str | None = None) -> OpenComparison:
     needed = pair["starts_needed"]
-    return OpenComparison(pair["knob"], pair["cells"], None if np.isnan(needed) else int(needed), given_up)
+    further = None if np.isnan(needed) else int(needed)
+    return OpenComparison(knob=pair["knob"], cells=pair["cells"], further_starts=further, given_up=given_up)

@@ -16,8 +16,9 @@ from typing import Any
 
 from workflow_scripts.catalog.endpoints import CHAT_PATH
 from workflow_scripts.measure.completions import is_chat, stream_completion
-from workflow_scripts.measure.engine import Prompt, Request, RequestRecord
+from workflow_scripts.measure.engine import RequestRecord
 from workflow_scripts.measure.server_http import Address
+from workflow_scripts.workloads.request import Prompt, Request
 from workflow_scripts.workloads.sampling import Sampling, settings_of_request
 
 BACKEND = "kvsweep"

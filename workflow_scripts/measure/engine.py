@@ -12,42 +12,13 @@ from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Preload
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
-from workflow_scripts.workloads.vocabulary import Messages
 
-# What a server gets: token ids, text, or the messages of a chat.
-Prompt = list[int] | str | Messages
 # Folder below the evidence for files that an engine needs only while it runs.
 SCRATCH = "scratch"
 RESET_LIMIT_S = 5.0
 _RESET_POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Request:
-    """One line of a workload file; of a chat also with the messages that the prompt's tokens are."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    output_tokens: int
-    arrival_s: float = 0.0
-    messages: Messages | None = None
-
-    @classmethod
-    def of_line(cls, line: Mapping[str, Any]) -> "Request":
-        """A request from its line."""
-        return cls(
-            line["request_id"],
-            line["prompt_token_ids"],
-            line["output_tokens"],
-            line.get("arrival_s", 0.0),
-            line.get("messages"),
-        )
-
-    @property
-    def prompt(self) -> "Prompt":
-        """What a server gets: the messages of a chat, otherwise tokens."""
-        return self.messages or self.prompt_token_ids
 
 
 @dataclass(frozen=True)

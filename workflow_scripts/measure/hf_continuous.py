@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.engines.paged_cache import why_paged_cache_is_refused
-from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
+from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.measure.torch_state import torch_state
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.workloads.request import Request
 
 RESULT_TIMEOUT_S = 1.0
 

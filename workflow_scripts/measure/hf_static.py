@@ -4,10 +4,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step
+from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.measure.torch_state import torch_state
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.workloads.request import Request
 
 
 class HfStatic:

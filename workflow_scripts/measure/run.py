@@ -31,7 +31,6 @@ from workflow_scripts.measure.engine import (
     Engine,
     EngineSetup,
     Metrics,
-    Request,
     RequestRecord,
     Step,
     make_engine,
@@ -43,6 +42,7 @@ from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, Measured, Repeat, Verdict, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, METRICS, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.warmup import chosen, is_steady, most_passes, pass_size
 
 

@@ -25,7 +25,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import last_line, read_jsonl, write_json
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE, VllmServeKnobs
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import Request, preload_of
+from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.scrape import parse_metrics
 from workflow_scripts.measure.server_http import Address
@@ -35,6 +35,7 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.study_file import Study, load_study
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
 # An overloaded server may take so much longer than the load lasts; then the rest is given up.

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import EngineSetup, Metrics, Prompt, Request, RequestRecord, Step
+from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
 from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import Scraper, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.arrivals import Load
+from workflow_scripts.workloads.request import Prompt, Request
 
 LOOPBACK = "127.0.0.1"
 CLIENT_LOG = "client.log"

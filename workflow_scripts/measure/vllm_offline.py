@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workflow_scripts.engines.vllm_engines import VllmKnobs
-from workflow_scripts.measure.engine import EngineSetup, Metrics, Request, RequestRecord, Step, forget_prefixes
+from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step, forget_prefixes
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import settings_of_request
 
 # vLLM's variable for its process layout: "0" means one process; if unset, the engine core has its own process.

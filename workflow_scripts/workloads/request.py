@@ -1,11 +1,14 @@
 """One request of a workload, and the stream that a kind of workload draws its requests from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.workloads.vocabulary import Messages
+
+# What a server gets: token ids, text, or the messages of a chat.
+Prompt = list[int] | str | Messages
 
 
 class WorkloadError(InputError):
@@ -19,6 +22,7 @@ class Request:
     `prefix_tokens`: how many of the prompt's first tokens come from a text that other prompts also begin with.
     `prefix_id`: which text. Prompts of one text have the smaller of their `prefix_tokens` in common.
     `messages`: the chat that the prompt's tokens are, which a server gets instead of them.
+    `request_id`: its name in `workload.jsonl`; a request that is not written yet has none.
     """
 
     prompt_token_ids: list[int]
@@ -27,11 +31,22 @@ class Request:
     prefix_tokens: int = 0
     prefix_id: int | None = None
     messages: Messages | None = None
+    request_id: str = ""
+
+    @property
+    def prompt(self) -> "Prompt":
+        """What a server gets: the messages of a chat, otherwise tokens."""
+        return self.messages or self.prompt_token_ids
 
     @property
     def total_tokens(self) -> int:
         """Tokens in the KV cache when the request ends."""
         return len(self.prompt_token_ids) + self.output_tokens
+
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> "Request":
+        """A request from its line of `workload.jsonl`."""
+        return cls(**line)
 
     def as_line(self, request_id: str) -> dict[str, Any]:
         """The request as a line of `workload.jsonl`."""

@@ -10,8 +10,9 @@ import pytest
 
 from workflow_scripts.measure import client
 from workflow_scripts.measure.client import Target, send
-from workflow_scripts.measure.engine import Request, RequestRecord
+from workflow_scripts.measure.engine import RequestRecord
 from workflow_scripts.measure.server_http import Address
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
 BEGAN_S = 100.0
@@ -46,7 +47,7 @@ def sent(
     monkeypatch.setattr(client, "_benchmark", benchmark)
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: 0.0, perf_counter=lambda: 0.0))
     monkeypatch.setattr(os, "environ", {"NO_PROXY": "example.org", "HTTPS_PROXY": "http://proxy:1"})
-    requests = [Request(f"r{i}", [1, 2, 3, 4], 3) for i in range(len(arrivals_s))]
+    requests = [Request([1, 2, 3, 4], 3, request_id=f"r{i}") for i in range(len(arrivals_s))]
     prompts = [request.prompt_token_ids for request in requests]
     return send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users, folder / "client.log")
 

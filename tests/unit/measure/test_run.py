@@ -10,11 +10,12 @@ import pytest
 from tests.unit.made_studies import made_study
 from workflow_scripts.common.files import read_json, write_jsonl
 from workflow_scripts.measure import run
-from workflow_scripts.measure.engine import Request, RequestRecord
+from workflow_scripts.measure.engine import RequestRecord
 from workflow_scripts.measure.job import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.outcome import WarmUp
+from workflow_scripts.workloads.request import Request
 
 
 def defined(engine: str, knobs: dict[str, Any], repeats: int) -> Definition:
@@ -105,7 +106,7 @@ def warmed_up(
 ) -> tuple[Timed, WarmUp]:
     engine = Timed(passes_s)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: engine.now_s))
-    requests = [Request(str(i), [1] * (i + 1), 2) for i in range(32)]
+    requests = [Request([1] * (i + 1), 2, request_id=str(i)) for i in range(32)]
     return engine, run._warm_up(engine, requests, defined(engine_name, knobs, repeats=3), effective or {})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workflow_scripts.engines.vllm_engines import VllmKnobs
-from workflow_scripts.measure.engine import EngineSetup, Request
+from workflow_scripts.measure.engine import EngineSetup
 from workflow_scripts.measure.vllm_offline import (
     VllmOffline,
     _attention_backend,
@@ -16,6 +16,7 @@ from workflow_scripts.measure.vllm_offline import (
     step_record,
     vllm_environment,
 )
+from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
 # Fields and defaults of the dataclasses in vllm/v1/metrics/stats.py.
@@ -74,7 +75,7 @@ def test_a_request_has_its_times_and_tokens(version: str) -> None:
         outputs=[SimpleNamespace(token_ids=[5, 6, 7])],
         num_cached_tokens=2,
     )
-    record = request_record(Request("r", [1, 2, 3, 4], 3), output)
+    record = request_record(Request([1, 2, 3, 4], 3, request_id="r"), output)
     assert (record.queued_s, record.scheduled_s, record.first_token_s, record.last_token_s) == (10.0, 10.5, 11.0, 12.0)
     assert (record.prompt_tokens, record.output_tokens, record.cached_prompt_tokens) == (4, 3, 2)
     assert record.preemptions == {"0.25.1": None, "0.32.0": 2}[version]
@@ -147,7 +148,7 @@ def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(
     engine = VllmOffline(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cuda", sampling=sampling))
     engine._llm = SimpleNamespace(generate=lambda _, params, **__: asked.extend(params) or [], llm_engine=None)
     with pytest.raises(ValueError, match="zip"):  # of the answers, of which this engine gives none
-        engine.run([Request("a", [1], 3), Request("b", [2], 5)])
+        engine.run([Request([1], 3, request_id="a"), Request([2], 5, request_id="b")])
     assert [(p.temperature, p.top_p, p.repetition_penalty, p.seed) for p in asked] == expected
     assert [(p.max_tokens, p.ignore_eos) for p in asked] == [(3, True), (5, True)]
 
