@@ -205,7 +205,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
     other = bool(signs.OTHER_FAILURE.search(body))
     message = _message(lines, index) if raised else f"{quoted['name']}: {quoted['words']}" if quoted else body
     generic = bool(signs.GENERIC.search(message))
-    reported = raised or logged or quoted is not None
+    reported = raised or logged or quoted is not None or bool(signs.ANNOUNCED.match(body))
     if (reported or other) and (status := signs.status_of(message)):
         return _Failure(index, message, status, certain=True, generic=generic, chained=chained)
     if other or signs.TIME_LIMIT.search(body):

@@ -16,7 +16,7 @@ LIVES = re.compile(
 )
 # These also show that an engine came up, but may be printed after it has failed.
 LIVED = re.compile(
-    r"Processed prompts: +[1-9]\d?%|Available routes are:|Route: /\w+, Methods|Supported[_ ]tasks: \["
+    r"Processed prompts: +[1-9]\d?%|Waiting for application startup|Available routes are:|Route: /\w+, Methods|Supported[_ ]tasks: \["
     r"|Added request \S+|Finished request \S+|\"GET /(?:health|v1/models) HTTP/[\d.]+\" 200"
 )
 RESULT = re.compile(r"Successful requests: +[1-9]|Throughput: [\d.]+ requests/s|\"(?:completed|num_requests)\": [1-9]")
@@ -74,7 +74,7 @@ OTHER_BLOCKS = re.compile(
 )
 # The operating system killed a process. Usually memory ran out, but a scheduler's time limit looks the same.
 KILLED = re.compile(
-    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
+    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|^\w*sh: killed\b|^\[\d+\] .{0,20}\bkilled\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
     r"|Out of memory: Kill|[Ee]xit(?: ?[Cc]ode| status|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
     r"|killed due to memory pressure"
 )
@@ -82,8 +82,8 @@ TIME_LIMIT = re.compile(r"DUE TO TIME LIMIT|CANCELLED AT")
 # Failures without an exception; the line itself says what failed.
 OTHER_FAILURE = re.compile(
     r"^(?!srun|slurmstepd)[\w.-]+(?: [\w-]+)*: error: .+|Segmentation fault|Segfault encountered|Fatal Python error"
-    r"|\[FATAL ERROR\]"
-    r"|\(core dumped\)|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
+    r"|\[FATAL ERROR\]|^thread '.{1,40}' panicked at|^\S+ exited with code (?!0$|130$|137$|143$)\d"
+    r"|\(core dumped\)|^\w*sh: (?:abort|segmentation fault)\b|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
     r"|Process group watchdog thread terminated with exception|Engine iteration timed out|^Failed: [cC]uda error"
     r"|error while attempting to bind|(?:Successful requests: +|\"completed\": )0\b"
     r"|No module named '?vllm|vllm: (?:command )?not found"
@@ -112,10 +112,13 @@ NEXT_OF_A_GROUP = re.compile(r"\s*\+[+-]+ \d+ -+$")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 # Python reports an exception that the process survives: of one request, or during cleaning up.
 SURVIVED = re.compile(r"Exception in ASGI application|Exception ignored in")
-EXCEPTION = re.compile(
+_EXCEPTION = (
     r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
     r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w+\))?(?::|$)"
 )
+EXCEPTION = re.compile(_EXCEPTION)
+# A program's own words before an exception that it met. It may go on, unless the exception names a cause.
+ANNOUNCED = re.compile(rf"[^:]{{0,60}}(?i:error|exception|fail|crash)[^:]{{0,40}}: +`?{_EXCEPTION}")
 # Exceptions recognised by their message alone: the name in front of it may have been cut off.
 NAMELESS = re.compile(
     r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate|No available memory for the cache blocks"

@@ -22,7 +22,8 @@ _PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
 
 # A log that was cut off may end within an engine's own prefix.
 _CUT_STAMP = re.compile(r"[\d\-]{1,10}(?: [\d:.,]*)?(?: \[?[\w./]*(?::\d*)?)?")
-_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LEVEL = rf"(?P<level>{'|'.join(_LEVELS)})"
 # vLLM's own lines: `INFO 09-10 23:26:51 [core.py:74] text`, before 0.8 `INFO 10-23 03:37:24 config.py:887] text`.
 _ENGINE_RECORD = re.compile(
     rf"\b{_LEVEL}\s+(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d(?::\d\d)?(?:[.,]\d+)?\s*(?:\[[^\]]*\]|[\w./]+:\d+\])(?: |$)"
@@ -200,17 +201,26 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(re.split(r"\r?\n", text), start=1):
         # Half a surrogate pair, which JSON may contain, cannot be printed again.
         whole = _undocked(line).encode(errors="replace").decode()
-        for piece in whole.rstrip("\r\n").split("\r"):
+        for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
             records = _ANSI.sub("", piece)
             starts = [0, *(found.start() for found in list(_RECORDS.finditer(records))[1:]), len(records)]
             yield from ((number, records[start:end]) for start, end in itertools.pairwise(starts))
 
 
+# What a log driver or a logger that writes JSON calls the message, and how severe it is.
+_MESSAGE, _SEVERITY = ("log", "message", "msg", "MESSAGE", "textPayload"), ("level", "levelname", "severity")
+
+
 def _undocked(line: str) -> str:
-    """Unpack a line of Docker's json-file log driver."""
-    if line.startswith('{"log":"'):
-        try:
-            return str(json.loads(line)["log"])
-        except ValueError:
-            return line
-    return line
+    """Unpack a line of Docker's json-file log driver, or of a logger that writes JSON."""
+    if not line.startswith("{"):
+        return line
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    message = next((record[key] for key in _MESSAGE if isinstance(record.get(key), str)), None)
+    if message is None:
+        return line
+    level = next((record[key].upper() for key in _SEVERITY if isinstance(record.get(key), str)), "")
+    return f"{level}: {message}" if level in _LEVELS and not _ENGINE_RECORD.search(message) else message

@@ -131,7 +131,7 @@ ROWS: tuple[Row, ...] = (
     # The value that the engine set is preferred to the one that was asked for.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
-    _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM)\b).*?" + _BLOCK_SIZE),
+    _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM|model config)\b).*?" + _BLOCK_SIZE),
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
@@ -148,6 +148,7 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_smallest, r"reserved {available_kv_cache_gib:size} memory for KV Cache as specified"),  # V1: 0.32
     _rank_row(_smallest, r"(?:Explicitly|Auto) set \({available_kv_cache_gib:number}/[\d.]+\) GiB for KV cache"),  # CPU
     _rank_row(_smallest, r"{available_kv_cache_gib:size} reserved for (?:usable )?KV cache(?! dummy)"),  # Gaudi
+    _rank_row(_smallest, r"Initializing cache engine took {available_kv_cache_gib:size}"),  # Gaudi
     _rank_row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
     _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
     _rank_row(
@@ -160,6 +161,7 @@ ROWS: tuple[Row, ...] = (
     _rank_row(
         _largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"
     ),  # until 0.7; Ascend, Gaudi
+    _rank_row(_largest, r"Pre-loading model weights on \S+ took {model_weights_gib:size}"),  # Gaudi
     _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
     _rank_row(_largest, r"Actual usage(?: is|:) {model_weights_gib:size} for weights?\b"),  # V1: 0.22, Ascend
@@ -216,7 +218,7 @@ _WORTH_A_LOOK = re.compile(
     (
         r"blocks: |blocks is: |_blocks"
         r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout)"
-        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory)"
+        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory|on)|cache engine"
         r"|Available memory"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
         r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion"

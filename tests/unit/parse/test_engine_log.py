@@ -206,6 +206,20 @@ def test_lines_of_dockers_json_driver():
     assert (facts.num_gpu_blocks, facts.error) == (7, "ValueError: ? broke")
 
 
+def test_lines_of_loggers_that_write_json():
+    records = [
+        {"severity": "INFO", "message": "INFO 05-30 16:23:28 a.py:1] # GPU blocks: 7, # CPU blocks: 2"},
+        {"level": "info", "msg": "KeyError: 'x'"},
+        {"level": "error", "msg": "ValueError: No available memory for the cache blocks.\nTry increasing it."},
+        {"msg": None, "nested": 1},
+    ]
+    facts = parse_engine_log("\n".join(json.dumps(record) for record in records) + "\n" + '{"a":' * 5000)
+
+    assert (facts.num_gpu_blocks, facts.status) == (7, "kv_too_small")
+    assert facts.error == "ValueError: No available memory for the cache blocks."
+    assert parse_engine_log(json.dumps(records[1])).status is None
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_encodings_of_redirects(tmp_path, encoding):
     path = tmp_path / "vllm.log"

@@ -169,6 +169,14 @@ PRINTED = {
         f"{STAMP} [worker_v1.py:181] Available memory: 21474836480, total memory: 65464696832",
         {"available_kv_cache_gib": 20.0},
     ),
+    "a framework's own settings": (
+        "2024-03-11 02:55:27,501 core 249 INFO     Loading m with following model config: {'block_size': 16, 'swap_space': 4}",
+        {"block_size": 16},
+    ),
+    "blocks of a quantized model": (
+        f"{STAMP} config.py:1] model config: {{'quantization_config': {{'weight_block_size': [128, 128]}}}}",
+        {"block_size": None},
+    ),
     "auto-fit": (
         f"{STAMP} [kv_cache_utils.py:2468] Auto-fit max_model_len: reduced from 131072 to 40960 to fit in available KV "
         "cache memory (5.0 GiB)",
@@ -209,6 +217,15 @@ PRINTED = {
     "peak with the weights in it": (
         f"{STAMP} worker.py:1] Memory profiling results: peak_torch_memory=17.06GiB, non_torch_memory=0.35GiB",
         {"peak_activation_gib": None, "model_weights_gib": None},
+    ),
+    "Gaudi weights, first on the device": (
+        f"{STAMP} hpu_model_runner.py:712] Pre-loading model weights on hpu:0 took 79.41 GiB of device memory (79.41 "
+        "GiB/94.62 GiB used) and 4.706 GiB of host memory (98.92 GiB/1007 GiB used)",
+        {"model_weights_gib": 79.41},
+    ),
+    "Gaudi cache": (
+        f"{STAMP} hpu_worker.py:238] Initializing cache engine took 23.73 GiB of device memory (54.34 GiB/94.62 GiB used)",
+        {"available_kv_cache_gib": 23.73},
     ),
     "Gaudi weights": (
         f"{STAMP} hpu_model_runner.py:612] Loading model weights took in total 14.97 GiB of device memory",

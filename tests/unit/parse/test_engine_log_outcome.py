@@ -410,6 +410,15 @@ def test_line_that_announces_the_traceback_is_better_than_nothing():
     assert (facts.status, facts.error) == ("error", "EngineCore hit an exception")
 
 
+@pytest.mark.parametrize("words", ["Error: ", "An error occurred: ", "engine failed to start (m): ", "**Error**: `"])
+def test_cause_behind_the_words_of_a_program(words):
+    facts = parse_engine_log(f"{words}{OOM}\n")
+
+    assert facts.status == "oom"
+    assert facts.error is not None
+    assert OOM in facts.error
+
+
 QUOTED = "future: <Task finished name='Task-2' coro=<Engine.run() done> exception={}>\n"
 
 
@@ -504,6 +513,8 @@ def test_command_line_is_refused(line, status):
         "Killed",
         "./serve.sh: line 3: 4242 Killed                  python -m vllm.entrypoints.openai.api_server",
         "      Exit Code:    137",
+        "zsh: killed     vllm serve m",
+        "[1]  + 4242 killed     vllm serve m",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch. Some of the step tasks have been OOM Killed.",
         "srun: error: node1: task 0: Out Of Memory",
         "[ 99.1] Out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:99kB",
@@ -559,6 +570,8 @@ def test_time_limit_is_no_lack_of_memory():
         "[cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: [block_size not "
         "supported]}.",
         "[rank0]:[W1023 03:36:18.515738333 ProcessGroupNCCL.cpp:1326] Warning: WARNING: process group has NOT been destroyed",
+        "Error while loading a plugin: ModuleNotFoundError: No module named 'x'",
+        "vllm-1 exited with code 0",
         "DEBUG 05-30 16:23:35 [cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: "
         "[block_size not supported]}.",
     ],
@@ -573,6 +586,7 @@ LIVED = [
     "INFO 05-30 16:24:18 [launcher.py:28] Available routes are:\n",
     "INFO 05-30 16:24:18 [launcher.py:36] Route: /health, Methods: GET\n",
     "INFO 05-30 16:24:18 [api_server.py:1796] Supported_tasks: ['generate']\n",
+    "INFO:     Waiting for application startup.\n",
     "Processed prompts:  45%|████      | 45/100 [00:04<00:00,  1.74it/s]\n",
     "INFO 05-30 16:24:18 [async_llm.py:164] Added request chatcmpl-18.\n",
     'INFO:     127.0.0.1:45354 - "GET /health HTTP/1.1" 200 OK\n',
@@ -595,6 +609,9 @@ def test_weak_signs_of_life_do_not_cancel_a_failure(sign):
         "[rank0]:[E1023 03:36:18.5 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 0] Process group watchdog thread terminated with "
         "exception: CUDA error: an illegal memory access was encountered",
         "ERROR:    Application startup failed. Exiting.",
+        "thread 'main' panicked at 'Unable to warm up', router/src/main.rs:216:18",
+        "vllm-1 exited with code 1",
+        "zsh: segmentation fault (core dumped)  vllm serve m",
         "Failed: Cuda error /x/csrc/custom_all_reduce.cuh:368 'resource already mapped'",
     ],
 )
