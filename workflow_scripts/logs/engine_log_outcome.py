@@ -134,6 +134,8 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             stream.chained = True
         elif notebook := signs.NOTEBOOK.match(body.strip()):
             yield _Failure(index, None, signs.status_of(notebook["name"]) or "error")
+        elif signs.NOTEBOOK_FRAME.match(body):
+            yield _Failure(index, None, "error", harmless=True)
         elif signs.TRACEBACK.search(body):
             stream.raising, stream.start, stream.indent, stream.statement = True, index, indent, None
             stream.flat = False
@@ -197,8 +199,10 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
     """Read one line as a failure; `raised`: it ends a traceback."""
     line = lines[index]
     body = line.body.strip()
-    if signs.INTENDED.match(body) or signs.RAY_GUESSES.search(body):
+    if signs.INTENDED.match(body):
         return None
+    if signs.RAY_GUESSES.search(body):
+        return _Failure(index, body, "error", generic=True, chained=chained)
     logged = line.level in ("ERROR", "CRITICAL")
     raised = raised or bool(signs.EXCEPTION.match(body)) or (not logged and bool(signs.NAMELESS.match(body)))
     quoted = signs.REPR.search(body) if logged or "exception=" in body else None

@@ -16,7 +16,8 @@ LIVES = re.compile(
 )
 # These also show that an engine came up, but may be printed after it has failed.
 LIVED = re.compile(
-    r"Processed prompts: +[1-9]\d?%|Waiting for application startup|Available routes are:|Route: /\w+, Methods|Supported[_ ]tasks: \["
+    r"Processed prompts: +[1-9]\d?%|Waiting for application startup|Available routes are:"
+    r"|Route: /\w+, Methods|Supported[_ ]tasks: \["
     r"|Added request \S+|Finished request \S+|\"GET /(?:health|v1/models) HTTP/[\d.]+\" 200"
 )
 RESULT = re.compile(r"Successful requests: +[1-9]|Throughput: [\d.]+ requests/s|\"(?:completed|num_requests)\": [1-9]")
@@ -74,7 +75,8 @@ OTHER_BLOCKS = re.compile(
 )
 # The operating system killed a process. Usually memory ran out, but a scheduler's time limit looks the same.
 KILLED = re.compile(
-    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|^\w*sh: killed\b|^\[\d+\] .{0,20}\bkilled\b|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
+    r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|^\w*sh: killed\b|^\[\d+\] .{0,20}\bkilled\b"
+    r"|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
     r"|Out of memory: Kill|[Ee]xit(?: ?[Cc]ode| status|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
     r"|killed due to memory pressure"
 )
@@ -83,7 +85,8 @@ TIME_LIMIT = re.compile(r"DUE TO TIME LIMIT|CANCELLED AT")
 OTHER_FAILURE = re.compile(
     r"^(?!srun|slurmstepd)[\w.-]+(?: [\w-]+)*: error: .+|Segmentation fault|Segfault encountered|Fatal Python error"
     r"|\[FATAL ERROR\]|^thread '.{1,40}' panicked at|^\S+ exited with code (?!0$|130$|137$|143$)\d"
-    r"|\(core dumped\)|^\w*sh: (?:abort|segmentation fault)\b|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
+    r"|\(core dumped\)|^\w*sh: (?:abort|segmentation fault)\b"
+    r"|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
     r"|Process group watchdog thread terminated with exception|Engine iteration timed out|^Failed: [cC]uda error"
     r"|error while attempting to bind|(?:Successful requests: +|\"completed\": )0\b"
     r"|No module named '?vllm|vllm: (?:command )?not found"
@@ -106,6 +109,7 @@ INTENDED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.
 TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 # A notebook names the exception first, and again with its message below frames that are not indented.
 NOTEBOOK = re.compile(r"(?P<name>[A-Z]\w+) {2,}Traceback \(")
+NOTEBOOK_FRAME = re.compile(r"File \S.{0,400}, in [\w.<>]+\(")
 # The inside of a traceback that the library Rich frames.
 BOXED = re.compile(r"\s*[\u2500-\u257f]+(?! Traceback)(?=[^\u2500-\u257f]|$)(?!.*Traceback \()")
 NEXT_OF_A_GROUP = re.compile(r"\s*\+[+-]+ \d+ -+$")
@@ -141,6 +145,7 @@ FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
 # What a traceback shows of the statement that raised: the name and the texts, over several lines.
 RAISE = re.compile(r"\s*raise (?P<name>(?:\w+\.)*[A-Z]\w*)\(")
 TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
+# What Ray thinks of a worker that died, such as memory: these are no evidence.
 RAY_GUESSES = re.compile(r"potential root causes")
 
 

@@ -18,6 +18,8 @@ _ANSI = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|(?:\^\[|#033|\\x1b|\\033)?\[\d{1,3}(?:;\d{1,3})*m|\x00"
 )
+# Markdown escapes the brackets and underscores of what it does not take for code.
+_ESCAPED = re.compile(r"\\([\[\]_])")
 _PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
 
 # A log that was cut off may end within an engine's own prefix.
@@ -35,7 +37,9 @@ _OTHER_RECORD = re.compile(
     rf"(?:(?:[\w.]+ )?- |\| |\[)?{_LEVEL}\b\s*\]?\s*(?:\| [\w.]+:\S+:\d+ - |[:\-])?\s*(?P<body>.*)", re.DOTALL
 )
 
-_PROCESS = r"\((?P<process>[^()]{0,150}\bpid=\d{1,15}[^()]{0,150}|(?:APIServer|EngineCore|Worker)\w*)\)\s?"
+_PROCESS = (
+    r"(?:\*\*)?\((?P<process>[^()]{0,150}\bpid=\d{1,15}[^()]{0,150}|(?:APIServer|EngineCore|Worker)\w*)\)(?:\*\*)?\s?"
+)
 _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
@@ -202,7 +206,7 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
         # Half a surrogate pair, which JSON may contain, cannot be printed again.
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
-            records = _ANSI.sub("", piece)
+            records = _ESCAPED.sub(r"\1", _ANSI.sub("", piece))
             starts = [0, *(found.start() for found in list(_RECORDS.finditer(records))[1:]), len(records)]
             yield from ((number, records[start:end]) for start, end in itertools.pairwise(starts))
 

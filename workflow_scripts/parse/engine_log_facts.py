@@ -218,7 +218,8 @@ _WORTH_A_LOOK = re.compile(
     (
         r"blocks: |blocks is: |_blocks"
         r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout)"
-        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory|on)|cache engine"
+        r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory|on)"
+        r"|cache engine"
         r"|Available memory"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
         r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion"

@@ -222,6 +222,7 @@ def test_message_whose_exception_was_cut_off(status, message, rest):
         "  | [2026-05-30T16:23:50Z] ERROR 05-30 16:23:50 [core.py:700] ",
         "2026-05-30 16:23:50 | ERROR | stderr | ",
         "vLLM STDERR: ",
+        "**(VllmWorker TP0 pid=174579)** ERROR 05-30 16:23:50 \\[multiproc\\_executor.py:559\\] ",
         "[1,0]<stderr>:",
         "[WARN ] PyProcess - W-206-model-stdout: ",
         "2026-05-30T16:23:50,595 [INFO ] W-9000-model_1.0-stdout MODEL_LOG - ",
@@ -367,6 +368,12 @@ def test_traceback_in_a_notebook(name, message, status):
 
     assert (facts.status, facts.error) == (status, message)
     assert parse_engine_log(NOTEBOOK.format(name=name)).status == status
+
+
+def test_frames_of_a_notebook_whose_beginning_and_end_were_cut_off():
+    facts = parse_engine_log(NOTEBOOK.split("\n\n", 1)[1])
+
+    assert (facts.status, facts.error) == ("error", None)
 
 
 def test_traceback_that_rich_frames():
@@ -525,6 +532,15 @@ def test_command_line_is_refused(line, status):
 )
 def test_host_kills_the_engine(line):
     assert parse_engine_log(START + line + "\n").status == "oom"
+
+
+def test_ray_lost_a_worker():
+    line = (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. There are some "
+        "potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage."
+    )
+    assert parse_engine_log(line + "\n").status == "error"
+    assert parse_engine_log(raised("KeyError: 'q'", "") + line).error == "KeyError: 'q'"
 
 
 def test_rays_list_of_guesses_is_no_cause():
