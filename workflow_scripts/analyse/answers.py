@@ -20,7 +20,7 @@ import pandas as pd
 from workflow_scripts.analyse.facts import read_parsed
 from workflow_scripts.analyse.repeats import Row, as_applied, counted, knob_columns, knob_text, records
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.common.wording import sentence
 from workflow_scripts.engines.registry import every_knob, get_engine
@@ -39,20 +39,19 @@ SCHEMA = table_schema(
     "of engines, each with its cell of the fewest sequences at once; and one per cell that was served several times, "
     "which shows what changes without any other setting. Two cells are not compared if they have different weights: "
     "those of `load_format: dummy` are made up by each engine in its own way.",
-    columns("study source gpu model workload", TEXT, "as in `cells`; the two cells share them"),
-    columns("differs_in", TEXT, "a knob, `engine`, or `again`: the same cell in its other passes and starts"),
-    columns("value baseline", TEXT, "of what differs; empty if the study leaves the knob out"),
-    columns("cell_id baseline_cell_id", TEXT, "the two cells"),
-    columns("compared_by", TEXT, "`tokens`; or `text` if a server does not tell tokens"),
-    columns("requests", INTEGER, "requests that both served"),
-    columns("same", INTEGER, "requests with the same answer, to the last token"),
-    columns("same_share", NUMBER, "the same as a share of the requests, 0 to 1"),
-    columns(
+    TEXT("study source gpu model workload", "as in `cells`; the two cells share them"),
+    TEXT("differs_in", "a knob, `engine`, or `again`: the same cell in its other passes and starts"),
+    TEXT("value baseline", "of what differs; empty if the study leaves the knob out"),
+    TEXT("cell_id baseline_cell_id", "the two cells"),
+    TEXT("compared_by", "`tokens`; or `text` if a server does not tell tokens"),
+    INTEGER("requests", "requests that both served"),
+    INTEGER("same", "requests with the same answer, to the last token"),
+    NUMBER("same_share", "the same as a share of the requests, 0 to 1"),
+    NUMBER(
         "first_difference_min first_difference_median",
-        NUMBER,
         "of the other requests: the place of the first token (of a text: character) that differs, from 1",
     ),
-    columns("explanation", TEXT, "the same in words"),
+    TEXT("explanation", "the same in words"),
     notes="The first pass of the first start of each cell is compared. After the first difference two answers are "
     "different texts, so the number of further differences says nothing.",
 )

@@ -18,7 +18,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.repeats import Row, numbers, records
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm_engines import VLLM
@@ -95,58 +95,43 @@ SCHEMA = table_schema(
     "HuggingFace's continuous batching, and one row per published number of blocks in the claims that the study names. "
     "`source` says what the `observed_*` columns are (`measured`, `measured elsewhere` or `published`); `predicted_*` "
     "columns are predicted in every row. [capacity.md](capacity.md) describes the method.",
-    columns(
+    TEXT(
         "study source cell_id gpu engine model workload knobs outcome",
-        TEXT,
         "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
     ),
-    columns(
+    TEXT(
         "engine_version predicted_for_version",
-        TEXT,
         "the engine version that ran, and the vLLM version that the prediction is for",
     ),
-    columns(
-        "dtype predicted_dtype",
-        TEXT,
-        "the type in which the model was computed, and the predicted type",
-    ),
-    columns("predicted_infeasible", TEXT, "why the engine would refuse the cell; null if it would not"),
-    columns("predicted_unknown", TEXT, "why there is no prediction; null if there is one"),
-    columns("gpu_memory_utilization", NUMBER, "share of the memory; null if the size of the cache is given"),
-    columns("predicted_block_size", NUMBER, "tokens per block"),
-    columns("bytes_per_token bytes_per_block", NUMBER, "in the KV cache of one device, by formula"),
-    columns(
+    TEXT("dtype predicted_dtype", "the type in which the model was computed, and the predicted type"),
+    TEXT("predicted_infeasible", "why the engine would refuse the cell; null if it would not"),
+    TEXT("predicted_unknown", "why there is no prediction; null if there is one"),
+    NUMBER("gpu_memory_utilization", "share of the memory; null if the size of the cache is given"),
+    NUMBER("predicted_block_size", "tokens per block"),
+    NUMBER("bytes_per_token bytes_per_block", "in the KV cache of one device, by formula"),
+    NUMBER(
         "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
-        NUMBER,
         "memory of the device, the engine's share of it, and what libraries use",
     ),
-    columns(
+    NUMBER(
         [f"predicted_{term}" for term in COMPARED],
-        NUMBER,
         "terms of the prediction; activation includes graphs that are subtracted from the budget, as engines print it",
     ),
-    columns("predicted_overhead_bytes", NUMBER, "weights, activation, graphs and libraries together"),
-    columns([*_PRINTED_GIB, *_OBSERVED], NUMBER, "the same terms, as the engine printed them"),
-    columns(
-        [f"{term}_error_pct" for term in COMPARED],
-        NUMBER,
-        "error of the prediction, in per cent of what was observed",
-    ),
-    columns(
+    NUMBER("predicted_overhead_bytes", "weights, activation, graphs and libraries together"),
+    NUMBER([*_PRINTED_GIB, *_OBSERVED], "the same terms, as the engine printed them"),
+    NUMBER([f"{term}_error_pct" for term in COMPARED], "error of the prediction, in per cent of what was observed"),
+    NUMBER(
         "recomputed_kv_cache_tokens",
-        NUMBER,
         "tokens computed from the KV memory in the log; null for pipelines, because their ranks differ",
     ),
-    columns("recomputed_error_pct", NUMBER, "how far this is above the engine's own number, in per cent"),
-    columns("consistent", FLAG, "whether the two agree within 0.5 % plus the effect of the log's rounding to 0.01 GiB"),
-    columns(
+    NUMBER("recomputed_error_pct", "how far this is above the engine's own number, in per cent"),
+    FLAG("consistent", "whether the two agree within 0.5 % plus the effect of the log's rounding to 0.01 GiB"),
+    NUMBER(
         "implied_memory_bytes implied_overhead_bytes",
-        NUMBER,
         "device memory and overhead implied by the blocks at several utilizations, with all else equal",
     ),
-    columns(
+    TEXT(
         "explanation",
-        TEXT,
         "how prediction and engine differ (tokens by more than 5 %, block size, feasibility, or contradictions within "
         "the log), and in which term; null if they agree",
     ),

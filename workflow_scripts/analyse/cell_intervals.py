@@ -13,7 +13,7 @@ import pandas as pd
 from workflow_scripts.analyse.repeats import cell_summary
 from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.study.study_file import Study
 
 MEASURES = (
@@ -25,12 +25,12 @@ SCHEMA = table_schema(
     "intervals",
     "One row per cell and measure, of cells that ended `ok` and were measured as the study asks. A cell whose requests "
     "arrive at a rate has no row for throughput.",
-    columns("cell_id", TEXT, "the cell"),
-    columns("measure", TEXT, "column of the cells table"),
-    columns("value", NUMBER, "geometric mean over the starts"),
-    columns("low high", NUMBER, "its 95 % interval; null if nothing shows what varies"),
-    columns("repeats", INTEGER, "repeats that count, of all starts"),
-    columns("scope", TEXT, SCOPE_MEANING),
+    TEXT("cell_id", "the cell"),
+    TEXT("measure", "column of the cells table"),
+    NUMBER("value", "geometric mean over the starts"),
+    NUMBER("low high", "its 95 % interval; null if nothing shows what varies"),
+    INTEGER("repeats", "repeats that count, of all starts"),
+    TEXT("scope", SCOPE_MEANING),
 )
 
 

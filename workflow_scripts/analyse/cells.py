@@ -19,7 +19,7 @@ from workflow_scripts.analyse.imported_cells import with_imported
 from workflow_scripts.analyse.kv_memory import kv_memory
 from workflow_scripts.analyse.repeats import numbers
 from workflow_scripts.analyse.request_lives import Texts, request_lives, shared_texts, tokens_held
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema, write_table
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema, write_table
 from workflow_scripts.analyse.timeline import (
     request_facts,
     running_over_time,
@@ -41,192 +41,155 @@ SCHEMA = table_schema(
     "cells",
     "One row per cell, start and repeat. A start that did not end `ok` has one row, with `repeat` null and no measured "
     "values; a cell that was not run yet has one row with outcome `missing` and `start` null.",
-    columns("cell_id", TEXT, "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
-    columns("study", TEXT, "name of the study"),
-    columns("sweeps", TEXT, "names of the sweeps that hold the cell, comma-separated"),
-    columns("gpu engine model workload", TEXT, "names in the catalogues and the study"),
-    columns("knobs", TEXT, "slug of what the study sets"),
-    columns("max_concurrency_allowed", INTEGER, "maximum number of sequences that may run at once with these knobs"),
-    columns("outcome", TEXT, "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
-    columns("reason", TEXT, "why not `ok`, in the engine's words if it gave any"),
-    columns(
+    TEXT("cell_id", "`gpu/engine/model/workload/knobs`, the cell's folder below `cells/`"),
+    TEXT("study", "name of the study"),
+    TEXT("sweeps", "names of the sweeps that hold the cell, comma-separated"),
+    TEXT("gpu engine model workload", "names in the catalogues and the study"),
+    TEXT("knobs", "slug of what the study sets"),
+    INTEGER("max_concurrency_allowed", "maximum number of sequences that may run at once with these knobs"),
+    TEXT("outcome", "`ok`, `infeasible`, `timeout`, `engine_error`, `invalid`, `missing`"),
+    TEXT("reason", "why not `ok`, in the engine's words if it gave any"),
+    FLAG(
         "comparable",
-        FLAG,
         "false if the cell was measured with another definition (protocol version, workload) than the study's: it is "
         "shown but not compared",
     ),
-    columns("start", INTEGER, "start of the cell's engine, from 1; each start has its own repeats and outcome"),
-    columns(
+    INTEGER("start", "start of the cell's engine, from 1; each start has its own repeats and outcome"),
+    INTEGER(
         "round position",
-        INTEGER,
         "round in which the start was measured, and its place in the order of the round, both from 1; results from "
         "before rounds are of round 1 and have no place",
     ),
-    columns("repeat", INTEGER, "timed pass of the start, from 0"),
-    columns("num_requests", INTEGER, "requests served in the repeat"),
-    columns("prompt_tokens output_tokens", INTEGER, "tokens of all requests of the repeat, as the engine counted them"),
-    columns("wall_s", NUMBER, "from submitting the first request to the end of the last"),
-    columns(
+    INTEGER("repeat", "timed pass of the start, from 0"),
+    INTEGER("num_requests", "requests served in the repeat"),
+    INTEGER("prompt_tokens output_tokens", "tokens of all requests of the repeat, as the engine counted them"),
+    NUMBER("wall_s", "from submitting the first request to the end of the last"),
+    NUMBER(
         "output_tokens_per_s total_tokens_per_s requests_per_s",
-        NUMBER,
         "tokens or requests over `wall_s`; total counts prompt tokens too",
     ),
-    columns(
+    NUMBER(
         "steady_output_tokens_per_s",
-        NUMBER,
         "output rate from the moment when the allowed number of sequences have their first token until fewer requests "
         "than that remain; null if the workload never fills the engine",
     ),
-    columns(
+    NUMBER(
         "ttft_s_p50 ttft_s_p90 ttft_s_p99",
-        NUMBER,
         "time from being queued, of a server's request from its scheduled arrival, to the first token",
     ),
-    columns("tpot_s_p50 tpot_s_p99", NUMBER, "mean time per output token after the first, per request"),
-    columns("e2e_s_p50 e2e_s_p99", NUMBER, "the same to the last token"),
-    columns(
+    NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
+    NUMBER("e2e_s_p50 e2e_s_p99", "the same to the last token"),
+    NUMBER(
         "prefill_s_mean decode_s_mean",
-        NUMBER,
         "mean over requests of the times from scheduled to first token, and from first to last token",
     ),
-    columns("running_peak running_mean", NUMBER, "sequences running at once: the peak, and the mean over time"),
-    columns("waiting_peak", INTEGER, "requests waiting at once"),
-    columns("kv_cache_usage_peak kv_cache_usage_mean", NUMBER, "share of KV blocks in use, 0 to 1"),
-    columns("preemptions", INTEGER, "requests that lost their blocks and were recomputed"),
-    columns(
+    NUMBER("running_peak running_mean", "sequences running at once: the peak, and the mean over time"),
+    INTEGER("waiting_peak", "requests waiting at once"),
+    NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use, 0 to 1"),
+    INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
+    INTEGER(
         "recomputed_tokens",
-        INTEGER,
         "tokens that preempted requests computed again; null if there were preemptions and the engine has no prefix "
         "cache, because vLLM then does not count them",
     ),
-    columns(
+    NUMBER(
         "draft_tokens accepted_draft_tokens",
-        NUMBER,
         "tokens drafted by speculative decoding, and how many of them were accepted; null without it, but "
         "`draft_tokens` is 0 if the study sets `num_speculative_tokens` to 0",
     ),
-    columns("draft_acceptance_rate", NUMBER, "accepted over drafted tokens, 0 to 1"),
-    columns(
-        "tokens_per_draft_mean",
-        NUMBER,
-        "tokens per sequence and step with a draft: the accepted tokens plus one",
-    ),
-    columns("prefix_cache_queries prefix_cache_hits", NUMBER, "tokens looked up in and found in the prefix cache"),
-    columns("prefix_cache_hit_rate", NUMBER, "hits over queries, in tokens, 0 to 1"),
-    columns(
+    NUMBER("draft_acceptance_rate", "accepted over drafted tokens, 0 to 1"),
+    NUMBER("tokens_per_draft_mean", "tokens per sequence and step with a draft: the accepted tokens plus one"),
+    NUMBER("prefix_cache_queries prefix_cache_hits", "tokens looked up in and found in the prefix cache"),
+    NUMBER("prefix_cache_hit_rate", "hits over queries, in tokens, 0 to 1"),
+    NUMBER(
         "prefix_cache_hit_rate_predicted",
-        NUMBER,
         "predicted: share of the prompt tokens in whole blocks with which an earlier request began too; null if the "
         "cache is off or the study does not say what prompts share",
     ),
-    columns(
-        "prefix_cache_saved_pct",
-        NUMBER,
-        "hits over all prompt and output tokens, in per cent: the share that was not computed",
+    NUMBER(
+        "prefix_cache_saved_pct", "hits over all prompt and output tokens, in per cent: the share that was not computed"
     ),
-    columns("requests_with_prefix_hits", INTEGER, "requests that found a part of their prompt in the cache"),
-    columns(
+    INTEGER("requests_with_prefix_hits", "requests that found a part of their prompt in the cache"),
+    NUMBER(
         "estimated_read_bytes estimated_write_bytes estimated_flops",
-        NUMBER,
         "the engine's own estimate of the repeat's work, per device",
     ),
-    columns(
+    NUMBER(
         "block_size_effective num_gpu_blocks kv_cache_tokens max_concurrency",
-        NUMBER,
         "effective values: tokens per block, blocks, tokens in the cache, requests of full length that fit",
     ),
-    columns(
-        "max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective",
-        INTEGER,
-        "effective values",
-    ),
-    columns("attention_backend", TEXT, "as the engine named it"),
-    columns(
+    INTEGER("max_num_seqs_effective max_num_batched_tokens_effective max_model_len_effective", "effective values"),
+    TEXT("attention_backend", "as the engine named it"),
+    TEXT(
         "not_as_asked",
-        TEXT,
         "settings that the engine silently replaced, and their replacement: `attention_backend CPU_ATTN, not "
         "FLASH_ATTN`; null if all settings that it reports are as the study asks",
     ),
-    columns(
-        "effective",
-        TEXT,
-        "all settings that the engine reports as effective, a JSON object; true and false are 1 and 0",
-    ),
-    columns(
+    TEXT("effective", "all settings that the engine reports as effective, a JSON object; true and false are 1 and 0"),
+    NUMBER(
         "available_kv_cache_gib model_weights_gib peak_activation_gib cuda_graph_gib",
-        NUMBER,
         "memory terms that the engine printed",
     ),
-    columns(
+    NUMBER(
         "memory_used_bytes_max memory_used_bytes_mean",
-        NUMBER,
         "from the device trace during the repeat; if a cell has several GPUs, of the first one (on a CPU: resident "
         "memory of the engine's processes)",
     ),
-    columns("utilization_pct_mean", NUMBER, "from the trace, in per cent of the device (on a CPU: of all its cores)"),
-    columns(
+    NUMBER("utilization_pct_mean", "from the trace, in per cent of the device (on a CPU: of all its cores)"),
+    NUMBER(
         "power_w_mean energy_j",
-        NUMBER,
         "from the trace, for all GPUs of the cell together; energy is from the counter, otherwise from the power "
         "samples with the trapezoid rule. Both are scaled from the time between the first and the last sample to the "
         "whole repeat; null if the samples cover less than 80 % of it",
     ),
-    columns("energy_j_per_output_token", NUMBER, "`energy_j / output_tokens`"),
-    columns("trace_gap_s_max", NUMBER, "longest time between two samples in the repeat"),
-    columns("throttle_reasons", TEXT, "reasons reported during the repeat on any GPU of the cell, comma-separated"),
-    columns(
+    NUMBER("energy_j_per_output_token", "`energy_j / output_tokens`"),
+    NUMBER("trace_gap_s_max", "longest time between two samples in the repeat"),
+    TEXT("throttle_reasons", "reasons reported during the repeat on any GPU of the cell, comma-separated"),
+    NUMBER(
         "kv_tokens_live_mean",
-        NUMBER,
         "tokens that live requests held in the cache, mean over time: as the engine reports at each step, otherwise "
         "from the requests' times; whole blocks of a shared prefix count once ([fragmentation.md](fragmentation.md))",
     ),
-    columns("kv_slots_reserved_mean", NUMBER, "token slots reserved for these requests, mean over time"),
-    columns(
+    NUMBER("kv_slots_reserved_mean", "token slots reserved for these requests, mean over time"),
+    NUMBER(
         "kv_bytes_used_mean",
-        NUMBER,
         "`kv_tokens_live_mean` in bytes of keys and values on all devices together, from the model's shape and the "
         "type of the cache; includes a draft model, and the copies that tensor ranks keep if there are more ranks "
         "than KV heads",
     ),
-    columns(
+    NUMBER(
         "kv_bytes_reserved_mean kv_bytes_reserved_peak",
-        NUMBER,
         "bytes reserved for keys and values: for a cache allocated per batch, at each step; for a pool of blocks, the "
         "whole pool all the time; counted like `kv_bytes_used_mean`",
     ),
-    columns(
+    NUMBER(
         "torch_memory_bytes_max",
-        NUMBER,
         "HuggingFace engines on a GPU: `torch.cuda.max_memory_allocated` in the repeat, weights included",
     ),
-    columns(
+    NUMBER(
         "process_memory_growth_bytes_max",
-        NUMBER,
         "on a CPU: the highest resident memory of the engine's processes in the repeat, minus the memory before the "
         "engine started",
     ),
-    columns(
+    NUMBER(
         "cpu_steal_pct cpu_others_pct",
-        NUMBER,
         "CPU time used by the hypervisor, and by other processes, in per cent of all cores",
     ),
-    columns("start_s warmup_s measure_s", NUMBER, "time the harness spent in the cell's phases"),
-    columns("warmup_requests warmup_passes", INTEGER, "requests per pass of the warm-up, and number of passes"),
-    columns("warmup_steady", FLAG, "whether the last two passes took equally long, within 5 %"),
-    columns("started_at", TEXT, "wall-clock time of the repeat's start, UTC"),
-    columns("idle_before_s", NUMBER, "time since another start on this device of this host ended; null if not known"),
-    columns("boot_id", TEXT, "Linux's name of the time since the host was started"),
-    columns("host device_name device_uuid engine_version git_commit protocol lock_sha256", TEXT, "provenance"),
-    columns(
+    NUMBER("start_s warmup_s measure_s", "time the harness spent in the cell's phases"),
+    INTEGER("warmup_requests warmup_passes", "requests per pass of the warm-up, and number of passes"),
+    FLAG("warmup_steady", "whether the last two passes took equally long, within 5 %"),
+    TEXT("started_at", "wall-clock time of the repeat's start, UTC"),
+    NUMBER("idle_before_s", "time since another start on this device of this host ended; null if not known"),
+    TEXT("boot_id", "Linux's name of the time since the host was started"),
+    TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
+    TEXT(
         "processor",
-        TEXT,
         "for a CPU device: name, vendor, family, model and the instruction sets that decide how fast a model runs; "
         "cells of different processors are not compared",
     ),
-    columns("dtype", TEXT, "type in which the model was computed, as the engine reports; what `native` resolved to"),
-    columns(
+    TEXT("dtype", "type in which the model was computed, as the engine reports; what `native` resolved to"),
+    TEXT(
         "source",
-        TEXT,
         "`measured`, `imported` for a run that was taken elsewhere (docs/importing.md), or `simulated` for a pretended "
         "GPU of a test",
     ),

@@ -22,7 +22,7 @@ from workflow_scripts.analyse import (
     claims_on_sizes,
 )
 from workflow_scripts.analyse.evidence import NOT_TESTABLE, RULES, Evidence, Finding, read_tables, verdict
-from workflow_scripts.analyse.tables import TEXT, columns, table_schema, write_table
+from workflow_scripts.analyse.tables import TEXT, table_schema, write_table
 from workflow_scripts.catalog.published import PUBLISHED, Claim, Published
 from workflow_scripts.common.command import STUDY, TABLES, command, option, out
 from workflow_scripts.study.study_file import load_study
@@ -49,36 +49,30 @@ SCHEMA = table_schema(
     "The published claims that the study names, with verdicts, the evidence for them, and what was observed in this "
     "study. One row per claim; a study that names no claims has no such table. [claims.md](claims.md) explains the "
     "verdicts. Lists are separated by semicolons.",
-    columns("study", TEXT, "name of the study whose tables were used"),
-    columns("claim_id claim", TEXT, "the claim, in our words"),
-    columns("published_by", TEXT, "who published it, by the labels in `config/published/README.md`"),
-    columns("quantity published_value", TEXT, "names of its numbers, and the numbers as published"),
-    columns("verdict", TEXT, "`supported`, `contradicted` or `not testable here`"),
-    columns(
+    TEXT("study", "name of the study whose tables were used"),
+    TEXT("claim_id claim", "the claim, in our words"),
+    TEXT("published_by", "who published it, by the labels in `config/published/README.md`"),
+    TEXT("quantity published_value", "names of its numbers, and the numbers as published"),
+    TEXT("verdict", "`supported`, `contradicted` or `not testable here`"),
+    TEXT(
         "scope",
-        TEXT,
         "what the verdict holds for: devices, models, workloads or a formula of the deciding evidence; null without "
         "a verdict",
     ),
-    columns(
+    TEXT(
         "evidence",
-        TEXT,
         "sentences with numbers, each after the label of its source: `[measured here]`, `[computed from a "
         "formula]`, `[published]`, or the source of rows measured elsewhere; deciding evidence comes first",
     ),
-    columns("evidence_sources", TEXT, "these labels"),
-    columns(
-        "seen_here",
-        TEXT,
-        "the same for measurements on other devices or models than those of the claim; they decide nothing",
+    TEXT("evidence_sources", "these labels"),
+    TEXT(
+        "seen_here", "the same for measurements on other devices or models than those of the claim; they decide nothing"
     ),
-    columns("would_test", TEXT, "the command, study or argument that would give a verdict; null if there is a verdict"),
-    columns(
-        "evidence_ids",
-        TEXT,
-        "cells (at most the first 20), tables, files and formulas of the evidence that is written out",
+    TEXT("would_test", "the command, study or argument that would give a verdict; null if there is a verdict"),
+    TEXT(
+        "evidence_ids", "cells (at most the first 20), tables, files and formulas of the evidence that is written out"
     ),
-    columns("source", TEXT, "`published`: the kind of source of the claim"),
+    TEXT("source", "`published`: the kind of source of the claim"),
 )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from workflow_scripts.analyse.repeats import Row
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema, write_table
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema, write_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, out
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Outcome, read_outcome
@@ -23,12 +23,12 @@ SCHEMA = table_schema(
     "drift",
     "One row per round whose first cell was measured once more at its end, to show drift; on a cluster one row per "
     "job. These measurements do not count in any other table.",
-    columns("cell_id gpu", TEXT, "the first cell, and its device"),
-    columns("round", INTEGER, "the round"),
-    columns("cells", INTEGER, "how many cells were measured from the first to the last measurement, both included"),
-    columns("host", TEXT, "where it was measured"),
-    columns("minutes", NUMBER, "time between the two measurements"),
-    columns("drift_pct", NUMBER, "how much faster the cell was at the end: mean time of its repeats, first over last"),
+    TEXT("cell_id gpu", "the first cell, and its device"),
+    INTEGER("round", "the round"),
+    INTEGER("cells", "how many cells were measured from the first to the last measurement, both included"),
+    TEXT("host", "where it was measured"),
+    NUMBER("minutes", "time between the two measurements"),
+    NUMBER("drift_pct", "how much faster the cell was at the end: mean time of its repeats, first over last"),
 )
 
 

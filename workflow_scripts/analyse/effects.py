@@ -32,7 +32,7 @@ from workflow_scripts.analyse.statistics import (
     log_margin,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.common.wording import listed, sentence
 from workflow_scripts.engines.registry import every_knob
@@ -56,57 +56,51 @@ SCHEMA = table_schema(
     "the smallest value or `false`. Rows with `overall` compare all values of the group: they show the two values that "
     "are furthest apart (among the pairs that show a change, if any), the faster in `value` and the slower in "
     "`baseline`, with an interval and a verdict that hold over all pairs of values.",
-    columns("study source gpu engine model workload", TEXT, "what the cells share; if models differ, that of `value`"),
-    columns("held", TEXT, "the other knobs that the study sets, e.g. `block_size=32, enforce_eager=true`"),
-    columns("knob", TEXT, "the knob that differs, or `model`"),
-    columns("comparison", TEXT, "`pair` or `overall`"),
-    columns("value baseline", TEXT, "the compared values of the knob"),
-    columns("values", TEXT, "all values of the group, in order"),
-    columns("cell_id baseline_cell_id", TEXT, "the cells of `value` and `baseline`"),
-    columns("repeats baseline_repeats", INTEGER, "repeats that count, of all starts"),
-    columns("starts", INTEGER, "starts that both have in the same rounds"),
-    columns(
+    TEXT("study source gpu engine model workload", "what the cells share; if models differ, that of `value`"),
+    TEXT("held", "the other knobs that the study sets, e.g. `block_size=32, enforce_eager=true`"),
+    TEXT("knob", "the knob that differs, or `model`"),
+    TEXT("comparison", "`pair` or `overall`"),
+    TEXT("value baseline", "the compared values of the knob"),
+    TEXT("values", "all values of the group, in order"),
+    TEXT("cell_id baseline_cell_id", "the cells of `value` and `baseline`"),
+    INTEGER("repeats baseline_repeats", "repeats that count, of all starts"),
+    INTEGER("starts", "starts that both have in the same rounds"),
+    NUMBER(
         "ratio ratio_low ratio_high",
-        NUMBER,
         "rate of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; null if "
         "nothing shows what varies, or if the starts of a cell fall into two groups",
     ),
-    columns("scope", TEXT, SCOPE_MEANING),
-    columns(
+    TEXT("scope", SCOPE_MEANING),
+    TEXT(
         "verdict",
-        TEXT,
         "`flat`: shown to be within the margin; `changes`: shown to be beyond it, with the error of all comparisons of "
         "the study together at most 5 %; `not decided`. From one start it must hold also if starts vary by "
         f"{100 * ASSUMED_SD:g} %",
     ),
-    columns("margin_pct", NUMBER, "the study's `equivalence_margin_pct`"),
-    columns(
+    NUMBER("margin_pct", "the study's `equivalence_margin_pct`"),
+    INTEGER(
         "starts_needed",
-        INTEGER,
         "further starts of each cell that would decide, if means and variances stay the same; 0 if decided; null if "
         "not known or more than 100",
     ),
-    columns(
+    FLAG(
         "took_effect",
-        FLAG,
         "whether what the engine shows of the knob differs between the two (`overall`: between any two); null if "
         "it shows nothing",
     ),
-    columns(
+    TEXT(
         "moved_with_it",
-        TEXT,
         "other settings than the knob that differ between these cells, from `baseline` to `value` (`overall`: in the "
         "order of `values`), e.g. `max_num_batched_tokens 512 -> 4,096`: then the verdict is not only about the knob. "
         "Null if there are none, or if a cell does not report its settings",
     ),
-    columns(
+    TEXT(
         "bound_by",
-        TEXT,
         "what kept more sequences from running at once, at `value` (`overall`: at any value, comma-separated): "
         "`sequences` (as many as the settings allow), `prompts` (all requests ran), `kv_blocks` (preemptions, or "
         "requests waited with 95 % or more of the blocks in use), `token_budget` (none of these)",
     ),
-    columns("explanation", TEXT, "the same in words"),
+    TEXT("explanation", "the same in words"),
     notes=(
         f"What the engine shows of a knob: {_shown_in_words()}.\n\n"
         "An engine chooses settings that a study leaves out, and the choice may depend on the compared knob: vLLM's "

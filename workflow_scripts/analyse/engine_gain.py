@@ -26,7 +26,7 @@ from workflow_scripts.analyse.statistics import (
     is_higher,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.engines.hf_engines import HF_CONTINUOUS, HF_STATIC
 from workflow_scripts.engines.registry import every_knob
@@ -49,26 +49,25 @@ SCHEMA = table_schema(
     "comparable if they did equal work and have the same lock. Equal work means the same number of requests, prompt "
     "tokens and output tokens in every repeat, without quantised weights, quantised KV cache, drafted tokens or "
     "several devices on either side.",
-    columns("study source gpu model workload", TEXT, "what the cells share"),
-    columns("vllm_knobs", TEXT, "settings of vLLM"),
-    columns("vllm_max_num_seqs", INTEGER, "maximum number of sequences that may run at once with these settings"),
-    columns("vllm_repeats", INTEGER, "repeats that count, of all starts"),
-    columns("vllm_output_tokens_per_s", NUMBER, "geometric means over the starts"),
-    columns("hf_engine hf_knobs", TEXT, "engine and settings of HuggingFace"),
-    columns("hf_kind", TEXT, "`batch 1`, `static batch` or `continuous batching`"),
-    columns("hf_batch_size", INTEGER, "size of the static batches; null for continuous batching"),
-    columns("hf_repeats", INTEGER, "repeats that count, of all starts"),
-    columns("hf_output_tokens_per_s", NUMBER, "geometric means over the starts"),
-    columns("comparable", FLAG, "whether the work and the environment were equal"),
-    columns("reason", TEXT, "why not"),
-    columns(
+    TEXT("study source gpu model workload", "what the cells share"),
+    TEXT("vllm_knobs", "settings of vLLM"),
+    INTEGER("vllm_max_num_seqs", "maximum number of sequences that may run at once with these settings"),
+    INTEGER("vllm_repeats", "repeats that count, of all starts"),
+    NUMBER("vllm_output_tokens_per_s", "geometric means over the starts"),
+    TEXT("hf_engine hf_knobs", "engine and settings of HuggingFace"),
+    TEXT("hf_kind", "`batch 1`, `static batch` or `continuous batching`"),
+    INTEGER("hf_batch_size", "size of the static batches; null for continuous batching"),
+    INTEGER("hf_repeats", "repeats that count, of all starts"),
+    NUMBER("hf_output_tokens_per_s", "geometric means over the starts"),
+    FLAG("comparable", "whether the work and the environment were equal"),
+    TEXT("reason", "why not"),
+    NUMBER(
         "improvement_ratio improvement_ratio_low improvement_ratio_high",
-        NUMBER,
         "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
     ),
-    columns("scope", TEXT, SCOPE_MEANING),
-    columns("verdict", TEXT, _VERDICT_MEANING),
-    columns("explanation", TEXT, "the same in words, and what the ratio includes"),
+    TEXT("scope", SCOPE_MEANING),
+    TEXT("verdict", _VERDICT_MEANING),
+    TEXT("explanation", "the same in words, and what the ratio includes"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
@@ -77,23 +76,22 @@ DECOMPOSITION_SCHEMA = table_schema(
     "may run, or else the largest below that. It and the single requests have the same kind of cache. Continuous "
     "batching is the fastest that was measured. HuggingFace's "
     "continuous batching keeps its cache in pages too, so paging is part of that step, and `engine` is the rest.",
-    columns("study source gpu model workload", TEXT, "what the cells share"),
-    columns("vllm_knobs", TEXT, "the vLLM cell"),
-    columns("vllm_max_num_seqs", INTEGER, "the vLLM cell"),
-    columns("factor", TEXT, "`static_batching`, `continuous_batching`, `engine` or `total`"),
-    columns("numerator denominator", TEXT, "the two cells, `engine/knobs`; null if there is no such cell"),
-    columns("comparable", FLAG, "as in `engines`"),
-    columns("reason", TEXT, "as in `engines`"),
-    columns("ratio ratio_low ratio_high", NUMBER, "the step, with its 95 % interval; null if not comparable"),
-    columns("scope", TEXT, SCOPE_MEANING),
-    columns("verdict", TEXT, _VERDICT_MEANING),
-    columns(
+    TEXT("study source gpu model workload", "what the cells share"),
+    TEXT("vllm_knobs", "the vLLM cell"),
+    INTEGER("vllm_max_num_seqs", "the vLLM cell"),
+    TEXT("factor", "`static_batching`, `continuous_batching`, `engine` or `total`"),
+    TEXT("numerator denominator", "the two cells, `engine/knobs`; null if there is no such cell"),
+    FLAG("comparable", "as in `engines`"),
+    TEXT("reason", "as in `engines`"),
+    NUMBER("ratio ratio_low ratio_high", "the step, with its 95 % interval; null if not comparable"),
+    TEXT("scope", SCOPE_MEANING),
+    TEXT("verdict", _VERDICT_MEANING),
+    NUMBER(
         "share_pct",
-        NUMBER,
         "share of the total, computed with logarithms so that steps add up to 100 %; a loss is negative; null if the "
         "total is not shown to be a gain",
     ),
-    columns("explanation", TEXT, "the same in words"),
+    TEXT("explanation", "the same in words"),
 )
 
 # Steps from single requests on HuggingFace to vLLM; the last one, the total, is their product.

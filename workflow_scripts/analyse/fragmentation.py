@@ -21,7 +21,7 @@ from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.request_lives import TIMES, Texts, by_repeat, lengths, paged, request_lives, shared_texts
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, load_models
 from workflow_scripts.common.command import PARSED
 from workflow_scripts.engines.registry import get_engine
@@ -37,34 +37,31 @@ SCHEMA = table_schema(
     "waste",
     "Share of the memory reserved for keys and values that held no token. One row per repeat and layout; each what-if "
     "block size has its own row. [fragmentation.md](fragmentation.md) says how the numbers are made.",
-    columns("cell_id", TEXT, "the repeat, as in `cells`"),
-    columns("start repeat", INTEGER, "the start and the repeat, as in `cells`"),
-    columns(
+    TEXT("cell_id", "the repeat, as in `cells`"),
+    INTEGER("start repeat", "the start and the repeat, as in `cells`"),
+    TEXT(
         "layout",
-        TEXT,
         "`paged`, `block_size_whatif`, `contiguous_max_model_len`, `contiguous_request_length`, `padded_batch`, "
         "`hf_dynamic_cache` or `hf_static_cache`; for models with layers of several kinds `paged`, `paged_own_pages` "
         "and `paged_every_token`",
     ),
-    columns("layer_kind", TEXT, "one kind of layers, e.g. `window of 128`; null for all layers together"),
-    columns("block_size", INTEGER, "tokens per block; null for layouts without blocks"),
-    columns("sequences_live_mean", NUMBER, "live sequences, mean over time"),
-    columns(
+    TEXT("layer_kind", "one kind of layers, e.g. `window of 128`; null for all layers together"),
+    INTEGER("block_size", "tokens per block; null for layouts without blocks"),
+    NUMBER("sequences_live_mean", "live sequences, mean over time"),
+    NUMBER(
         "tokens_held_mean slots_held_mean",
-        NUMBER,
         "tokens held and slots reserved, mean over time (`padded_batch`: over steps)",
     ),
-    columns("waste_pct", NUMBER, "share of the slots that held no token, in per cent"),
-    columns("wasted_slots_per_sequence", NUMBER, "slots without a token, per live sequence"),
-    columns("expected_wasted_slots_per_sequence", NUMBER, "`(block_size - 1) / 2`"),
-    columns("engine_slots_held_mean", NUMBER, "slots in use according to the engine's own gauge, in rows of `paged`"),
-    columns(
+    NUMBER("waste_pct", "share of the slots that held no token, in per cent"),
+    NUMBER("wasted_slots_per_sequence", "slots without a token, per live sequence"),
+    NUMBER("expected_wasted_slots_per_sequence", "`(block_size - 1) / 2`"),
+    NUMBER("engine_slots_held_mean", "slots in use according to the engine's own gauge, in rows of `paged`"),
+    TEXT(
         "computed_from",
-        TEXT,
         "`timeline`: the measured times of the requests; `lengths`: only their lengths; `steps`: what the engine "
         "reported at each step",
     ),
-    columns("source", TEXT, "`measured` for the layout that the engine had, `predicted` for the others"),
+    TEXT("source", "`measured` for the layout that the engine had, `predicted` for the others"),
 )
 
 OF_REQUEST = (*REPEAT, "request_id", "prompt_tokens", "output_tokens", "cached_prompt_tokens", *TIMES)

@@ -19,7 +19,7 @@ from workflow_scripts.analyse import serving as servers
 from workflow_scripts.analyse.further_starts import ONE_LOOK, Looks
 from workflow_scripts.analyse.repeats import Row, records
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import NUMBER, TEXT, columns, read_table, table_schema
+from workflow_scripts.analyse.tables import NUMBER, TEXT, read_table, table_schema
 from workflow_scripts.common.command import option
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.study.study_file import Study
@@ -33,19 +33,17 @@ SCHEMA = table_schema(
     "those of `vllm-serve` and `openai`, also those whose requests arrive at a rate; the rate and the users count as "
     "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall` it has the longest "
     "and `baseline` the shortest latency. The verdicts of each latency together err in at most 5 % of all studies.",
-    columns("metric", TEXT, ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
+    TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
     {
         **dict(effects.SCHEMA.columns),
-        **columns(
+        **NUMBER(
             "ratio ratio_low ratio_high",
-            NUMBER,
             "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; "
             "null if nothing shows what varies, or if the starts of a cell fall into two groups",
         ),
     },
-    columns(
+    TEXT(
         "saturated",
-        TEXT,
         "which of the two had more load than the server sustains, so that its latencies grow with the length of the "
         "run: `value`, `baseline` or `both`; null if it is none, or not known",
     ),

@@ -35,7 +35,7 @@ from workflow_scripts.analyse.facts import REPEAT
 from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.common.command import PARSED, option
@@ -54,83 +54,62 @@ SCHEMA = table_schema(
     "limits",
     "The maximum that the hardware allows each repeat, and how close the repeat came to it. One row per repeat and "
     "source of rates. [limits.md](limits.md) says how the numbers are made.",
-    columns("cell_id", TEXT, "the repeat, as in `cells`"),
-    columns("start repeat", INTEGER, "the start and the repeat, as in `cells`"),
-    columns("rates", TEXT, "where the device's rates are from: `datasheet` or `measured`"),
-    columns(
-        "memory_bandwidth_bytes_per_s flop_per_s",
-        NUMBER,
-        "the rates of one device, the latter for the model's dtype",
-    ),
-    columns(
+    TEXT("cell_id", "the repeat, as in `cells`"),
+    INTEGER("start repeat", "the start and the repeat, as in `cells`"),
+    TEXT("rates", "where the device's rates are from: `datasheet` or `measured`"),
+    NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "the rates of one device, the latter for the model's dtype"),
+    FLAG(
         "weights_fit_cache",
-        FLAG,
         "all weights fit in the last-level cache, so that the rate of the cache replaces that of memory",
     ),
-    columns(
+    NUMBER(
         "read_bytes_per_s",
-        NUMBER,
         "maximum rate for reading a step's bytes: that of memory, or, if the weights fit in the cache and it was "
         "measured, that of reading the same number of bytes repeatedly",
     ),
-    columns(
-        "sequences_max",
-        NUMBER,
-        "sequences that may run at once: the smaller of the setting and the number of requests",
-    ),
-    columns("steps_min", NUMBER, "minimum number of steps that give all output tokens"),
-    columns("output_tokens_per_step_max", NUMBER, "output tokens over `steps_min`"),
-    columns(
-        "steps_bound_by",
-        TEXT,
-        "what prevents fewer steps: `max_num_seqs`, `requests`, `longest_request` or `kv_blocks`",
-    ),
-    columns(
+    NUMBER("sequences_max", "sequences that may run at once: the smaller of the setting and the number of requests"),
+    NUMBER("steps_min", "minimum number of steps that give all output tokens"),
+    NUMBER("output_tokens_per_step_max", "output tokens over `steps_min`"),
+    TEXT("steps_bound_by", "what prevents fewer steps: `max_num_seqs`, `requests`, `longest_request` or `kv_blocks`"),
+    NUMBER(
         "prefill_memory_s prefill_arithmetic_s decode_memory_s decode_arithmetic_s",
-        NUMBER,
         "minimum time of each phase by each resource",
     ),
-    columns(
+    TEXT(
         "prefill_bound_by decode_bound_by bound_by",
-        TEXT,
         "the resource that takes longer, per phase and in total: `memory bandwidth`, `cache bandwidth` or `arithmetic`",
     ),
-    columns("wall_s_min", NUMBER, "minimum time of the whole repeat"),
-    columns("output_tokens_per_s_ceiling", NUMBER, "tokens over `wall_s_min`"),
-    columns(
+    NUMBER("wall_s_min", "minimum time of the whole repeat"),
+    NUMBER("output_tokens_per_s_ceiling", "tokens over `wall_s_min`"),
+    NUMBER(
         "output_tokens_per_s_ceiling_memory output_tokens_per_s_ceiling_arithmetic",
-        NUMBER,
         "tokens over the time by one resource",
     ),
-    columns("total_tokens_per_s_ceiling", NUMBER, "tokens over `wall_s_min`"),
-    columns(
+    NUMBER("total_tokens_per_s_ceiling", "tokens over `wall_s_min`"),
+    NUMBER(
         "total_tokens_per_s_ceiling_memory total_tokens_per_s_ceiling_arithmetic",
-        NUMBER,
         "tokens over the time by one resource",
     ),
-    columns("steps", NUMBER, "steps that the scheduler took"),
-    columns(
+    NUMBER("steps", "steps that the scheduler took"),
+    NUMBER(
         "read_bytes flops",
-        NUMBER,
         "bytes that these steps had to read and operations that they had to do, on all devices together",
     ),
-    columns("mbu mfu", NUMBER, "these over `wall_s`, as a share of the device's rate"),
-    columns("engine_mbu engine_mfu", NUMBER, "the same from the engine's own estimates"),
-    columns(
+    NUMBER("mbu mfu", "these over `wall_s`, as a share of the device's rate"),
+    NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
+    NUMBER(
         "engine_read_bytes_difference engine_flops_difference",
-        NUMBER,
         "how far the engine's estimate is above the count here, as a share of that count",
     ),
-    columns("factor", NUMBER, "measured rate over its ceiling, the higher of output and total tokens"),
-    columns(
+    NUMBER("factor", "measured rate over its ceiling, the higher of output and total tokens"),
+    NUMBER(
         "tolerance",
-        NUMBER,
         "how far above 1 `factor` may be; infinite if other processes loaded the machine while its rates were "
         "measured, because these rates are then too low to call anything impossible",
     ),
-    columns("exceeds", FLAG, "`factor` is above 1 + `tolerance`"),
-    columns("ceiling_broken", TEXT, "the rate, and the ceiling that it exceeds"),
-    columns("source", TEXT, "`predicted`"),
+    FLAG("exceeds", "`factor` is above 1 + `tolerance`"),
+    TEXT("ceiling_broken", "the rate, and the ceiling that it exceeds"),
+    TEXT("source", "`predicted`"),
 )
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from workflow_scripts.analyse.published_table import published_table
 from workflow_scripts.analyse.repeats import counted
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, TableError, table_schema
 from workflow_scripts.catalog.gpus_and_models import resolve
 from workflow_scripts.catalog.published import PUBLISHED, Published
 from workflow_scripts.common.command import option
@@ -46,54 +46,44 @@ SCHEMA = table_schema(
     "Predicted and measured values of each cell of the plan; one row per cell and quantity "
     f"({', '.join(f'`{name}`' for name in QUANTITIES)}). "
     "The last three follow from the schedule alone and have no band. docs/plan.md says how predictions are made.",
-    columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
-    columns("quantity", TEXT, "a column of the cells table"),
-    columns(
+    TEXT("cell_id gpu engine model workload knobs", "the cell"),
+    TEXT("quantity", "a column of the cells table"),
+    NUMBER(
         "predicted low high",
-        NUMBER,
         "the prediction and its band; null if nothing is predicted. Without a band, `low` of a rate and `high` of a "
         "latency are null, and the other end is what the data sheet allows",
     ),
-    columns("measured", NUMBER, "median over the repeats of a cell that ended `ok`; null if there is none"),
-    columns(
+    NUMBER("measured", "median over the repeats of a cell that ended `ok`; null if there is none"),
+    NUMBER(
         "error_pct",
-        NUMBER,
         "how far the prediction is above the measured value, in per cent; negative if the prediction is too low",
     ),
-    columns("band_pct", NUMBER, "half width of the band, in per cent; null if the prediction is uncalibrated"),
-    columns(
+    NUMBER("band_pct", "half width of the band, in per cent; null if the prediction is uncalibrated"),
+    FLAG(
         "flagged",
-        FLAG,
         "measured output tokens/s are outside the band, or only one of prediction and engine called the cell "
         "infeasible; always false for other quantities",
     ),
-    columns("why", TEXT, "the reason of a flag"),
-    columns(
+    TEXT("why", "the reason of a flag"),
+    TEXT(
         "speed_source",
-        TEXT,
         "where the costs of steps are from: `calibrated` (a ladder climbed on this device; without a band it is one of "
         "another model, type or number of ranks, or too short), `project file`, `measured rates` or `data sheet`; "
         "never from the cell itself",
     ),
-    columns(
-        "bound_by",
-        TEXT,
-        "what is predicted to prevent more sequences from running at once, in the words of `effects`",
-    ),
-    columns("running_peak_predicted running_peak_measured", NUMBER, "maximum number of sequences that run at once"),
-    columns("full_share", NUMBER, "predicted share of the time in which as many sequences run as the settings allow"),
-    columns(
+    TEXT("bound_by", "what is predicted to prevent more sequences from running at once, in the words of `effects`"),
+    NUMBER("running_peak_predicted running_peak_measured", "maximum number of sequences that run at once"),
+    NUMBER("full_share", "predicted share of the time in which as many sequences run as the settings allow"),
+    NUMBER(
         "prompts_to_fill",
-        NUMBER,
         "minimum number of prompts for this many sequences to run; null if prompts are not what is missing",
     ),
-    columns(
+    NUMBER(
         "published",
-        NUMBER,
         "tokens/s for the model, device and max-num-seqs in the claims that the study names; the sources do not say "
         "whether prompt tokens count",
     ),
-    columns("source", TEXT, "`predicted`"),
+    TEXT("source", "`predicted`"),
 )
 BLOCKS_SCHEMA = table_schema(
     "blocks",
@@ -101,31 +91,27 @@ BLOCKS_SCHEMA = table_schema(
     "per event, in order. Of each workload it shows the first 64 requests as if there were no others, in the cell "
     "whose KV cache is predicted to hold the fewest tokens. `kvsweep trace-blocks` traces all requests of any cell. "
     "docs/schedule.md says how schedules are made.",
-    columns("cell_id gpu engine model workload knobs", TEXT, "the cell"),
-    columns("block_size", INTEGER, "tokens of a block"),
-    columns("num_blocks", INTEGER, "predicted KV blocks of the device, of which the engine reserves one"),
-    columns("step", INTEGER, "the step of the engine that is being put together, or that follows, counted from 0"),
-    columns(
+    TEXT("cell_id gpu engine model workload knobs", "the cell"),
+    INTEGER("block_size", "tokens of a block"),
+    INTEGER("num_blocks", "predicted KV blocks of the device, of which the engine reserves one"),
+    INTEGER("step", "the step of the engine that is being put together, or that follows, counted from 0"),
+    TEXT(
         "event",
-        TEXT,
         "`allocated` (a new block for tokens of the prompt), `appended` (for tokens of the answer), `shared` (a block "
         "that the prefix cache had), `freed` (the request has ended, or looks at the block no more), `preempted` "
         "(taken away from a running request) or `evicted` (a block that nobody holds loses its cached content)",
     ),
-    columns("request", INTEGER, "the request's place in the workload, from 0; null for `evicted`"),
-    columns("group", INTEGER, "number of the group of layers; 0 if all layers keep all tokens"),
-    columns(
-        "place", INTEGER, "which block of the request's block table, from 0; for `evicted`, the one it held before"
-    ),
-    columns("block", INTEGER, "number of the block, from 1 in the order of first use; not the engine's own number"),
-    columns("users", INTEGER, "requests that hold the block afterwards"),
-    columns(
+    INTEGER("request", "the request's place in the workload, from 0; null for `evicted`"),
+    INTEGER("group", "number of the group of layers; 0 if all layers keep all tokens"),
+    INTEGER("place", "which block of the request's block table, from 0; for `evicted`, the one it held before"),
+    INTEGER("block", "number of the block, from 1 in the order of first use; not the engine's own number"),
+    INTEGER("users", "requests that hold the block afterwards"),
+    INTEGER(
         "tokens",
-        INTEGER,
         "tokens of the request in its blocks once the step has run, for `shared` the tokens that were found; each "
         "later step of a running request adds one; null if a block is taken back",
     ),
-    columns("source", TEXT, "`predicted`"),
+    TEXT("source", "`predicted`"),
 )
 
 

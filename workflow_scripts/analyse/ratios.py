@@ -35,7 +35,7 @@ from workflow_scripts.analyse.repeats import (
 from workflow_scripts.analyse.start_spread import FloatArray
 from workflow_scripts.analyse.statistics import SCOPE_MEANING, compare, interval_text
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.catalog.gpus_and_models import CatalogError, Gpu, get_model, load_gpus, resolve
 from workflow_scripts.common.command import option
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
@@ -50,56 +50,47 @@ SCHEMA = table_schema(
     "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios "
     "that may explain it. One row per pair of devices, setting and metric; `gpu_a` is the device that is faster by "
     "the geometric mean over all settings that both were measured with. A ratio that is not known is null.",
-    columns("study source", TEXT, "as in `cells`; cells of different studies or sources are never compared"),
-    columns("gpu_a gpu_b", TEXT, "the two devices; every ratio is of `a` over `b`"),
-    columns("engine model workload knobs", TEXT, "what both were measured with"),
-    columns("metric", TEXT, "`output_tokens_per_s` or `total_tokens_per_s`"),
-    columns("repeats_a repeats_b", INTEGER, "repeats that count, of all starts"),
-    columns("starts", INTEGER, "starts that both have in the same rounds"),
-    columns("ratio", NUMBER, "observed: geometric mean of the ratios within rounds"),
-    columns("ratio_low ratio_high", NUMBER, "its 95 % interval; null if nothing shows what varies"),
-    columns("scope", TEXT, SCOPE_MEANING),
-    columns("bandwidth_ratio", NUMBER, "of the data sheets' memory bandwidths"),
-    columns("flop_ratio", NUMBER, "of the data sheets' dense rates for the model's dtype; null for quantised weights"),
-    columns(
-        "measured_bandwidth_ratio measured_flop_ratio",
-        NUMBER,
-        "of the rates measured on the devices (`prepared/devices/`)",
+    TEXT("study source", "as in `cells`; cells of different studies or sources are never compared"),
+    TEXT("gpu_a gpu_b", "the two devices; every ratio is of `a` over `b`"),
+    TEXT("engine model workload knobs", "what both were measured with"),
+    TEXT("metric", "`output_tokens_per_s` or `total_tokens_per_s`"),
+    INTEGER("repeats_a repeats_b", "repeats that count, of all starts"),
+    INTEGER("starts", "starts that both have in the same rounds"),
+    NUMBER("ratio", "observed: geometric mean of the ratios within rounds"),
+    NUMBER("ratio_low ratio_high", "its 95 % interval; null if nothing shows what varies"),
+    TEXT("scope", SCOPE_MEANING),
+    NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
+    NUMBER("flop_ratio", "of the data sheets' dense rates for the model's dtype; null for quantised weights"),
+    NUMBER(
+        "measured_bandwidth_ratio measured_flop_ratio", "of the rates measured on the devices (`prepared/devices/`)"
     ),
-    columns(
+    NUMBER(
         "measured_cache_ratio",
-        NUMBER,
         "of the measured rates of repeatedly reading as many bytes as a step's weights, if these fit into the "
         "last-level caches of both; then memory bandwidths explain nothing",
     ),
-    columns("kv_tokens_ratio", NUMBER, "of the tokens that the KV caches hold"),
-    columns(
+    NUMBER("kv_tokens_ratio", "of the tokens that the KV caches hold"),
+    NUMBER(
         "decode_share_a decode_share_b",
-        NUMBER,
         "share of decoding in the time from being scheduled to the last token: `decode_s_mean / (prefill_s_mean + "
         "decode_s_mean)`, mean over repeats",
     ),
-    columns("bound_by_a bound_by_b", TEXT, "what limited the sequences that ran at once, as in `effects`"),
-    columns(
+    TEXT("bound_by_a bound_by_b", "what limited the sequences that ran at once, as in `effects`"),
+    TEXT(
         "explanation",
-        TEXT,
         "what the observed ratio supports: `bandwidth`, `flop`, `measured_bandwidth`, `measured_flop`, "
         "`measured_cache`, `kv_capacity` (comma-separated), or `none`; null if no ratio is known",
     ),
-    columns(
+    TEXT(
         "support",
-        TEXT,
         "`inside`: the explanations are in the interval; `near`: none is in it, but the nearest is within 10 %; "
         "`none`: nothing is within 10 %",
     ),
-    columns("nearest", TEXT, "the nearest of the known ratios (of those in the interval, if any)"),
-    columns(
-        "nearest_difference_pct", NUMBER, "how far the observed ratio is above the nearest, in per cent of the latter"
-    ),
-    columns("verdict_text", TEXT, "the same in words"),
-    columns(
+    TEXT("nearest", "the nearest of the known ratios (of those in the interval, if any)"),
+    NUMBER("nearest_difference_pct", "how far the observed ratio is above the nearest, in per cent of the latter"),
+    TEXT("verdict_text", "the same in words"),
+    TEXT(
         "cannot_show",
-        TEXT,
         "why the two cannot show that decoding follows memory bandwidth: their rates were measured under load by "
         "others, the weights fit into their caches, or their bandwidths hardly differ; null if none of these holds",
     ),

@@ -34,7 +34,7 @@ from workflow_scripts.analyse.statistics import (
     mean_interval,
 )
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.common.command import RESULTS, option
 from workflow_scripts.common.wording import number, sentence
 from workflow_scripts.engines.vllm_engines import VLLM, VllmKnobs
@@ -62,44 +62,39 @@ SCHEMA = table_schema(
     "recommendations",
     "vLLM configurations to serve with, for each device, model and workload. All requests of a workload are "
     "submitted at once, so time to the first token includes the wait for a free place.",
-    columns("study source gpu model workload", TEXT, "what the recommendation holds for"),
-    columns(
+    TEXT("study source gpu model workload", "what the recommendation holds for"),
+    TEXT(
         "role",
-        TEXT,
         "`best_throughput`; `best_within_latency`: the highest output tokens/s among configurations that keep the "
         "bound, no cell if none does; `smallest_within_margin`: the fewest sequences, then the least reserved memory, "
         "then the smallest block, among those shown to be slower than the best by at most the margin; `pareto`: one "
         "row per configuration that no other beats in rate, `tpot_s_p50` and `ttft_s_p50`",
     ),
-    columns("cell_id knobs", TEXT, "the configuration"),
-    columns("repeats", INTEGER, "repeats that count, of all starts"),
-    columns("output_tokens_per_s", NUMBER, "geometric means over the starts"),
-    columns(
-        "output_tokens_per_s_low output_tokens_per_s_high",
-        NUMBER,
-        "their 95 % intervals; null if nothing shows what varies",
+    TEXT("cell_id knobs", "the configuration"),
+    INTEGER("repeats", "repeats that count, of all starts"),
+    NUMBER("output_tokens_per_s", "geometric means over the starts"),
+    NUMBER(
+        "output_tokens_per_s_low output_tokens_per_s_high", "their 95 % intervals; null if nothing shows what varies"
     ),
-    columns("tpot_s_p50", NUMBER, "geometric means over the starts"),
-    columns("tpot_s_p50_low tpot_s_p50_high", NUMBER, "their 95 % intervals; null if nothing shows what varies"),
-    columns("ttft_s_p50", NUMBER, "geometric means over the starts"),
-    columns("ttft_s_p50_low ttft_s_p50_high", NUMBER, "their 95 % intervals; null if nothing shows what varies"),
-    columns("scope", TEXT, SCOPE_MEANING),
-    columns("ttft_s_p99_worst tpot_s_p99_worst", NUMBER, "the highest 99th percentile of any repeat"),
-    columns(
+    NUMBER("tpot_s_p50", "geometric means over the starts"),
+    NUMBER("tpot_s_p50_low tpot_s_p50_high", "their 95 % intervals; null if nothing shows what varies"),
+    NUMBER("ttft_s_p50", "geometric means over the starts"),
+    NUMBER("ttft_s_p50_low ttft_s_p50_high", "their 95 % intervals; null if nothing shows what varies"),
+    TEXT("scope", SCOPE_MEANING),
+    NUMBER("ttft_s_p99_worst tpot_s_p99_worst", "the highest 99th percentile of any repeat"),
+    TEXT(
         "latency_bound",
-        TEXT,
         "the bound of `best_within_latency`; if neither the command line nor the study's `slo` bounds `tpot_s`, "
         "`tpot_s_p99` at most twice the lowest `tpot_s_p50`",
     ),
-    columns("margin_pct", NUMBER, "the margin of `smallest_within_margin`"),
-    columns(
+    NUMBER("margin_pct", "the margin of `smallest_within_margin`"),
+    TEXT(
         "ties",
-        TEXT,
         "knobs of the configurations that are not shown to be slower, comma-separated; they rank equal to the winner",
     ),
-    columns("explanation", TEXT, "the same in words"),
-    columns("command", TEXT, "`vllm serve` with the configuration; null for a model that the study does not have"),
-    columns("config_yaml", TEXT, "the same as a file for `vllm serve --config`"),
+    TEXT("explanation", "the same in words"),
+    TEXT("command", "`vllm serve` with the configuration; null for a model that the study does not have"),
+    TEXT("config_yaml", "the same as a file for `vllm serve --config`"),
 )
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]

@@ -20,7 +20,7 @@ from workflow_scripts.analyse.facts import REPEAT, START, read_parsed, wide
 from workflow_scripts.analyse.repeats import counted, records, summarise
 from workflow_scripts.analyse.statistics import SCOPE_MEANING, mean_interval, quantile_interval
 from workflow_scripts.analyse.table_command import Output, table_command
-from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, columns, table_schema
+from workflow_scripts.analyse.tables import FLAG, INTEGER, NUMBER, TEXT, table_schema
 from workflow_scripts.analyse.timeline import tokens_inside
 from workflow_scripts.common.command import PARSED, option
 from workflow_scripts.common.wording import number
@@ -44,71 +44,56 @@ SCHEMA = table_schema(
     "serving",
     "Servers under load: one row per repeat of a cell of `vllm-serve` or `openai` that ended `ok`. "
     "[serving.md](serving.md) says how the numbers are made. Latencies count from the scheduled arrival.",
-    columns("study source cell_id gpu engine", TEXT, "as in `cells`"),
-    columns("endpoint", TEXT, "the server of config/endpoints.yaml; null for `vllm-serve`"),
-    columns("model workload knobs", TEXT, "as in `cells`"),
-    columns("start", INTEGER, "start of the engine, from 1"),
-    columns("repeat", INTEGER, "timed pass, from 0"),
-    columns("load", TEXT, "`open loop`, `ramp`, `closed loop`, `replay` (arrivals of the workload) or `all at once`"),
-    columns(
-        "request_rate_per_s ramp_to_per_s burstiness",
-        NUMBER,
-        "the load that the study asks for; null where it does not",
+    TEXT("study source cell_id gpu engine", "as in `cells`"),
+    TEXT("endpoint", "the server of config/endpoints.yaml; null for `vllm-serve`"),
+    TEXT("model workload knobs", "as in `cells`"),
+    INTEGER("start", "start of the engine, from 1"),
+    INTEGER("repeat", "timed pass, from 0"),
+    TEXT("load", "`open loop`, `ramp`, `closed loop`, `replay` (arrivals of the workload) or `all at once`"),
+    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "the load that the study asks for; null where it does not"),
+    INTEGER("users", "the load that the study asks for; null where it does not"),
+    INTEGER("num_requests", "requests of the repeat"),
+    NUMBER("arrivals_per_s", "rate at which requests arrived; null in a closed loop"),
+    NUMBER(
+        "requests_per_s output_tokens_per_s total_tokens_per_s", "answered requests and tokens, over the whole repeat"
     ),
-    columns("users", INTEGER, "the load that the study asks for; null where it does not"),
-    columns("num_requests", INTEGER, "requests of the repeat"),
-    columns("arrivals_per_s", NUMBER, "rate at which requests arrived; null in a closed loop"),
-    columns(
-        "requests_per_s output_tokens_per_s total_tokens_per_s",
-        NUMBER,
-        "answered requests and tokens, over the whole repeat",
-    ),
-    columns("ttft_s_p50 ttft_s_p90 ttft_s_p99", NUMBER, "time from the scheduled arrival to the first token"),
-    columns(
+    NUMBER("ttft_s_p50 ttft_s_p90 ttft_s_p99", "time from the scheduled arrival to the first token"),
+    NUMBER(
         "tpot_s_p50 tpot_s_p90 tpot_s_p99",
-        NUMBER,
         "mean time per token after the first, per request; unknown for answers in one piece",
     ),
-    columns("itl_s_p50 itl_s_p90 itl_s_p99", NUMBER, "time between two pieces of a streamed answer, over all requests"),
-    columns("e2e_s_p50 e2e_s_p90 e2e_s_p99", NUMBER, "time from the scheduled arrival to the last token"),
-    columns("slo", TEXT, "the study's bounds; null if it has none"),
-    columns("slo_attainment", NUMBER, "share of the requests that keep all bounds"),
-    columns("goodput_requests_per_s", NUMBER, "rate of the requests that keep all bounds"),
-    columns(
+    NUMBER("itl_s_p50 itl_s_p90 itl_s_p99", "time between two pieces of a streamed answer, over all requests"),
+    NUMBER("e2e_s_p50 e2e_s_p90 e2e_s_p99", "time from the scheduled arrival to the last token"),
+    TEXT("slo", "the study's bounds; null if it has none"),
+    NUMBER("slo_attainment", "share of the requests that keep all bounds"),
+    NUMBER("goodput_requests_per_s", "rate of the requests that keep all bounds"),
+    NUMBER(
         "running_peak",
-        NUMBER,
         "maximum number of running sequences that the server reported, about once per second; null if it reports none",
     ),
-    columns("in_flight_peak", INTEGER, "maximum number of requests that the client had in flight at once"),
-    columns("waiting_peak preemptions", INTEGER, "as the server reported them"),
-    columns("kv_cache_usage_peak", NUMBER, "as the server reported it"),
-    columns(
+    INTEGER("in_flight_peak", "maximum number of requests that the client had in flight at once"),
+    INTEGER("waiting_peak preemptions", "as the server reported them"),
+    NUMBER("kv_cache_usage_peak", "as the server reported it"),
+    NUMBER(
         "memory_used_bytes_max memory_utilization",
-        NUMBER,
         "maximum memory in use, and as a share of the device's (on a CPU: of the client's and the server's processes)",
     ),
-    columns("client_lag_s_p99", NUMBER, "99th percentile of the time from scheduled to sent"),
-    columns("client_cpu_cores", NUMBER, "CPU time of the client over wall time"),
-    columns("client_shares_cores", FLAG, "client and server ran on the same cores of a CPU"),
-    columns("steady_s", NUMBER, "duration of the steady state: from the first end of a request to the last arrival"),
-    columns("steady_requests", INTEGER, "arrivals in the steady state"),
-    columns(
+    NUMBER("client_lag_s_p99", "99th percentile of the time from scheduled to sent"),
+    NUMBER("client_cpu_cores", "CPU time of the client over wall time"),
+    FLAG("client_shares_cores", "client and server ran on the same cores of a CPU"),
+    NUMBER("steady_s", "duration of the steady state: from the first end of a request to the last arrival"),
+    INTEGER("steady_requests", "arrivals in the steady state"),
+    NUMBER(
         "steady_requests_per_s steady_output_tokens_per_s steady_ttft_s_p50 steady_ttft_s_p99",
-        NUMBER,
         "the same in the steady state; null with fewer than ten arrivals and for a ramp",
     ),
-    columns(
-        "queue_growth_per_s",
-        NUMBER,
-        "growth of the number of requests in the system in the second half of the arrivals",
-    ),
-    columns(
+    NUMBER("queue_growth_per_s", "growth of the number of requests in the system in the second half of the arrivals"),
+    FLAG(
         "saturated",
-        FLAG,
         "more load than the server sustains; null in a closed loop, all at once, and if the run is too short to decide",
     ),
-    columns("limited_by", TEXT, "`client`, `users`, `server`, `load`, or `unknown` if the run is too short to decide"),
-    columns("explanation", TEXT, "the same in words"),
+    TEXT("limited_by", "`client`, `users`, `server`, `load`, or `unknown` if the run is too short to decide"),
+    TEXT("explanation", "the same in words"),
 )
 
 # Columns with a geometric mean over the starts and its interval.
@@ -141,31 +126,29 @@ _OF_START = ("round", "device_uuid")
 SUMMARY_SCHEMA = table_schema(
     "serving_summary",
     "The same as `serving`, with one row per cell that comparisons may use.",
-    columns("study source cell_id gpu engine endpoint model workload knobs load", TEXT, "as in `serving`"),
-    columns("request_rate_per_s ramp_to_per_s burstiness", NUMBER, "as in `serving`"),
-    columns("users", INTEGER, "as in `serving`"),
-    columns("repeats", INTEGER, "repeats that count"),
-    columns(
+    TEXT("study source cell_id gpu engine endpoint model workload knobs load", "as in `serving`"),
+    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "as in `serving`"),
+    INTEGER("users", "as in `serving`"),
+    INTEGER("repeats", "repeats that count"),
+    NUMBER(
         [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
-        NUMBER,
         "geometric mean over the starts with its 95 % interval; null if nothing shows what varies",
     ),
-    columns("scope", TEXT, SCOPE_MEANING),
-    columns(
+    TEXT("scope", SCOPE_MEANING),
+    NUMBER(
         [f"{name}_p99{end}" for name in TAILS for end in ("", "_low", "_high")],
-        NUMBER,
         "99th percentile over the requests of all repeats, with its exact (binomial) 95 % interval for requests like "
         "these in these starts; null with fewer than 368 requests",
     ),
-    columns("slo", TEXT, "as in `serving`"),
-    columns("slo_attainment goodput_requests_per_s", NUMBER, "means over the repeats"),
-    columns("running_peak", NUMBER, "the highest of any repeat"),
-    columns("in_flight_peak", INTEGER, "the highest of any repeat"),
-    columns("preemptions", INTEGER, "sum over the repeats"),
-    columns("kv_cache_usage_peak memory_utilization", NUMBER, "the highest of any repeat"),
-    columns("saturated", FLAG, "in any repeat; null if no repeat is saturated but one is too short to decide"),
-    columns("limited_by", TEXT, "of all repeats, comma-separated"),
-    columns("explanation", TEXT, "that of the worst repeat"),
+    TEXT("slo", "as in `serving`"),
+    NUMBER("slo_attainment goodput_requests_per_s", "means over the repeats"),
+    NUMBER("running_peak", "the highest of any repeat"),
+    INTEGER("in_flight_peak", "the highest of any repeat"),
+    INTEGER("preemptions", "sum over the repeats"),
+    NUMBER("kv_cache_usage_peak memory_utilization", "the highest of any repeat"),
+    FLAG("saturated", "in any repeat; null if no repeat is saturated but one is too short to decide"),
+    TEXT("limited_by", "of all repeats, comma-separated"),
+    TEXT("explanation", "that of the worst repeat"),
 )
 
 

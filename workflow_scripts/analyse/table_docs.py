@@ -17,7 +17,7 @@ from workflow_scripts.analyse.tables import FLAG, INTEGER, KNOBS, NUMBER, TEXT
 from workflow_scripts.common.command import command, option
 from workflow_scripts.common.files import write_text
 
-TYPES = {TEXT: "string", INTEGER: "int", NUMBER: "float", FLAG: "bool"}
+TYPES = {TEXT.dtype: "string", INTEGER.dtype: "int", NUMBER.dtype: "float", FLAG.dtype: "bool"}
 HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tables. -->
 
 # Tables

@@ -7,7 +7,7 @@ A module that makes a table registers its schema here with `table_schema`: its c
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pandera.pandas as pa
@@ -17,8 +17,23 @@ from pandera.errors import SchemaErrors
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_bytes, write_text
 
-# Types of columns; each can hold a null.
-TEXT, INTEGER, NUMBER, FLAG = "string", "Int64", "float64", "boolean"
+
+class Kind(NamedTuple):
+    """A type of columns, each of which can hold a null."""
+
+    dtype: str
+
+    def __call__(self, names: str | Iterable[str], meaning: str) -> dict[str, pa.Column]:
+        """Columns that share one meaning; `names` are separated by spaces.
+
+        >>> {name: column.description for name, column in NUMBER("ratio_low ratio_high", "its interval").items()}
+        {'ratio_low': 'its interval', 'ratio_high': 'its interval'}
+        """
+        listed = names.split() if isinstance(names, str) else names
+        return {name: pa.Column(self.dtype, nullable=True, description=meaning) for name in listed}
+
+
+TEXT, INTEGER, NUMBER, FLAG = Kind("string"), Kind("Int64"), Kind("float64"), Kind("boolean")
 KNOBS = "^knob_.+$"
 
 TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}
@@ -26,16 +41,6 @@ TABLE_SCHEMAS: dict[str, pa.DataFrameSchema] = {}
 
 class TableError(InputError):
     """A table is missing, is not Parquet, or does not fit its schema."""
-
-
-def columns(names: str | Iterable[str], kind: str, meaning: str) -> dict[str, pa.Column]:
-    """Columns of one type that share one meaning; `names` are separated by spaces.
-
-    >>> {name: column.description for name, column in columns("ratio_low ratio_high", NUMBER, "its interval").items()}
-    {'ratio_low': 'its interval', 'ratio_high': 'its interval'}
-    """
-    listed = names.split() if isinstance(names, str) else names
-    return {name: pa.Column(kind, nullable=True, description=meaning) for name in listed}
 
 
 def table_schema(
@@ -46,7 +51,7 @@ def table_schema(
     Args:
         table: name of the table and of its file.
         about: what a row is, in Markdown.
-        parts: columns, as `columns` makes them.
+        parts: columns, as a `Kind` makes them.
         notes: text below the columns in the documentation, in Markdown.
         knobs: whether columns `knob_*` of any type may follow.
     """

@@ -12,7 +12,6 @@ from workflow_scripts.analyse.tables import (
     NUMBER,
     TEXT,
     TableError,
-    columns,
     read_table,
     table_schema,
     write_table,
@@ -25,8 +24,7 @@ SCHEMAS = schemas()  # imports every module that makes a table, before the tests
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch):
     monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
-    kinds = {"name": TEXT, "count": INTEGER, "rate": NUMBER, "good": FLAG}
-    table_schema("try", "", *(columns(name, kind, "") for name, kind in kinds.items()))
+    table_schema("try", "", TEXT("name", ""), INTEGER("count", ""), NUMBER("rate", ""), FLAG("good", ""))
 
 
 def frame(**columns):
@@ -81,7 +79,7 @@ def test_what_the_schema_does_not_say_is_not_written(tmp_path, wrong, why):
 
 
 def test_knob_columns_of_any_type_follow_where_the_schema_lets_them(tmp_path):
-    table_schema("swept", "", columns("name", TEXT, ""), knobs=True)
+    table_schema("swept", "", TEXT("name", ""), knobs=True)
     rows = pd.DataFrame({"name": ["a"], "knob_block_size": [16], "knob_kv_cache_dtype": ["fp8"]})
     write_table(rows, tmp_path / "swept.parquet")
     assert read_table(tmp_path / "swept.parquet").iloc[0].tolist() == ["a", 16, "fp8"]
