@@ -258,6 +258,7 @@ LATENT = {
     **{"model_type": "deepseek_v3", "kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 4, "v_head_dim": 8},
     **{"qk_nope_head_dim": 8, "first_k_dense_replace": 2, "n_routed_experts": 4, "moe_intermediate_size": 16},
 }
+OWN_HEADS = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "head_dim": 8, "global_head_dim": 16}
 CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
 
 
@@ -266,6 +267,7 @@ CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_exp
     [
         (LATENT, "no latent vectors (deepseek_v3)"),
         (CHUNKS | {"intermediate_size_mlp": 64}, "no chunks (llama4_text)"),
+        (OWN_HEADS, "of one width in all layers (gemma4_text)"),
         ({"model_type": "falcon", "ffn_hidden_size": 64}, "does not read its paged cache"),
     ],
 )
@@ -283,7 +285,9 @@ def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start_and_woul
     monkeypatch.setattr(hf_continuous, "why_paged_cache_is_refused", lambda facts: None)
     engines: list[Any] = []
     monkeypatch.setattr(hf_continuous.HfContinuous, "_note_steps", lambda engine: engines.append(engine))
-    with pytest.raises((RuntimeError, ValueError), match=r"request 1/0 failed|Invalid layer type"):
+    with pytest.raises(
+        (RuntimeError, ValueError), match=r"request 1/0 failed|Invalid layer type|before it had a cache"
+    ):
         started(tmp_path, "hf-continuous", **knobs).run(REQUESTS[:2])
     for engine in engines:
         engine.stop()

@@ -16,7 +16,13 @@ import pandas as pd
 
 from workflow_scripts.analyse.cells import MEASURED
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
-from workflow_scripts.analyse.layer_memory import POOL, block_in_tokens, held_by_layout, kinds_of_layers
+from workflow_scripts.analyse.layer_memory import (
+    POOL,
+    block_in_tokens,
+    held_by_layout,
+    keeps_every_token,
+    kinds_of_layers,
+)
 from workflow_scripts.analyse.repeats import as_applied, dtypes, numbers
 from workflow_scripts.analyse.request_lives import TIMES, Texts, by_repeat, lengths, paged, request_lives, shared_texts
 from workflow_scripts.analyse.start_spread import FloatArray
@@ -143,7 +149,7 @@ def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
         if facts is None:
             yield from _of_tokens(part)
         # How other engines share memory among kinds of layers is not known.
-        elif issubclass(get_engine(engine).knobs, VllmKnobs):
+        elif issubclass(get_engine(engine).knobs, VllmKnobs) and kinds_of_layers(facts):
             yield from _of_layers(part, facts, kv_cache_dtype)
 
 
@@ -154,7 +160,7 @@ def _facts_if_layered(model: str, dtype: str) -> ModelFacts | None:
         facts = read_model_facts(load_models()[model].config, dtype)
     except (CatalogError, KeyError, ModelFactsError):
         return None
-    return facts if kinds_of_layers(facts) else None
+    return None if keeps_every_token(facts) else facts
 
 
 def _of_layers(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[pd.DataFrame]:

@@ -29,13 +29,17 @@ class KindOfLayer:
     slots: int
 
 
+def keeps_every_token(facts: ModelFacts) -> bool:
+    """Whether all layers keep all tokens."""
+    return all(kept_tokens(mixer)[0] is None for mixer, _ in layers_with_memory(facts.stack))
+
+
 def kinds_of_layers(facts: ModelFacts) -> tuple[KindOfLayer, ...]:
-    """The kinds of layers of a model; empty if all keep all tokens, or if it is not known how vLLM shares its pool."""
+    """The kinds of layers of a model; empty if it is not known how vLLM shares its pool among them."""
     mixers: dict[str, tuple[Mixer, set[int]]] = {}
     for mixer, number in layers_with_memory(facts.stack):
         mixers.setdefault(mixer.kind, (mixer, set()))[1].add(number)
-    per_token = {mixer.cache_elements() for mixer, _ in mixers.values() if not isinstance(mixer, State)}
-    if len(per_token) != 1 or all(not isinstance(m, State) and m.reach is None for m, _ in mixers.values()):
+    if len({mixer.cache_elements() for mixer, _ in mixers.values() if not isinstance(mixer, State)}) != 1:
         return ()
     slots = dict.fromkeys(mixers, 0)
     for group in layer_groups(facts.stack):

@@ -27,6 +27,8 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
         return f"{_CACHE} of one width, and no latent vectors ({facts.model_type})"
     if any(isinstance(mixer, State) for mixer in mixers):
         return f"{_CACHE}, and no states ({facts.model_type})"
+    if len({(mixer.kv_heads, mixer.head_dim) for mixer in mixers if isinstance(mixer, Attention)}) > 1:
+        return f"{_CACHE} of one width in all layers ({facts.model_type})"
     if any(isinstance(mixer, Attention) and mixer.chunk is not None for mixer in mixers):
         return f"{_CACHE} of all tokens or of a window, and no chunks ({facts.model_type})"
     if any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers):

@@ -20,15 +20,17 @@ from workflow_scripts.physics.dense_families import (
 from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttention, Layer, Mixer, Mlp
 
 
-def experts_of(c: ConfigValues, count: int, intermediate: int, **others: Any) -> Experts:
-    """Routed experts; how many of them a token uses must be given, and be at most all.
+def experts_of(
+    c: ConfigValues, count: int, intermediate: int, *, used: str = "num_experts_per_tok", **others: Any
+) -> Experts:
+    """Routed experts; the key `used` says how many of them a token uses, at most all.
 
     Raises:
-        ModelFactsError: it is not.
+        ModelFactsError: it does not.
     """
-    per_token = c.size("num_experts_per_tok")
+    per_token = c.size(used)
     if per_token > count:
-        raise c.fault(f"num_experts_per_tok {per_token} must be at most the number of experts, {count}")
+        raise c.fault(f"{used} {per_token} must be at most the number of experts, {count}")
     return Experts(count, per_token, intermediate, **others)
 
 
@@ -191,7 +193,40 @@ def _gpt_oss(c: ConfigValues) -> Fields:
     return decoder(c, by_kind(c, kinds, 2, block, **own))
 
 
+def _gemma4_text(c: ConfigValues) -> Fields:
+    """Gemma 4 (2026): heads of other sizes where there is no window, and experts beside a dense block."""
+    for key, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
+        if c.size(key, default, least=0):
+            raise c.fault(f"{key} above 0 is not supported")
+    layers, hidden, bias = c.size("num_hidden_layers"), c.size("hidden_size"), c.flag("attention_bias", False)
+    pattern = [WINDOWED if (i + 1) % 6 else FULL for i in range(layers)]
+    kinds = [*c.layer_kinds("layer_types", layers, pattern, (FULL, WINDOWED))[:-1], FULL]
+    block: list[FeedForward] = [Mlp(c.size("intermediate_size"))]
+    if sparse := c.flag("enable_moe_block", False):
+        count, intermediate = c.size("num_experts"), c.size("moe_intermediate_size")
+        block.append(experts_of(c, count, intermediate, used="top_k_experts", router_parameters=hidden + count))
+    same = c.flag("attention_k_eq_v", False)
+    own = {FULL: {"head_dim": c.size("global_head_dim", 512)}, WINDOWED: {}}
+    if same and c.get("num_global_key_value_heads") is not None:
+        own[FULL]["num_key_value_heads"] = c.size("num_global_key_value_heads")
+    mixer_of = {}
+    for kind in set(kinds):
+        of_kind = ConfigValues({"head_dim": 256, **c.given(), **own[kind]})
+        mixer_of[kind] = attention_of(
+            of_kind,
+            qkv_bias=bias,
+            output_bias=bias,
+            norm_parameters=2 * of_kind.size("head_dim"),
+            window=c.size("sliding_window", 512) if kind == WINDOWED else None,
+            keys_are_values=same and kind == FULL,
+        )
+    norms = (7 if sparse else 4) * hidden
+    stack = [Layer((mixer_of[kind],), tuple(block), norms) for kind in kinds]
+    return decoder(c, stack, tied_embeddings=c.flag("tie_word_embeddings", True))
+
+
 EXPERTS: dict[str, Reader] = {
+    "gemma4_text": _gemma4_text,
     "gpt_oss": _gpt_oss,
     "mixtral": _mixtral,
     "qwen2_moe": _qwen2_moe,

@@ -12,7 +12,7 @@ class KvGroup:
     """Layers of one kind that share a block table, by their numbers; `slots` counts padding too.
 
     `reach`: tokens that a layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: only
-    within chunks of so many tokens.
+    within chunks of so many tokens. `stretch`: as many times as many tokens are in a page as in the pool's others.
     """
 
     kind: str
@@ -20,6 +20,7 @@ class KvGroup:
     slots: int
     reach: int | None
     chunked: bool = False
+    stretch: int = 1
 
 
 def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:

@@ -33,7 +33,8 @@ class Attention:
     """Attention to the keys and values of earlier tokens: all of them, or only the last `window`.
 
     `chunk`: tokens attend only within chunks of this size. `output_gate`: queries come with as many gates.
-    `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head.
+    `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head. `keys_are_values`: one matrix
+    makes both; caches hold both all the same.
     """
 
     heads: int
@@ -46,6 +47,7 @@ class Attention:
     norm_parameters: int = 0
     output_gate: bool = False
     sinks: bool = False
+    keys_are_values: bool = False
 
     @property
     def kind(self) -> str:
@@ -86,7 +88,8 @@ class Attention:
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
         """Query, key and value joined, and the output."""
         query = self.heads // tensor * self.head_dim
-        joined = query * (2 if self.output_gate else 1) + self.cache_elements(tensor)
+        joined = query * (2 if self.output_gate else 1)
+        joined += self.cache_elements(tensor) // (2 if self.keys_are_values else 1)
         return Matrix.whole("attention", hidden * joined), Matrix.whole("attention", query * hidden)
 
     def vectors(self, hidden: int) -> int:

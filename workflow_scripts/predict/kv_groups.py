@@ -2,15 +2,16 @@
 
 Layers of one kind form groups of equal size, the last of which may be padded. A block of the pool is one page for each
 layer of a group, so any group can take any block. Pages have equal bytes: attention layers have as many tokens per
-block as one state needs. A request takes blocks of every group: as many as its tokens need where all are kept, a
-bounded number where only a window is, and one or two for a state. (vllm/v1/core/kv_cache_utils.py,
-`get_kv_cache_groups`; vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
+block as one state needs, and those of which a token takes fewer bytes have more tokens per block. A request takes
+blocks of every group: as many as its tokens need where all are kept, a bounded number where only a window is, and one
+or two for a state. (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`;
+vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from workflow_scripts.physics.layer_groups import KvGroup, layer_groups, layers_with_memory
+from workflow_scripts.physics.layer_groups import KvGroup, kept_tokens, layer_groups, layers_with_memory
 from workflow_scripts.physics.layers import MAMBA_2, LatentAttention, Layer, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.engine_memory import Batch, EngineSettings, PipelineRank, Term
@@ -57,14 +58,15 @@ class KvPool:
 
         A window need not begin at the beginning of a block, so it may lie in one block more.
         """
+        block_size = self.block_size * group.stretch
         if group.reach == 0:
             return self.state_blocks
         if group.reach is None:
-            return math.ceil(math.ceil(max_model_len / self.context_ranks) / self.block_size)
+            return math.ceil(math.ceil(max_model_len / self.context_ranks) / block_size)
         if group.chunked:
-            return math.ceil(min(group.reach + self.in_flight_tokens, max_model_len) / self.block_size)
+            return math.ceil(min(group.reach + self.in_flight_tokens, max_model_len) / block_size)
         tokens = min(group.reach - 1 + self.in_flight_tokens, max_model_len)
-        return math.ceil(tokens / self.block_size) + 1
+        return math.ceil(tokens / block_size) + 1
 
     def blocks_per_request(self, max_model_len: int) -> int:
         """Blocks of all groups that a request of `max_model_len` tokens may take."""
@@ -83,7 +85,9 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     per_token = {mixer.cache_bytes(element, tensor) for mixer in mixers if not isinstance(mixer, State)}
     drafted = settings.num_speculative_tokens
     states = {facts.bytes_of_state(mixer, tensor, drafted) for mixer in mixers if isinstance(mixer, State)}
-    if len(per_token) != 1 or len(states) > 1:
+    kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
+    unequal = len(per_token) > 1 and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
+    if not per_token or unequal or len(states) > 1:
         what = "no layer with attention" if not per_token else "layers of which tokens or states differ in bytes"
         raise ModelFactsError(f"{facts.model_type}: {what}: how vLLM plans its KV cache is not known here")
     if states and kind == "cpu" and facts.dtype != "float32":
@@ -98,18 +102,28 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
         raise ModelFactsError(
             f"{facts.model_type}: decode_context_parallel_size with windows or states is not supported"
         )
-    (token_bytes,), block_size = per_token, _BLOCK_WITH_INDEXER if indexed else settings.block_size
+    token_bytes, block_size = max(per_token), _BLOCK_WITH_INDEXER if indexed else settings.block_size
     if states:
         step = max(_KERNEL_BLOCK[kind], settings.block_size, _KERNEL_BLOCK_LATENT if latent else 0)
         block_size = max(block_size, step * math.ceil(max(states) / (step * token_bytes)))
+
+    groups = layer_groups(stack, settings.version >= _FREES_CHUNKS)
+    if len(per_token) > 1:
+        own = {n: m.cache_bytes(element, tensor) for m, n in layers_with_memory(stack) if not isinstance(m, State)}
+        groups = (_stretched(group, token_bytes, own[group.layers[0]]) for group in groups)
     return KvPool(
-        groups=tuple(layer_groups(stack, settings.version >= _FREES_CHUNKS)),
+        groups=tuple(groups),
         page_bytes=block_size * token_bytes,
         block_size=block_size,
         state_blocks=_state_blocks(settings, facts),
         in_flight_tokens=batch.max_num_batched_tokens * _batches_in_flight(settings, kind),
         context_ranks=settings.decode_context_parallel_size,
     )
+
+
+def _stretched(group: KvGroup, page: int, own: int) -> KvGroup:
+    """A group in pages of `page` bytes per token: more tokens of `own` bytes if they fill it, otherwise padding."""
+    return replace(group, stretch=page // own if page % own == 0 else 1)
 
 
 def _with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[Layer, ...]:

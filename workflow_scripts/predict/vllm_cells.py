@@ -124,6 +124,8 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
         pool = None if facts.is_uniform else kv_pool(facts, engine, batch, gpu.kind)
     except ModelFactsError as e:
         raise UnpredictableError(str(e)) from None
+    if pool and any(group.stretch > 1 for group in pool.groups):
+        raise UnpredictableError(f"{facts.model_type}: groups with blocks of unequal length are not modelled")
     scheduler = SchedulerSettings(
         max_num_seqs=batch.max_num_seqs,
         max_num_batched_tokens=batch.max_num_batched_tokens,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workflow_scripts.analyse.layer_memory import block_in_tokens, held_by_layout, kinds_of_layers
+from workflow_scripts.analyse.layer_memory import block_in_tokens, held_by_layout, keeps_every_token, kinds_of_layers
 from workflow_scripts.physics.layer_groups import layer_groups
 from workflow_scripts.physics.model_facts import ModelFacts, model_facts
 from workflow_scripts.predict.kv_groups import KvPool
@@ -92,6 +92,14 @@ def test_a_state_takes_a_whole_page() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
-def test_a_model_that_keeps_all_tokens_in_all_layers_has_no_kinds(model_type: str) -> None:
+def test_a_model_that_keeps_all_tokens_in_all_layers(model_type: str) -> None:
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
-    assert kinds_of_layers(model_facts(COMMON | experts | {"model_type": model_type, "num_hidden_layers": 2})) == ()
+    assert keeps_every_token(model_facts(COMMON | experts | {"model_type": model_type, "num_hidden_layers": 2}))
+    assert not any(keeps_every_token(model_facts(config)) for config in (WINDOWS, STATES))
+
+
+def test_layers_of_which_tokens_differ_in_bytes_have_no_layouts() -> None:
+    gemma_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "sliding_window": 6}
+    facts = model_facts(COMMON | gemma_4 | {"num_hidden_layers": 6})
+    assert not keeps_every_token(facts)
+    assert kinds_of_layers(facts) == ()

@@ -102,6 +102,7 @@ LLAMA4 = LLAMA | {
 }
 GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4}
 GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
+GEMMA4 = GEMMA3 | {"model_type": "gemma4_text", "global_head_dim": 24, "hidden_size_per_layer_input": 0}
 SIGLIP = {
     "model_type": "siglip_vision_model",
     "hidden_size": 24,
@@ -262,6 +263,10 @@ VARIANTS |= {
     "glm4_moe_lite": DEEPSEEK | {"model_type": "glm4_moe_lite"},
     "minimax_m2": MIXTRAL | {"model_type": "minimax_m2", "head_dim": 16},
     "kimi_linear": KIMI_LINEAR,
+    "gemma4_text": GEMMA4,
+    "gemma4_text-keys-are-values": GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4_text-experts": GEMMA4
+    | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},
     "olmo3": LLAMA | {"model_type": "olmo3", "sliding_window": 8, "num_hidden_layers": 8},
     "seed_oss": LLAMA | {"model_type": "seed_oss", "head_dim": 16},
     "smollm3": LLAMA | {"model_type": "smollm3", "pad_token_id": 0},
@@ -513,6 +518,7 @@ def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
         ({"hidden_size": "wide"}, "llama: hidden_size must be a whole number above 0, not 'wide'"),
         ({"tie_word_embeddings": "no"}, "llama: tie_word_embeddings must be true or false"),
         ({"dtype": "int4"}, "dtype 'int4' of the weights is unknown; allowed: float32"),
+        ({"model_type": "gemma4_text"}, "gemma4_text: hidden_size_per_layer_input above 0 is not supported"),
     ],
 )
 def test_what_is_not_supported_is_said(change, message):
@@ -535,9 +541,10 @@ def wrong_configs(config, *, experts):
     yield inside(config, {"layer_types": ["strange_attention"] * 8}), "strange_attention|layer_types must"
     if not experts:
         return
-    for key in text.keys() & {"num_experts_per_tok", "num_experts_per_token"}:
-        yield inside(config, {key: None}), "num_experts_per_tok"
-        yield inside(config, {key: 99}), "num_experts_per_tok 99"
+    for key in text.keys() & {"num_experts_per_tok", "num_experts_per_token", "top_k_experts"}:
+        named = key.removesuffix("en")
+        yield inside(config, {key: None}), named
+        yield inside(config, {key: 99}), f"{named} 99"
     for key in text.keys() & {"num_experts", "num_local_experts", "n_routed_experts"}:
         yield inside(config, {key: "many"}), "experts must be a whole number .* not 'many'"
         if text["model_type"] not in ("jamba", "granitemoehybrid"):  # transformers has a default, which is counted

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workflow_scripts.catalog.gpus_and_models import get_gpu
+from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts
 from workflow_scripts.predict.engine_memory import CapacityError, EngineSettings, batch_of, split_layers
+from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.kv_groups import kv_pool
+from workflow_scripts.predict.vllm_cells import vllm_steps
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "published" / "kv_capacity_of_models.csv"
 GPU = get_gpu("h200")
@@ -157,6 +160,14 @@ GEMMA_3_1B = GEMMA_3 | {
     "head_dim": 256,
     "sliding_window": 512,
 }
+GEMMA_4 = GEMMA_3 | {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 60,
+    "head_dim": 256,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
 MINISTRAL_3 = COMMON | {
     "model_type": "ministral3",
     "hidden_size": 5120,
@@ -263,6 +274,21 @@ def test_experts_beside_full_attention_as_a_log_of_minimax_shows():
     assert terms["kv_cache_tokens"].value == pytest.approx(240_816, rel=0.02)
     # The engine said that it needs 23.25 GiB for a request of full length.
     assert round(196608 * terms["bytes_per_token"].value / 2**30, 2) == 23.25
+
+
+def test_tokens_of_fewer_bytes_share_pages_with_others_as_a_log_of_gemma_4_shows():
+    pool = pool_of(GEMMA_4)
+    assert [(len(group.layers), group.stretch) for group in pool.groups] == [(10, 1)] * 5 + [(10, 2)]
+    assert (pool.page_bytes, pool.blocks_of_group(pool.groups[-1], 4096)) == (16 * 2 * 16 * 256 * 2, 4096 // 32)
+    # No whole number of tokens of 4 x 512 elements fills a page of those of 16 x 320, so it is padded.
+    assert {group.stretch for group in pool_of(GEMMA_4 | {"head_dim": 320}).groups} == {1}
+    # A public repository's log of a branch of vLLM 0.21 that drafts: 2 ranks, 10.12 GiB, 169,314 tokens, 1.03x.
+    given = {"tensor_parallel_size": 2, "max_model_len": 163840, "max_num_batched_tokens": 8192}
+    asked = EngineSettings(**given, vllm_version="0.21")
+    terms = predict_capacity(model_facts(GEMMA_4), GPU, asked, {"available_kv_cache_gib": 10.12})
+    assert terms["kv_cache_tokens"].value == pytest.approx(169_314, rel=0.003)
+    with pytest.raises(UnpredictableError, match="gemma4_text: groups with blocks of unequal length"):
+        vllm_steps(VllmKnobs(), GPU, model_facts(GEMMA_4))
 
 
 def test_ranks_that_share_tokens_hold_more_of_them():
