@@ -61,6 +61,39 @@ class ConfigValues:
             raise self.fault(f"{key} must be true or false, not {value!r}")
         return value
 
+    def choice(self, key: str, default: Any, allowed: Sequence[str]) -> Any:
+        """One of several names.
+
+        Raises:
+            ModelFactsError: it is something else.
+        """
+        value = self.get(key, default)
+        if value is not None and value not in allowed:
+            raise self.fault(f"{key} must be one of {', '.join(allowed)}, not {value!r}")
+        return value
+
+    def elements(self, key: str) -> Sequence[Any]:
+        """A list; empty if it is missing.
+
+        Raises:
+            ModelFactsError: it is something else.
+        """
+        value = self.get(key, ())
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise self.fault(f"{key} must be a list, not {value!r}")
+        return value
+
+    def numbers(self, key: str) -> Sequence[int]:
+        """A list of whole numbers; empty if it is missing.
+
+        Raises:
+            ModelFactsError: it is something else.
+        """
+        values = self.elements(key)
+        if strange := [value for value in values if not isinstance(value, int)]:
+            raise self.fault(f"{key} must be a list of whole numbers, and has {strange[0]!r}")
+        return values
+
     def part(self, key: str) -> "ConfigValues":
         """A config inside this one, such as `text_config`.
 

@@ -36,7 +36,7 @@ def experts_of(
 
 def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> list[Layer]:
     """Layers with experts in every `decoder_sparse_step`th one, and dense ones where the config says so."""
-    norms, dense = 2 * c.size("hidden_size"), c.get("mlp_only_layers", [])
+    norms, dense = 2 * c.size("hidden_size"), c.numbers("mlp_only_layers")
     step = c.size("decoder_sparse_step", 1)
     sparse_layer = Layer((mixer,), tuple(block), norms)
     dense_layer = Layer((mixer,), (Mlp(c.size("intermediate_size")),), norms)
@@ -110,7 +110,7 @@ def _glm4_moe_lite(c: ConfigValues) -> Fields:
 
 def _sparse_attention(c: ConfigValues) -> Fields:
     """DeepSeek-V3.2 and GLM-5: tokens attend to those that an indexer chooses."""
-    if c.size("index_topk_freq", 1) != 1 or "shared" in c.get("indexer_types", ()) or c.get("index_topk_pattern"):
+    if c.size("index_topk_freq", 1) != 1 or "shared" in c.elements("indexer_types") or c.get("index_topk_pattern"):
         raise c.fault("layers that share an indexer (index_topk_freq, indexer_types) are not supported")
     own = {"indexer_heads": c.size("index_n_heads"), "indexer_dim": c.size("index_head_dim")}
     c.size("q_lora_rank")  # the indexer reads it
@@ -148,11 +148,11 @@ def _glm4_moe(c: ConfigValues) -> Fields:
 def _llama4_text(c: ConfigValues) -> Fields:
     layers, hidden = c.size("num_hidden_layers"), c.size("hidden_size")
     every = c.size("no_rope_layer_interval", 4)
-    rotary = c.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
+    rotary = c.numbers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
     default = [CHUNKED if c.get("attention_chunk_size") and r else FULL for r in rotary]
     kinds = c.layer_kinds("layer_types", layers, default, (FULL, CHUNKED))
     step = c.size("interleave_moe_layer_step", 1)
-    sparse = c.get("moe_layers") or range(step - 1, layers, step)
+    sparse = c.numbers("moe_layers") or range(step - 1, layers, step)
     routed = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
     block = (routed, Mlp(c.size("intermediate_size")))
     dense = (Mlp(c.size("intermediate_size_mlp")),)
@@ -208,7 +208,8 @@ def _gemma4_text(c: ConfigValues) -> Fields:
     same = c.flag("attention_k_eq_v", False)
     own = {FULL: {"head_dim": c.size("global_head_dim", 512)}, WINDOWED: {}}
     if same and c.get("num_global_key_value_heads") is not None:
-        own[FULL]["num_key_value_heads"] = c.size("num_global_key_value_heads")
+        own[FULL]["num_key_value_heads"] = kv_heads = c.size("num_global_key_value_heads")
+        c.divided("num_attention_heads", "num_global_key_value_heads", (c.size("num_attention_heads"), kv_heads))
     mixer_of = {}
     for kind in set(kinds):
         of_kind = ConfigValues({"head_dim": 256, **c.given(), **own[kind]})

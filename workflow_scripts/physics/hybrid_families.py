@@ -9,6 +9,7 @@ from workflow_scripts.physics.expert_families import experts_of, latent_attentio
 from workflow_scripts.physics.layers import MAMBA_2, FeedForward, Layer, Mixer, Mlp, State
 
 LINEAR = "linear_attention"
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _mamba2(
@@ -24,11 +25,12 @@ def _mamba2(
     out_bias: bool,
     norm: bool = True,
     recurrent_dtype: str | None = None,
+    keys: tuple[str, str] = ("mamba_n_heads", "mamba_n_groups"),
 ) -> State:
-    """A layer of Mamba-2 (Dao and Gu, 2024): heads that share B and C in groups."""
+    """A layer of Mamba-2 (Dao and Gu, 2024): heads that share B and C in groups; `keys` say how many of both."""
     inner, shared, hidden = heads * head_dim, 2 * groups * state, c.size("hidden_size")
     width = inner + shared
-    c.divided("heads of the state", "groups", (heads, groups))
+    c.divided(*keys, (heads, groups))
     vectors = width * (kernel + conv_bias) + 3 * heads + norm * inner
     return State(
         MAMBA_2,
@@ -75,7 +77,9 @@ def _nemotron_h(c: ConfigValues) -> Fields:
     if isinstance(pattern := c.get("hybrid_override_pattern"), str):
         kinds: Sequence[str] = [names.get(letter, letter) for letter in pattern]
     else:
-        kinds = [older.get(str(kind), str(kind)) for kind in c.get("layers_block_type") or c.get("layer_types") or ()]
+        kinds = [
+            older.get(str(kind), str(kind)) for kind in c.elements("layers_block_type") or c.elements("layer_types")
+        ]
     if not kinds:
         raise c.fault("missing 'hybrid_override_pattern'")
     if unknown := sorted(set(kinds) - set(names.values())):
@@ -99,13 +103,14 @@ def _nemotron_h(c: ConfigValues) -> Fields:
                 conv_bias=c.flag("mamba_conv_bias", c.flag("use_conv_bias", True)),
                 in_bias=bias,
                 out_bias=bias,
-                recurrent_dtype=c.get("mamba_ssm_cache_dtype", "float32"),
+                recurrent_dtype=c.choice("mamba_ssm_cache_dtype", "float32", DTYPES),
+                keys=("mamba_num_heads", "mamba_n_groups" if c.get("mamba_n_groups") else "n_groups"),
             )
             mixers = (state,)
         elif kind == "mlp":
             blocks = (Mlp(c.size("intermediate_size"), gated=False, bias=mlp_bias),)
         else:
-            latent = c.get("moe_latent_size")
+            latent = c.size("moe_latent_size") if c.get("moe_latent_size") is not None else None
             if mlp_bias and latent:
                 raise c.fault("mlp_bias with moe_latent_size is not supported")
             routed = experts_of(
@@ -170,7 +175,7 @@ def _falcon_h1(c: ConfigValues) -> Fields:
 
 def _bamba(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    attending = c.get("attn_layer_indices", [])
+    attending = c.numbers("attn_layer_indices")
     state = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
     bias = c.flag("attention_bias", False)
     attention = attention_of(c, qkv_bias=bias, output_bias=bias)
@@ -182,7 +187,7 @@ def _bamba(c: ConfigValues) -> Fields:
 def _granite_hybrid(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
     older = {"mamba": LINEAR, "attention": FULL}
-    kinds = [older.get(str(kind), str(kind)) for kind in c.get("layer_types") or c.get("layers_block_type") or ()]
+    kinds = [older.get(str(kind), str(kind)) for kind in c.elements("layer_types") or c.elements("layers_block_type")]
     kinds = kinds or [LINEAR] * layers
     if len(kinds) != layers or set(kinds) - {FULL, LINEAR}:
         raise c.fault(f"layer_types must name mamba or attention for each of {layers} layers")
@@ -226,7 +231,7 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     own = {"qkv_bias": bias, "output_bias": bias, "norm_parameters": 2 * head_dim, "output_gate": True}
     mixer_of: dict[str, Mixer] = {
         FULL: attention_of(c, head_dim=head_dim, **own),
-        LINEAR: _delta_net(c, c.get("mamba_ssm_dtype")),
+        LINEAR: _delta_net(c, c.choice("mamba_ssm_dtype", None, DTYPES)),
     }
     dense: tuple[FeedForward, ...] = ()
     sparse: tuple[FeedForward, ...] = ()
@@ -235,7 +240,7 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     if ("moe" in c.model_type or c.model_type == "qwen3_next") and c.size("num_experts", least=0):
         routed = experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=hidden)
         sparse = (routed, Mlp(c.size("shared_expert_intermediate_size")))
-    step, only_dense = c.size("decoder_sparse_step", 1), c.get("mlp_only_layers", [])
+    step, only_dense = c.size("decoder_sparse_step", 1), c.numbers("mlp_only_layers")
 
     def blocks(i: int) -> tuple[FeedForward, ...]:
         chosen = sparse if sparse and i not in only_dense and (i + 1) % step == 0 else dense
@@ -253,8 +258,8 @@ def _kimi_linear(c: ConfigValues) -> Fields:
     named |= {"n_routed_experts": "num_experts", "max_position_embeddings": "model_max_length"}
     c = ConfigValues({new: values[old] for new, old in named.items() if old in values} | values)
     layers, own = c.size("num_hidden_layers"), c.part("linear_attn_config")
-    full = own.get("full_attn_layers")
-    if not isinstance(full, Sequence) or sorted([*full, *own.get("kda_layers", ())]) != list(range(1, layers + 1)):
+    full = own.numbers("full_attn_layers")
+    if sorted([*full, *own.numbers("kda_layers")]) != list(range(1, layers + 1)):
         raise c.fault(f"linear_attn_config must name each of layers 1 to {layers} in full_attn_layers or kda_layers")
     heads, head_dim = own.size("num_heads"), own.size("head_dim")
     kernel, inner = own.size("short_conv_kernel_size", 4), heads * head_dim

@@ -433,7 +433,7 @@ def vocabulary_and_context(path: Path) -> tuple[int, int]:
         ModelFactsError: no such file, not JSON, or one of them is missing.
     """
     config = read_config(path)
-    c = ConfigValues({**config, **(config.get("text_config") or {})})
+    c = ConfigValues({**config, **_part_of(config, "text_config")})
     positions = next((c.size(key) for key in ("max_position_embeddings", "n_positions") if c.get(key)), None)
     if positions is None:  # a family may have a default
         return (facts := model_facts(config)).vocab, facts.max_positions
@@ -449,8 +449,13 @@ def vocabulary_size(config: Mapping[str, Any]) -> int:
     Raises:
         ModelFactsError: the config does not say it, and its family has no default.
     """
-    c = ConfigValues({**config, **(config.get("text_config") or {})})
+    c = ConfigValues({**config, **_part_of(config, "text_config")})
     return c.size("vocab_size") if c.get("vocab_size") is not None else model_facts(config).vocab
+
+
+def _part_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A config inside another; empty without one."""
+    return ConfigValues(config).part(key).given() if config.get(key) else {}
 
 
 def model_facts(
@@ -467,7 +472,8 @@ def model_facts(
     Raises:
         ModelFactsError: an unsupported architecture, or a value that is missing or that no such model has.
     """
-    kind, inner = str(config.get("model_type")), config.get("text_config") or {}
+    kind, inner = str(config.get("model_type")), _part_of(config, "text_config")
+    _part_of(config, "quantization_config")
     if not weights and kind not in READERS and inner.get("model_type") in READERS:
         # The layers of the text model are known, but not what turns pictures or sounds into tokens.
         named = dtype or next((c[k] for c in (inner, config) for k in ("dtype", "torch_dtype") if c.get(k)), None)
@@ -478,7 +484,10 @@ def model_facts(
     if dtype not in ("float32", "bfloat16", "float16"):
         raise ModelFactsError(f"dtype {dtype!r} of the weights is unknown; allowed: float32, bfloat16, float16")
     fields = READERS[kind](ConfigValues(config))
-    if strange := sorted({str(k) for part in (config, inner) for k in part.get("layer_types") or ()} - _LAYER_TYPES):
+    named = {
+        str(k) for part in (config, inner) for k in ConfigValues({**part, "model_type": kind}).elements("layer_types")
+    }
+    if strange := sorted(named - _LAYER_TYPES):
         allowed = ", ".join(sorted(_LAYER_TYPES))
         raise ModelFactsError(f"{kind}: layer_types names {strange[0]!r}, which is not supported; supported: {allowed}")
     try:

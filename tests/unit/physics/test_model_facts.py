@@ -501,7 +501,7 @@ def test_flops_of_a_request_are_those_of_its_prompt_and_its_steps():
         (DEEPSEEK | {"kv_lora_rank": None}, "deepseek_v3: missing 'kv_lora_rank'"),
         (DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq other than 1 is not supported"),
         (NEMOTRON_H | {"hybrid_override_pattern": "M?"}, r"hybrid_override_pattern names '\?'; supported: M, "),
-        (NEMOTRON_H | {"n_groups": 3}, "groups 3 must divide heads of the state 8"),
+        (NEMOTRON_H | {"n_groups": 3}, "n_groups 3 must divide mamba_num_heads 8"),
         (QWEN3_NEXT | {"linear_num_key_heads": 3}, "linear_num_key_heads 3 must divide linear_num_value_heads 4"),
         (FALCON_H1 | {"mamba_d_head": 13}, "mamba_d_head 13 x mamba_n_heads 8 must be 96"),
         (GRANITE_H | {"layer_types": ["mamba"]}, "layer_types must name mamba or attention for each of 3 layers"),
@@ -557,6 +557,38 @@ def test_every_family_refuses_heads_experts_and_kinds_that_cannot_be(name):
     for config, told in wrong_configs(VARIANTS[name], experts=not dense):
         with pytest.raises(ModelFactsError, match=told) as error:
             model_facts(config)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list, not 3"),
+        ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers must be a list of whole numbers, and has 'a'"),
+        ("llama4_text", {"no_rope_layers": 5}, "no_rope_layers must be a list"),
+        ("llama4_text", {"moe_layers": "all"}, "moe_layers must be a list, not 'all'"),
+        ("deepseek_v32", {"indexer_types": 7}, "indexer_types must be a list"),
+        ("bamba", {"attn_layer_indices": 1}, "attn_layer_indices must be a list"),
+        ("granitemoehybrid", {"layer_types": 7}, "layer_types must be a list"),
+        ("llama", {"layer_types": 7}, "layer_types must be a list"),
+        ("nemotron_h", {"hybrid_override_pattern": None, "layers_block_type": 7}, "layers_block_type must be a list"),
+        ("nemotron_h", {"n_groups": 3}, "n_groups 3 must divide mamba_num_heads"),
+        ("nemotron_h", {"mamba_ssm_cache_dtype": "float12"}, "mamba_ssm_cache_dtype must be one of float32, bfloat16"),
+        ("nemotron_h-latent-experts", {"moe_latent_size": "x"}, "moe_latent_size must be a whole number"),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"full_attn_layers": ["a"]}},
+            "full_attn_layers must be a list of whole",
+        ),
+        ("gemma4_text-keys-are-values", {"num_global_key_value_heads": 4}, "num_global_key_value_heads 4 must divide"),
+        ("llama", {"quantization_config": "awq"}, "quantization_config must be a mapping of keys to values, not 'awq'"),
+        ("gemma3", {"text_config": [1]}, "text_config must be a mapping"),
+    ],
+)
+def test_a_key_with_a_value_of_the_wrong_kind_is_named(name, change, message):
+    for weights in (True, False):
+        with pytest.raises(ModelFactsError, match=message) as error:
+            model_facts(VARIANTS[name] | change, weights=weights)
         assert "\n" not in str(error.value)
 
 
