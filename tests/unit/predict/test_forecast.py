@@ -18,7 +18,8 @@ def predict(tmp_path, **changes):
 
 
 def one(tmp_path, workloads=None, **changes):
-    (record,) = predict(tmp_path, sweeps=[sweep(**changes)], workloads=workloads).values()
+    given = {} if workloads is None else {"workloads": workloads}
+    (record,) = predict(tmp_path, sweeps=[sweep(**changes)], **given).values()
     return record
 
 
