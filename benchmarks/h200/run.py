@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def outcomes(study: Study, paths: StudyPaths) -> dict[Cell, str | None]:
-    """What became of each cell, in the study's order; None if there is no outcome for its present definition."""
+    """The outcome of each cell, in the study's order; None if there is no outcome for its present definition."""
     models = resolved_models(study)
 
     def outcome(cell: Cell) -> str | None:
@@ -89,7 +89,7 @@ def measure_until(deadline_s: float, study_file: Path, study: Study, paths: Stud
 
 
 def _end_of(paths: StudyPaths, cell: Cell, status: int | None) -> tuple[str, str | None]:
-    """What became of a cell, and why."""
+    """The outcome of a cell, and the reason."""
     if status == 0:
         outcome = read_outcome(paths.outcome(cell))
         return outcome.outcome, outcome.reason

@@ -41,15 +41,15 @@ export function showCalculator(panel, { catalog, cells }) {
     const found = capacity({ model, device, quantization, kv: inputs.kv.value(), utilization: given.share / 100, blockSize: given.block, length: given.length, overhead: given.extra * GIB, sequences: given.seqs });
     out.replaceChildren(
       definitionList([
-        ["One token holds", bytes(found.perToken)],
-        [`One block of ${plural(given.block, "token")} holds`, bytes(found.perBlock)],
-        ["Weights take", bytes(found.weights)],
+        ["Memory per token", bytes(found.perToken)],
+        [`Memory per block of ${plural(given.block, "token")}`, bytes(found.perBlock)],
+        ["Weights", bytes(found.weights)],
         ["Left for the KV cache", found.free > 0 ? bytes(found.free) : "nothing: the weights do not fit"],
         ["KV blocks", number(found.blocks, 12)],
         ["Tokens in the KV cache", number(found.tokens, 12)],
         [`Requests of ${plural(given.length, "token")} at once`, number(found.requests)],
         ["Empty slots in a sequence's last block, on average", withUnit(expected_slots_wasted_per_sequence(given.block), "tokens")],
-        [`Most output tokens per second, ${plural(found.sequences, "sequence")} at once`, found.rate === null ? "not known" : `${withUnit(found.rate, "tokens/s")} (upper limit by the data sheet)`],
+        [`Maximum output tokens per second, ${plural(found.sequences, "sequence")} at once`, found.rate === null ? "not known" : `${withUnit(found.rate, "tokens/s")} (upper limit by the data sheet)`],
       ]),
       ...(quantization !== inputs.weights.value() ? [el("p", { class: "note" }, "The checkpoint of this model has quantized weights of its own; these are used.")] : []),
     );
@@ -62,7 +62,7 @@ export function showCalculator(panel, { catalog, cells }) {
     share: numberInput("Memory that the engine may use (%)", "share", 90, { min: 1, max: 100, changed: update }),
     block: numberInput("Block size (tokens)", "block", 16, { min: 1, step: 1, changed: update }),
     length: numberInput("Tokens per request", "length", 4096, { min: 1, step: 1, changed: update }),
-    seqs: numberInput("Most sequences at once", "seqs", 256, { min: 1, step: 1, changed: update }),
+    seqs: numberInput("Maximum number of sequences at once", "seqs", 256, { min: 1, step: 1, changed: update }),
     extra: numberInput("Activations, graphs and libraries (GiB)", "extra", 0, { min: 0, changed: update }),
   };
   panel.replaceChildren(

@@ -60,7 +60,7 @@ function content(a, b) {
   if (!found.length) return null;
   const named = found.slice(0, MOST_NAMED).map((one) => `${one.path} is ${said(one.a)} in A and ${said(one.b)} in B`);
   const more = found.length > MOST_NAMED ? `; and ${found.length - MOST_NAMED} more` : "";
-  return `other weights or requests were asked for: ${named.join("; ")}${more}`;
+  return `weights or requests differ: ${named.join("; ")}${more}`;
 }
 
 function source(a, b) {

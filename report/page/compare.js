@@ -44,8 +44,8 @@ export function sentencesOf(found) {
   const cells = new Set(found.cells.map(({ cell }) => cell)).size;
   return [
     `${plural(found.cells.length, "measure")} of ${plural(cells, "cell")} compared: ${count(CHANGES)} changed, ${count(FLAT)} flat within ${number(found.margin_pct)} %, ${count(NOT_DECIDED)} not decided.`,
-    ...(found.refused.length ? [`${plural(found.refused.length, "cell")} must not be compared; the reasons are below.`] : []),
-    ...(found.outcomes.length ? [`${plural(found.outcomes.length, "cell")} ended otherwise.`] : []),
+    ...(found.refused.length ? [`${plural(found.refused.length, "cell")} cannot be compared; the reasons are below.`] : []),
+    ...(found.outcomes.length ? [`${plural(found.outcomes.length, "cell")} have another outcome.`] : []),
     ...(found.only_a.length || found.only_b.length ? [`Only in A: ${plural(found.only_a.length, "cell")}; only in B: ${found.only_b.length}.`] : []),
     ...(found.pairs.length
       ? [`Both studies made ${plural(found.pairs.length, "comparison")} of the same two cells. In ${known.filter(({ inside }) => inside).length} of the ${known.length} that have an interval in A, the ratio in B is inside it. In ${contradictions || "none"}, A and B contradict each other.`]
@@ -117,7 +117,7 @@ function tables(found, store) {
       ["Cell", "B/A (95 % interval)", "Verdict", "A", "B", "Measure", "Interval covers"],
       bySize.map((cell) => () => [name(cell.cell), ratioWords(cell), verdictOf(cell.verdict), measured(cell.a, cell.measure), measured(cell.b, cell.measure), words(cell.measure), cell.scope ?? UNKNOWN]),
     ),
-    ...longTable("Ended otherwise", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
+    ...longTable("Other outcomes", ["Cell", "A", "B", "Reason"], found.outcomes.map(({ cell, a, b, reason }) => () => [name(cell), a, b, reason ?? ""])),
     ...longTable("Not compared", ["Cell", "Why"], found.refused.map(({ cell, why }) => () => [name(cell), why.join("; ")])),
     ...longTable(
       "Comparisons that both studies made, contradictions first",
@@ -149,7 +149,7 @@ export function showCompare(panel, store) {
     }
     try {
       const vary = occasions.value();
-      if (vary === null) throw new Error("What occasions vary needs a number from 0 to 99.");
+      if (vary === null) throw new Error("Variation between occasions must be a number from 0 to 99.");
       const [here, other] = await Promise.all([ownDigest(), chosen.file.text().then(digestOf)]);
       const [a, b] = chosen.thisIsFirst ? [here, other] : [other, here];
       const words = (digest) => `${digest.study} (${digest === here ? "this report" : chosen.file.name})`;
@@ -163,7 +163,7 @@ export function showCompare(panel, store) {
       out.replaceChildren();
     }
   };
-  const occasions = numberInput("What occasions vary (standard deviation, %)", "vary", OCCASIONS_VARY_PCT, { min: 0, max: 99, changed: () => update() });
+  const occasions = numberInput("Variation between occasions (standard deviation, %)", "vary", OCCASIONS_VARY_PCT, { min: 0, max: 99, changed: () => update() });
   const file = el("input", { type: "file", accept: ".html,text/html", onchange: () => {
     chosen.file = file.files[0] ?? null;
     update();

@@ -31,11 +31,11 @@ function settingsTable(cell, data) {
   const rows = names.map((name) => {
     const found = name in effective ? effective[name] : undefined;
     const given = asked[name] ?? null;
-    const told = found === undefined || found === null ? "not told" : typeof given === "boolean" ? setting(Boolean(found)) : setting(found);
+    const told = found === undefined || found === null ? "not reported" : typeof given === "boolean" ? setting(Boolean(found)) : setting(found);
     const replaced = given !== null && found !== undefined && found !== null && !same(given, found);
     return [words[name] ?? name.replaceAll("_", " "), given === null ? "left to the engine" : setting(given), replaced ? el("strong", {}, `${told} (replaced)`) : told];
   });
-  return tableOf("Settings asked for and in effect", ["Setting", "Asked for", "In effect"], rows);
+  return tableOf("Requested and effective settings", ["Setting", "Requested", "Effective"], rows);
 }
 
 function startsOf(repeats) {
@@ -150,7 +150,7 @@ async function contentOf(cell, data) {
   if (cell.kv_cache_tokens) facts.push(["KV cache", `${setting(cell.num_gpu_blocks)} blocks of ${setting(cell.block_size_effective)} tokens: ${setting(cell.kv_cache_tokens)} tokens`]);
   return [
     definitionList(facts),
-    ...part("Measure it again", el("pre", { tabindex: "0" }, el("code", {}, command(cell, data)))),
+    ...part("Measure again", el("pre", { tabindex: "0" }, el("code", {}, command(cell, data)))),
     ...(cell.repeats.length ? part("Repeats", repeatsTable(cell)) : []),
     ...(cell.limits.length ? part("Limits", limitsTable(cell)) : []),
     ...predictionsTable(cell),

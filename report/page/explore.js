@@ -46,7 +46,7 @@ export function toldOf(cell, metric) {
       ? "one repeat"
       : `${interval ? "mean over starts," : "median of"} ${found.n} repeats, from ${number(found.low * factor)} to ${withUnit(found.high * factor, unit)}`,
   );
-  if (interval && cell.scope) lines.push(`holds for: ${cell.scope}`);
+  if (interval && cell.scope) lines.push(`interval covers: ${cell.scope}`);
   return lines;
 }
 
@@ -113,7 +113,7 @@ function resultsTable(cells, metric, store, count) {
       cell.outcome === "ok" ? OUTCOMES.ok : `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.reason ? `: ${cell.reason.slice(0, 80)}` : ""}`,
     ];
   });
-  const headings = ["Settings", ...differing.map((id) => titles[id]), `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval holds for"] : []), "Outcome"];
+  const headings = ["Settings", ...differing.map((id) => titles[id]), `Value (${unit})`, `Range or interval (${unit})`, "Repeats", ...(hasScope ? ["Interval covers"] : []), "Outcome"];
   const first = 1 + differing.length;
   const whole = count < cells.length ? () => resultsTable(cells, metric, store, cells.length) : null;
   return tableOf(`Cells by ${name}`, headings, rows, headings.map((_, i) => i >= first && i < first + 3), whole);

@@ -32,8 +32,8 @@ export const METRICS = {
   power_w_mean: { name: "Mean power", unit: "W", factor: 1 },
   mbu: { name: "Memory bandwidth used (MBU)", unit: "%", factor: 100, more: true },
   mfu: { name: "Arithmetic used (MFU)", unit: "%", factor: 100, more: true },
-  kv_cache_usage_peak: { name: "KV blocks in use, highest", unit: "%", factor: 100 },
-  memory_used_bytes_max: { name: "Memory in use, highest", unit: "GiB", factor: 2 ** -30 },
+  kv_cache_usage_peak: { name: "KV blocks in use, peak", unit: "%", factor: 100 },
+  memory_used_bytes_max: { name: "Memory in use, peak", unit: "GiB", factor: 2 ** -30 },
 };
 
 // Three significant digits, thousands separated: 12,300 or 0.0123.

@@ -530,7 +530,7 @@ def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(
     command = start_cell(study, results, cell, environment)
     output, _ = command.communicate(timeout=200)
     assert command.returncode == WRONG_DEVICE
-    assert "h200 was asked for, and there is no NVIDIA GPU here" in output
+    assert "h200 was requested, but there is no NVIDIA GPU here" in output
     assert list(outcome_of(results, cell).parent.iterdir()) == []
 
 

@@ -213,7 +213,7 @@ def test_only_an_interval_holds_for_a_scope(run: Run) -> None:
     cell = f"{{scope: 'within one start', statistic: (name) => ({json.dumps(run('data.js', known))})[name]}}"
     script = f"{measures}.map((name) => m.toldOf({cell}, name))"
     of_mean, of_median = run("explore.js", script)
-    assert of_mean[-1] == "holds for: within one start"
+    assert of_mean[-1] == "interval covers: within one start"
     assert of_median[1:] == ["median of 2 repeats, from 8 to 9 tokens/s"]
 
 

@@ -152,7 +152,7 @@ def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab: Tab, repo
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
-    assert {"Measure it again", "Repeats", "Limits", "Prediction (made without its measurements)", "Settings"} <= set(
+    assert {"Measure again", "Repeats", "Limits", "Prediction (made without its measurements)", "Settings"} <= set(
         titles
     )
     told = tab.evaluate("document.querySelector('dialog').innerText")

@@ -485,7 +485,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(
     assert alone["NodeList"] != node
     assert alone["ExcNodeList"] == wrong
     noted = (checkout.root / f"results/lab/wrong_nodes/{moved}/{wrong}").read_text()
-    assert noted.startswith(f"{moved} was asked for, and the GPU here is 'NVIDIA H")
+    assert noted.startswith(f"{moved} was requested, but the GPU here is 'NVIDIA H")
     for gpu in ("h200", "h100-sxm"):
         outcome = checkout.outcome(cell(gpu))
         assert outcome.outcome != "invalid", outcome.reason

@@ -93,7 +93,7 @@ def test_what_a_gpu_does_not_support_is_null(gpus: Pretended) -> None:
 @pytest.mark.parametrize(
     ("shown", "message"),
     [
-        ({"gpus": 0}, "pretended-gpu was asked for, and there is no NVIDIA GPU here"),
+        ({"gpus": 0}, "pretended-gpu was requested, but there is no NVIDIA GPU here"),
         ({"type": "of another type"}, "the GPU here is 'Pretended GPU of another type'"),
         ({"memory_total_bytes": 40_000_000_000}, "has 80000000000 bytes of memory, this one 40000000000"),
         ({"mig_mode": 1}, "the GPU here is in MIG mode"),
@@ -138,7 +138,7 @@ def test_each_gpu_of_a_cell_is_checked(gpus: Pretended) -> None:
     with pytest.raises(WrongDeviceError, match="1 other processes use"):
         found_device(PRETENDED, 2)
     found_device(PRETENDED, 1)
-    with pytest.raises(WrongDeviceError, match="3 GPUs were asked for, and this process sees fewer"):
+    with pytest.raises(WrongDeviceError, match="3 GPUs were requested, but this process sees fewer"):
         found_device(PRETENDED, 3)
 
 

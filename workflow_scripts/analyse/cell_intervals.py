@@ -28,7 +28,7 @@ SCHEMA = table_schema(
     TEXT("cell_id", "the cell"),
     TEXT("measure", "column of the cells table"),
     NUMBER("value", "geometric mean over the starts"),
-    NUMBER("low high", "its 95 % interval; null if nothing shows what varies"),
+    NUMBER("low high", "its 95 % interval; null if the variation is not known"),
     INTEGER("repeats", "repeats that count, of all starts"),
     TEXT("scope", SCOPE_MEANING),
 )

@@ -28,7 +28,7 @@ def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[
     """Supported if the claimed rate is the share of all prompts but the first; also says how near whole blocks come."""
     prompts, published = int(claim.value("identical_prompts")), claim.value("prefix_hit_rate")
     share = 100 * (prompts - 1) / prompts
-    text = f"All but the first of {prompts} prompts are {share:g} % of them, if every token of theirs is found."
+    text = f"All but the first of {prompts} prompts can be found, which is {share:g} % of them."
     says = SUPPORTED if abs(share - published) <= ROUNDED_POINTS else CONTRADICTED
     yield Finding(text, COMPUTED, f"{prompts} equal prompts of any length", ("formulas.prefix_hit_rate",), says)
 
@@ -36,8 +36,8 @@ def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[
     lengths = (size, size + 1, 3 * size, 100 * size + 1)
     rates = [f"{100 * formulas.prefix_hit_rate(prompts, n, n, size):.3g} % at {n} tokens" for n in lengths]
     text = (
-        f"vLLM finds whole blocks alone, and never a prompt's last token, so the length decides: {', '.join(rates)} in"
-        f" blocks of {size}. {published:g} % is what long prompts come near to."
+        "vLLM finds only whole blocks, and never a prompt's last token, so the rate depends on the length: "
+        f"{', '.join(rates)} in blocks of {size}. {published:g} % is the limit for long prompts."
     )
     yield Finding(text, COMPUTED, "vLLM", ("formulas.prefix_hit_rate",))
     yield from _measured_hit_rates(evidence)
@@ -62,7 +62,10 @@ def _measured_hit_rates(evidence: Evidence) -> Iterator[Finding]:
 def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """The measured speed-up of cells that found prefixes in the cache; on GPUs it supports or contradicts."""
     low, high = (1 + percent / 100 for percent in claim.range("speedup"))
-    text = f"It takes {100 - 100 / low:.3g} to {100 - 100 / high:.3g} % of the time of a run to be spent on the prefix."
+    text = (
+        f"This speed-up needs {100 - 100 / low:.3g} to {100 - 100 / high:.3g} % of the time of a run to be spent on "
+        "the prefix."
+    )
     yield Finding(text, COMPUTED, "any device", ("by definition",))
     effects = evidence.tables["effects"]
     rows = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == PAIR)]
@@ -78,7 +81,10 @@ def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Fin
 def computation_saved(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Tokens found in the cache, as a share of all tokens of the requests."""
     low, high = claim.range("computation_saved")
-    text = f"A token that is found is not computed, so {low:g} to {high:g} % are saved where that share is found."
+    text = (
+        f"A token that is found in the cache is not computed, so {low:g} to {high:g} % are saved if this share is "
+        "found."
+    )
     yield Finding(text, COMPUTED, "any device", ("by definition",))
     cells = counted(evidence.tables["cells"])
     hits = cells[cells["prefix_cache_hits"].astype(float) > 0]

@@ -86,8 +86,8 @@ def _ceiling_text(row: Row, rate: str) -> str:
         # A ceiling rises at most in proportion to sequences; that of output tokens falls as prompts get longer.
         outputs = row["predicted_ceiling_tokens_per_s"] / (1 + LENGTHS.prompt_tokens / LENGTHS.output_tokens)
         least = math.ceil(row["times_ceiling"] * row[stated])
-        text += f" To be possible it takes {least} sequences at once or more, or prompts that are"
-        text += f" {row[rate] / outputs - 1:.3g} times as long as outputs or more."
+        text += f" It would be possible with at least {least} sequences at once, or with prompts that are at least"
+        text += f" {row[rate] / outputs - 1:.3g} times as long as outputs."
     return text
 
 
@@ -147,7 +147,7 @@ def block_size_by_length(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     for text in dict(_refused_on_gpus(sizes)).values():
         yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.engines.block_sizes",), CONTRADICTED)
     waste = ", ".join(f"{formulas.expected_slots_wasted_per_sequence(int(size)):g} of {size:g}" for size in sizes)
-    text = f"A sequence leaves on average {waste} slots of its last block empty, whatever its length."
+    text = f"A sequence of any length leaves {waste} slots of its last block empty on average."
     yield Finding(text, COMPUTED, "any device", ("formulas.expected_slots_wasted_per_sequence",))
     effects = evidence.tables["effects"]
     for row in records(effects[(effects["knob"] == "block_size") & (effects["comparison"] == OVERALL)]):
@@ -199,7 +199,7 @@ def _published_speedup(a: str, b: str, ratio: float, readings: list[Row]) -> Fin
         text = str(readings[0]["verdict_text"])
     else:
         text = f"{a} over {b} may mean {len(readings)} pairs of cards. Within {NEAR_PCT:g} % of {ratio:.4g}x are the"
-        text += f" ratios of bandwidths of {_named(near)}; further off are those of {_named(far)}."
+        text += f" ratios of bandwidths of {_named(near)}; outside are those of {_named(far)}."
     if not (near and far):
         says = SUPPORTED if near else CONTRADICTED
     return Finding(text, COMPUTED, f"{a} over {b}, by data sheets", ("config/gpus.yaml", "analyse.ratios"), says)

@@ -93,8 +93,8 @@ def vllm_over_hf(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     table = published_table(evidence.published, sweep)
     vllm = table.loc[table["gpu"] == "A100 PCIe", "throughput_tok_s"].mean()
     text = (
-        f"{vllm:,.0f} over {rate:g} tokens/s are {vllm / rate:.3g}x, of vLLM with up to"
-        f" {table['max_num_seqs'].max()} sequences over HuggingFace with {batch:g}: batching is in it."
+        f"{vllm:,.0f} over {rate:g} tokens/s are {vllm / rate:.3g}x, for vLLM with up to"
+        f" {table['max_num_seqs'].max()} sequences over HuggingFace with {batch:g}, so the ratio includes batching."
     )
     yield Finding(text, PUBLISHED, "A100 PCIe, as published", ("claims.yaml", str(sweep.table)))
     yield from _hf_ceilings(rate, batch)
@@ -155,7 +155,7 @@ def many_times_faster(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 @rule("faster-for-a-single-request", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf)")
 def faster_for_one(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Both engines with one sequence at a time: faster supports, slower contradicts."""
-    text = "Both read all weights for each token of a single request, so paging and batching save nothing there."
+    text = "Both read all weights for each token of a single request, so paging and batching save nothing."
     yield Finding(text, COMPUTED, "any device", ("formulas.decode_step_bytes",))
     engines = evidence.tables["engines"]
     one = engines["vllm_max_num_seqs"].eq(claim.value("concurrent_requests")) & (engines["hf_kind"] == BATCH_1)
@@ -188,7 +188,7 @@ def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     one = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
     rates = evidence.published.claim("engines-on-one-a100")
     other = rates.value("vllm_tokens_per_s") / rates.value("hf_tokens_per_s")
-    text = f"For an 8B model on an A100 one text has {one:.3g}x over HuggingFace at batch 1, another {other:.3g}x."
+    text = f"For an 8B model on an A100 one text gives {one:.3g}x over HuggingFace at batch 1, another {other:.3g}x."
     says = None if is_same(one, other) else CONTRADICTED
     yield Finding(text, PUBLISHED, "A100, 8B model, as published", ("claims.yaml",), says)
     engines = evidence.tables["engines"]
@@ -234,7 +234,7 @@ def _over(row: Row) -> str:
 )
 def gpu_utilisation(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Utilisations measured on GPUs, of the fastest cell with continuous and the fastest with static batching."""
-    text = "NVML's utilisation is the share of time in which any kernel runs, however little of the GPU it uses."
+    text = "NVML's utilisation is the share of time in which any kernel runs, even if it uses little of the GPU."
     yield Finding(text, PUBLISHED, "any GPU", ("NVML",))
     cells = evidence.tables["cells"]
     summary, _ = cell_summary(cells, RATE, {"utilization_pct_mean": "mean"})
@@ -289,7 +289,7 @@ def _bytes_of_users(model: str, few: float, many: float) -> Finding:
     slower = bytes_of[1] / bytes_of[0]
     text = (
         f"A step reads the weights once for all: with {_TOKENS_HELD} tokens each, {many:g} users of {model} read"
-        f" {slower:.3g} times the bytes of {few:g}. By bytes alone each token takes so many times as long, and all"
+        f" {slower:.3g} times the bytes of {few:g}. By bytes alone each token takes {slower:.3g} times as long, and all"
         f" together make {many / few / slower:.3g} times the tokens/s."
     )
     return Finding(text, COMPUTED, f"{model}, bound by memory", ("formulas.decode_step_bytes",))

@@ -76,12 +76,12 @@ def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """The maximum of empty slots for any length, by arithmetic; a measured mean above it would contradict."""
     block_size, most = int(claim.value("block_size")), claim.quantity("empty_slots_per_sequence").max
     emptiest = max(-tokens % block_size for tokens in range(1, block_size + 1))
-    text = f"Only a sequence's last block has empty slots: of {block_size} at most {emptiest}, with one token in it."
+    text = f"Only a sequence's last block has empty slots: at most {emptiest} of {block_size}, if it holds one token."
     says = SUPPORTED if emptiest == most else CONTRADICTED
     yield Finding(text, COMPUTED, f"blocks of {block_size} tokens", ("formulas.internal_fragmentation",), says)
     for row in _waste(evidence, "block_size_whatif", block_size):
         found = row["wasted_slots_per_sequence"]
-        text = f"With the requests that were measured {found:.3g} slots of a sequence would be empty on average."
+        text = f"With the measured requests, {found:.3g} slots of a sequence would be empty on average."
         yield _of_requests(row, text, CONTRADICTED if found > emptiest else None)
 
 
@@ -91,12 +91,12 @@ def contiguous_waste(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     low, high = claim.range("waste")
     text = (
         f"Reserving R slots for requests of n tokens wastes 1 - n/R, so {low:g} to {high:g} % where requests hold"
-        f" {100 - high:g} to {100 - low:g} % of what is reserved, and any other share for other lengths."
+        f" {100 - high:g} to {100 - low:g} % of the reserved slots, and another share for other lengths."
     )
     yield Finding(text, COMPUTED, "any device", ("formulas.contiguous_preallocation_waste",))
     for row in _waste(evidence, "contiguous_max_model_len"):
         found = row["waste_pct"]
-        text = f"With that many slots for each measured request, {found:.1f} % would be wasted."
+        text = f"With max_model_len slots for each measured request, {found:.1f} % would be wasted."
         says = SUPPORTED if low <= found <= high else CONTRADICTED
         yield _of_requests(row, text, says)
 
@@ -118,7 +118,7 @@ def waste_of_reserved_slots(claim: Claim, evidence: Evidence) -> Iterator[Findin
     reserved, published = claim.value("tokens_reserved_per_request"), claim.value("waste")
     text = (
         f"By arithmetic a request wastes {published:g} % of {plain(reserved)} slots if it holds"
-        f" {reserved * (1 - published / 100):.0f} tokens; the claim says only that it is short."
+        f" {reserved * (1 - published / 100):.0f} tokens; the claim says only that the request is short."
     )
     yield Finding(text, COMPUTED, "any device", ("formulas.contiguous_preallocation_waste",))
     for row in _waste(evidence, "contiguous_max_model_len"):
@@ -135,14 +135,15 @@ def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     reserved, paged = claim.value("kv_memory_used_preallocated"), claim.value("kv_memory_used_paged")
     held = formulas.expected_slots_wasted_per_sequence(_BLOCK_SIZE) / (100 / paged - 1)
     text = (
-        f"Blocks of {_BLOCK_SIZE} are {paged:g} % full where requests hold {held:.3g} tokens on average, and what is"
-        f" reserved beforehand is {reserved:g} % full where they hold such a part of it: the lengths decide."
+        f"Blocks of {_BLOCK_SIZE} are {paged:g} % full if requests hold {held:.3g} tokens on average, and memory that "
+        f"is reserved beforehand is {reserved:g} % full if requests use that share of it, so both depend on the "
+        "lengths."
     )
     yield Finding(text, COMPUTED, "any device", ("formulas.expected_slots_wasted_per_sequence",))
     for row, contiguous in _both_layouts(evidence):
         used, used_contiguous = 100 - row["waste_pct"], 100 - contiguous["waste_pct"]
         text = (
-            f"With the requests that were measured {used:.1f} % of the slots in blocks of {_BLOCK_SIZE} would hold a"
+            f"With the measured requests, {used:.1f} % of the slots in blocks of {_BLOCK_SIZE} would hold a"
             f" token, and {used_contiguous:.1f} % of max_model_len slots for each."
         )
         as_said = abs(used - paged) <= SAME_POINTS and abs(used_contiguous - reserved) <= SAME_POINTS
@@ -156,13 +157,14 @@ def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     of_memory = evidence.published.claim("memory-used-by-paging")
     used = of_memory.value("kv_memory_used_paged"), of_memory.value("kv_memory_used_preallocated")
     text = (
-        f"The same text's {used[0]:g} % against {used[1]:g} % of memory in use would be {used[0] / used[1]:.3g} times."
+        f"The same text gives {used[0]:g} % and {used[1]:g} % of memory in use, which is a ratio of "
+        f"{used[0] / used[1]:.3g}."
     )
     yield Finding(text, PUBLISHED, "as published", ("claims.yaml",))
     for row, contiguous in _both_layouts(evidence):
         ratio = contiguous["slots_held_mean"] / row["slots_held_mean"]
         text = (
-            f"The requests that were measured would take {ratio:.3g} times the slots with max_model_len for each as in"
+            f"The measured requests would take {ratio:.3g} times as many slots with max_model_len for each as in"
             f" blocks of {_BLOCK_SIZE}."
         )
         yield _of_requests(row, text, SUPPORTED if low <= ratio <= high else CONTRADICTED)
@@ -186,7 +188,7 @@ def blocks_linear(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     (low, fewer), (high, more) = min(observed), max(observed)
     text = (
         f"{plain(more)} over {plain(fewer)} blocks are {more / fewer:.4g} times, the utilizations {high / low:.4g}"
-        " times. Two points always lie on a line, so they alone do not show one."
+        " times. Two points always lie on a line, so they alone prove nothing."
     )
     yield Finding(text, PUBLISHED, "L4, opt-125m, as published", (str(claim.table),))
     capacity = evidence.tables["capacity"]
@@ -194,8 +196,8 @@ def blocks_linear(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     for row in records(published.drop_duplicates("implied_overhead_bytes")):
         overhead, predicted = row["implied_overhead_bytes"], row["predicted_overhead_bytes"]
         text = (
-            "By the formula blocks are a line that begins below zero, at minus weights and overhead. The points put"
-            f" these at {overhead / GIB:.2f} GiB, predicted are {predicted / GIB:.2f} GiB."
+            "By the formula the number of blocks is a straight line with a negative intercept: minus weights and "
+            f"overhead. The points imply {overhead / GIB:.2f} GiB for these; predicted are {predicted / GIB:.2f} GiB."
         )
         says = SUPPORTED if abs(overhead / predicted - 1) * 100 <= OVERHEAD_PCT else CONTRADICTED
         ids = ("capacity", "formulas.memory_and_overhead")
@@ -212,7 +214,7 @@ def _measured_lines(capacity: pd.DataFrame) -> Iterator[Finding]:
         memory = rows["implied_memory_bytes"] * rows["gpu_memory_utilization"] - rows["implied_overhead_bytes"]
         off_pct = 100 * (rows["observed_num_blocks"] / (memory / rows["bytes_per_block"]) - 1).abs().max()
         row = records(rows)[0]
-        text = f"Blocks at {len(rows)} utilizations are at most {off_pct:.2g} % off a line."
+        text = f"Blocks at {len(rows)} utilizations deviate from a straight line by at most {off_pct:.2g} %."
         says = SUPPORTED if off_pct <= ON_A_LINE_PCT else CONTRADICTED
         yield measured(ON_AN_L4.covers(row["gpu"], row["model"]), row, text, says, rows["cell_id"])
 
@@ -230,7 +232,7 @@ def capacity_of_an_l4(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     rows = capacity[capacity["gpu_memory_utilization"].eq(utilization) & capacity["kv_cache_tokens_error_pct"].notna()]
     for row in records(rows[rows["source"] == PUBLISHED_ROW]):
         differs = abs(row["kv_cache_tokens_error_pct"]) > DISAGREES_PCT
-        text = row["explanation"] if differs else "The prediction is the published number, to 5 %."
+        text = row["explanation"] if differs else "The prediction agrees with the published number within 5 %."
         scope = f"a whole {row['gpu']}, {row['model']}"
         yield Finding(text, COMPUTED, scope, (row["cell_id"],), CONTRADICTED if differs else SUPPORTED)
     for row in records(rows[rows["source"] != PUBLISHED_ROW]):

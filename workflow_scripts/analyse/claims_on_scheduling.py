@@ -30,8 +30,9 @@ def prompts_limit_concurrency(claim: Claim, evidence: Evidence) -> Iterator[Find
     """Sequences that ran at once with so many prompts: the claim may mean their peak or their mean over time."""
     prompts, (low, high) = claim.value("prompts"), claim.range("concurrency")
     text = (
-        f"All requests of an offline benchmark wait from its start, so {plain(prompts)} of them run at once if"
-        " max-num-seqs, a step's tokens and the KV blocks allow it; later fewer, because the short ones end first."
+        f"All requests of an offline benchmark wait from its start. So {plain(prompts)} of them run at once if "
+        "max-num-seqs, the tokens per step and the KV blocks allow it. Later fewer run, because the short ones end "
+        "first."
     )
     yield Finding(text, COMPUTED, "any device", ("docs/schedule.md",))
     cells = counted(evidence.tables["cells"]).dropna(subset=["running_peak", "running_mean"])
@@ -47,8 +48,8 @@ def prompts_limit_concurrency(claim: Claim, evidence: Evidence) -> Iterator[Find
 def evicted_blocks(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Supported where blocks were evicted and the hits are those of a schedule that evicts the longest unused ones."""
     text = (
-        "vLLM keeps blocks that nobody holds in a queue and takes them from its front. Blocks are appended when they"
-        " are given back, the last of a request first, so a shared beginning stays longest."
+        "vLLM keeps free blocks in a queue and takes them from its front. Freed blocks are appended, the last block of "
+        "a request first, so a shared beginning stays longest."
     )
     yield Finding(text, COMPUTED, "any device", ("docs/schedule.md",))
     table = evidence.tables["predictions"]
@@ -60,7 +61,7 @@ def evicted_blocks(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         if kept - scheduled >= EVICTED_POINTS:
             text = (
                 f"{found:.1f} % of the prompt tokens were found; it would be {kept:.1f} % if nothing were evicted, and"
-                f" {scheduled:.1f} % if the blocks given back longest ago are."
+                f" {scheduled:.1f} % if the blocks that were freed longest ago are evicted."
             )
             says = SUPPORTED if abs(found - scheduled) <= HIT_POINTS else None
             yield measured(ON_GPUS.covers(row["gpu"], row["model"]), row, text, says, (row["cell_id"],))
@@ -71,8 +72,8 @@ def tensor_or_pipeline(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     """Tensor ranks and as many pipeline stages, both over one GPU: the stages must give the higher throughput."""
     weights = facts_of(LLAMA_8B).decode_weight_bytes
     text = (
-        f"Of the {weights / 1e9:.3g} GB that {LLAMA_8B} reads for a token, each of two tensor ranks reads half at the"
-        " same time; of two stages, each reads half one after the other, which shortens no token."
+        f"Of the {weights / 1e9:.3g} GB that {LLAMA_8B} reads for a token, each of two tensor ranks reads half, at the "
+        "same time. Two pipeline stages read their halves one after the other, so no token gets faster."
     )
     yield Finding(text, COMPUTED, "any GPUs", ("formulas.decode_step_bytes",))
     cells, effects = counted(evidence.tables["cells"]), evidence.tables["effects"]

@@ -76,7 +76,7 @@ def weights_on_a100s(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         fewest = next(n for n in range(1, 1000) if n * PUBLISHED_UTILIZATION * memory > weights)
         left = gpus * PUBLISHED_UTILIZATION * memory - weights
         text = (
-            f"The weights of {model} have {weights / GB:.3g} GB; {gpus} A100 80GB with {PUBLISHED_UTILIZATION:g} of"
+            f"The weights of {model} take {weights / GB:.3g} GB; {gpus} A100 80GB with {PUBLISHED_UTILIZATION:g} of"
             f" their memory have {gpus * PUBLISHED_UTILIZATION * memory / GB:.3g} GB."
         )
         if left > 0:
@@ -133,7 +133,7 @@ def meaning_of_utilization(claim: Claim, evidence: Evidence) -> Iterator[Finding
     shares = _shares_at_most(utilization)
     most = max(shares, key=lambda gpu: shares[gpu])
     text = (
-        f"It is the share that the whole engine may use. At {utilization:g} the weights of {LLAMA_8B} leave at most"
+        f"That is the share for the whole engine. At {utilization:g} the weights of {LLAMA_8B} leave at most"
         f" {shares[most]:.0f} % of {most} for the KV cache, and less on smaller GPUs."
     )
     says = CONTRADICTED if shares[most] < published else None

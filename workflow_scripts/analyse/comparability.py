@@ -123,7 +123,7 @@ def _content(a: Side, b: Side) -> str | None:
         return None
     named = [f"{d.path} is {said(d.a)} in A and {said(d.b)} in B" for d in found[:MOST_NAMED]]
     more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"other weights or requests were asked for: {'; '.join(named)}{more}"
+    return f"weights or requests differ: {'; '.join(named)}{more}"
 
 
 def _same(a: Side, b: Side) -> str | None:

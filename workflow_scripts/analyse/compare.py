@@ -6,8 +6,8 @@ A is what was measured before and B what was measured now: the folder of a study
 Ratios are of B over A. Where two cells must not be compared, it says why. A rate that was measured on one occasion
 promises nothing beyond it, so a cell counts as changed only if it changed by more than occasions vary.
 
-Exit codes: 0: nothing changed; 1: a cell changed or ended otherwise, or a comparison in B contradicts the one in A; 2:
-bad input, or no cell can be compared.
+Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
+2: bad input, or no cell can be compared.
 """
 
 import math
@@ -56,9 +56,9 @@ def summary(found: Comparison) -> list[str]:
         f"(standard deviation {found.occasions_vary_pct:g} %).",
     ]
     if found.refused:
-        sentences.append(f"{_many(len(found.refused), 'cell')} must not be compared; the reasons are below.")
+        sentences.append(f"{_many(len(found.refused), 'cell')} cannot be compared; the reasons are below.")
     if found.outcomes:
-        sentences.append(f"{_many(len(found.outcomes), 'cell')} ended otherwise.")
+        sentences.append(f"{_many(len(found.outcomes), 'cell')} have another outcome.")
     if found.only_a or found.only_b:
         sentences.append(f"Only in A: {_many(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
     known = [pair.inside for pair in found.pairs if pair.inside is not None]
@@ -89,7 +89,7 @@ def sections(found: Comparison) -> Iterator[Section]:
                 ],
             ),
             Section(
-                "Ended otherwise",
+                "Other outcomes",
                 ("cell", "A", "B", "reason"),
                 [(o.cell, o.a, o.b, o.reason or "") for o in found.outcomes],
             ),

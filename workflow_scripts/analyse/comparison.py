@@ -44,7 +44,7 @@ class Refused(Record):
 
 
 class OutcomeChange(Record):
-    """A cell that ended otherwise."""
+    """A cell that have another outcome."""
 
     cell: str
     a: str

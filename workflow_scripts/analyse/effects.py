@@ -275,11 +275,11 @@ def _verdict_text(row: Row) -> str:
     if row["verdict"] == CHANGES:
         return f"a change of more than {margin}"
     if row["bimodal"]:
-        return "not decided: the starts of a cell fall into two groups, so no one number describes it"
+        return "not decided: the starts of a cell fall into two groups, so no single number describes it"
     if math.isnan(row["ratio_low"]):
-        return "not decided: it takes at least two starts of each, in the same rounds"
+        return "not decided: this needs at least two starts of each, in the same rounds"
     if row["scope"] == WITHIN_START:
-        return f"not decided at a margin of {margin}: one start of each does not show what another would give"
+        return f"not decided at a margin of {margin}: one start of each does not show how starts vary"
     if math.isnan(row["starts_needed"]):
         return (
             f"not decided at a margin of {margin}, nor likely to be with {MOST_FURTHER_STARTS} further starts of each"
@@ -307,7 +307,7 @@ def _effect_text(row: Row, a: Row, b: Row, knob: Knob) -> str:
     if row["comparison"] == OVERALL:
         return "" if row["took_effect"] else f"It made no difference to the engine: {seen_in} never changed."
     seen, before = knob_text(a[seen_in]), knob_text(b[seen_in])
-    asked = f", not the {row['value']} asked for" if knob.value_in and seen != row["value"] else ""
+    asked = f", not the requested {row['value']}" if knob.value_in and seen != row["value"] else ""
     if row["took_effect"]:
         return f"It took effect: {seen_in} was {seen}{asked}, against {before}."
     return f"It made no difference to the engine: {seen_in} was {seen} with both{asked}."
@@ -327,7 +327,7 @@ def _bound_text(row: Row, a: Row) -> str:
         "sequences": f"As many sequences ran as the settings allow ({a['max_concurrency_allowed']}).",
         "prompts": f"All {a['num_requests']} requests ran at once, so a higher limit could change nothing.",
         "kv_blocks": "The KV cache was full, which limited how many sequences ran at once.",
-        "token_budget": "A step's token budget limited how many sequences ran at once; everything else had room left.",
+        "token_budget": "A step's token budget limited how many sequences ran at once; nothing else was full.",
     }[a["bound_by"]]
 
 

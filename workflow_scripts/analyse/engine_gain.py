@@ -225,14 +225,14 @@ def _improvement_text(vllm: Row, hf: Row, reason: str | None, interval: list[Any
     value, low, high, scope = interval
     ratio = interval_text(value, low, high, " times the output tokens/s", scope)
     if kind == CONTINUOUS:
-        what = f"Both take in requests as others end, over a paged cache; vLLM has up to {seqs} at a time."
+        what = f"Both admit requests as others end, with a paged cache; vLLM runs up to {seqs} at a time."
     elif kind == STATIC_BATCH:
-        batch = f"HuggingFace has {hf['knob_batch_size']:g} at a time, each batch until its longest ends"
-        what = f"{batch}; vLLM takes in requests as others end, up to {seqs} at a time."
+        batch = f"HuggingFace runs {hf['knob_batch_size']:g} at a time, each batch until its longest request ends"
+        what = f"{batch}; vLLM admits requests as others end, up to {seqs} at a time."
     elif seqs > 1:
-        what = f"HuggingFace has one request at a time, vLLM up to {seqs}, so part of it is batching."
+        what = f"HuggingFace runs one request at a time, vLLM up to {seqs}, so part of the gain is batching."
     else:
-        what = "Both have one request at a time, so no batching is in it."
+        what = "Both run one request at a time, so the ratio does not include batching."
     return f"{subject}: {ratio}. {what}"
 
 

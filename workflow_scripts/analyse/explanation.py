@@ -102,26 +102,29 @@ def _in_words(row: Row, candidates: Mapping[str, float], found: Explanation) -> 
         return " and ".join(f"{_WORDS[name]} ({candidates[name]:.3g})" for name in names)
 
     if found.nearest is None:
-        return "No ratio of the two devices is known to compare it with."
+        return "No known ratio of the two devices could explain it."
     direction = "above" if found.difference_pct > 0 else "below"
-    distance = f"{named([found.nearest])}: what was observed lies {abs(found.difference_pct):.1f} % {direction} it"
+    distance = f"{named([found.nearest])}: the observed ratio lies {abs(found.difference_pct):.1f} % {direction} it"
     interval = "its interval"
     if row.get("scope") == WITHIN_START:
         interval = f"if starts vary by {100 * ASSUMED_SD:g} %, which one start cannot show, its interval"
     if found.support == INSIDE:
         several = len(found.supported) > 1
-        text = f"{interval[0].upper()}{interval[1:]} holds the ratio{'s' * several} of {named(found.supported)}"
+        text = f"{interval[0].upper()}{interval[1:]} contains the ratio{'s' * several} of {named(found.supported)}"
         text += ", and cannot tell them apart." if several else "."
     elif found.support == NEAR:
-        outside = "" if math.isnan(row["ratio_low"]) else f", and {interval} leaves it out"
-        text = f"Nearest is the ratio of {distance}{outside}."
+        outside = "" if math.isnan(row["ratio_low"]) else f", and {interval} excludes it"
+        text = f"The nearest ratio is that of {distance}{outside}."
     else:
-        text = f"No known ratio is within {NEAR_PCT:g} %. Nearest is that of {distance}."
+        text = f"No known ratio is within {NEAR_PCT:g} %. The nearest is that of {distance}."
     rejected = [n for n, value in candidates.items() if not math.isnan(value) and n not in found.supported]
     if rejected and found.support != NONE:
-        text += f" It is not the ratio of {named(rejected)}."
+        text += f" It does not support {named(rejected)}."
     if found.support != INSIDE and _is_between(row):
-        text += " It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
+        text += (
+            " The observed ratio lies between those of FLOP rates and of bandwidths, as for a mix of steps bound by "
+            "each."
+        )
     return text
 
 

@@ -39,7 +39,7 @@ SCHEMA = table_schema(
         **NUMBER(
             "ratio ratio_low ratio_high",
             "latency of `value` over that of `baseline`, mean of the ratios within rounds, with its 95 % interval; "
-            "null if nothing shows what varies, or if the starts of a cell fall into two groups",
+            "null if the variation is not known, or if the starts of a cell fall into two groups",
         ),
     },
     TEXT(

@@ -57,7 +57,7 @@ SCHEMA = table_schema(
     INTEGER("repeats_a repeats_b", "repeats that count, of all starts"),
     INTEGER("starts", "starts that both have in the same rounds"),
     NUMBER("ratio", "observed: geometric mean of the ratios within rounds"),
-    NUMBER("ratio_low ratio_high", "its 95 % interval; null if nothing shows what varies"),
+    NUMBER("ratio_low ratio_high", "its 95 % interval; null if the variation is not known"),
     TEXT("scope", SCOPE_MEANING),
     NUMBER("bandwidth_ratio", "of the data sheets' memory bandwidths"),
     NUMBER("flop_ratio", "of the data sheets' dense rates for the model's dtype; null for quantised weights"),

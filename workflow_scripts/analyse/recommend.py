@@ -74,12 +74,12 @@ SCHEMA = table_schema(
     INTEGER("repeats", "repeats that count, of all starts"),
     NUMBER("output_tokens_per_s", "geometric means over the starts"),
     NUMBER(
-        "output_tokens_per_s_low output_tokens_per_s_high", "their 95 % intervals; null if nothing shows what varies"
+        "output_tokens_per_s_low output_tokens_per_s_high", "their 95 % intervals; null if the variation is not known"
     ),
     NUMBER("tpot_s_p50", "geometric means over the starts"),
-    NUMBER("tpot_s_p50_low tpot_s_p50_high", "their 95 % intervals; null if nothing shows what varies"),
+    NUMBER("tpot_s_p50_low tpot_s_p50_high", "their 95 % intervals; null if the variation is not known"),
     NUMBER("ttft_s_p50", "geometric means over the starts"),
-    NUMBER("ttft_s_p50_low ttft_s_p50_high", "their 95 % intervals; null if nothing shows what varies"),
+    NUMBER("ttft_s_p50_low ttft_s_p50_high", "their 95 % intervals; null if the variation is not known"),
     TEXT("scope", SCOPE_MEANING),
     NUMBER("ttft_s_p99_worst tpot_s_p99_worst", "the highest 99th percentile of any repeat"),
     TEXT(
@@ -272,7 +272,7 @@ def _settings(count: int) -> str:
 
 def _fastest_text(cell: Row, which: str, ties: list[Row]) -> str:
     rate = interval_text(cell[RATE], cell[f"{RATE}_low"], cell[f"{RATE}_high"], " output tokens/s", cell["scope"])
-    text = f"{sentence(cell['words'])}: {rate}, the most {which}."
+    text = f"{sentence(cell['words'])}: {rate}, the highest {which}."
     if ties:
         more = f"; and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
         text += f" Not shown to be slower: {'; '.join(tie['words'] for tie in ties[:MOST_NAMED])}{more}."
@@ -285,7 +285,7 @@ def _smallest_text(cells: list[Row], smallest: int, best: int, as_fast: int, mar
         return f"No smaller setting is shown to be within {margin_pct:g} % of the fastest ({fastest})."
     return (
         f"{sentence(cell)}: the smallest of the {as_fast} of {_settings(len(cells))} that are"
-        f" shown to be within {margin_pct:g} % of the fastest ({fastest}), counting the fastest itself."
+        f" shown to be within {margin_pct:g} % of the fastest ({fastest}), including the fastest itself."
     )
 
 

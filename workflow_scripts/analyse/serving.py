@@ -132,7 +132,7 @@ SUMMARY_SCHEMA = table_schema(
     INTEGER("repeats", "repeats that count"),
     NUMBER(
         [f"{name}{end}" for name in MEANS for end in ("", "_low", "_high")],
-        "geometric mean over the starts with its 95 % interval; null if nothing shows what varies",
+        "geometric mean over the starts with its 95 % interval; null if the variation is not known",
     ),
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
@@ -367,7 +367,7 @@ def _words(row: Mapping[str, Any]) -> str:
         idle = f"{row['num_requests']} of " if row["num_requests"] < row["users"] else ""
         words = f"{served} to {idle}{users}."
     elif row["load"] == AT_ONCE:
-        words = f"All requests were there at once; {served}."
+        words = f"All requests arrived at once; {served}."
     elif pd.isna(row["saturated"]):
         words = f"The run is too short to say whether the server keeps up: {rates}."
     elif row["saturated"]:
@@ -380,7 +380,8 @@ def _words(row: Mapping[str, Any]) -> str:
     else:
         words = f"The server kept up: {rates}."
     if row["limited_by"] == "users":
-        words += f" No more than {row['users']} requests were sent at once, so others waited in the client."
+        most = f"{row['users']} request{'s' * (row['users'] > 1)}"
+        words += f" The client sent at most {most} at once; others waited in the client."
     elif row["limited_by"] == "client":
         words += (
             f" The client was the limit: 1 % of the requests left it {number(row['client_lag_s_p99'])} s late or"

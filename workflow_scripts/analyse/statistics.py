@@ -46,11 +46,11 @@ _OWN_VARIANCE_ALPHA = 0.1
 
 FLAT, CHANGES, NOT_DECIDED = "flat", "changes", "not decided"
 FASTER, SLOWER = "faster", "slower"
-WITHIN_START, BETWEEN_STARTS, BETWEEN_CARDS = "within one start", "between starts on this card", "between cards"
+WITHIN_START, BETWEEN_STARTS, BETWEEN_CARDS = "within one start", "between starts on this device", "between cards"
 
 SCOPE_MEANING = (
     "what the row's intervals cover: `within one start` (only what varies between repeats, so nothing about another "
-    "start), `between starts on this card` or `between cards`"
+    "start), `between starts on this device` or `between cards`"
 )
 
 
@@ -124,7 +124,7 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
     >>> cells = Samples(log, np.array([np.nan, 0.0001]), np.array([1.0, 3.0]), nothing, nothing > 0)
     >>> interval, scope = mean_interval(cells)
     >>> [end.round(1).tolist() for end in interval], scope.tolist()
-    ([[100.0, 50.0], [93.1, 48.3], [107.4, 51.8]], ['between starts on this card', 'within one start'])
+    ([[100.0, 50.0], [93.1, 48.3], [107.4, 51.8]], ['between starts on this device', 'within one start'])
     """
     mean, squared, df = mean_errors(samples)
     half = _half_width(_OF_BOTH_RUNS * squared, df, CONFIDENCE)
@@ -248,7 +248,7 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     ... )
     >>> found = compare(cells, [0], [1])
     >>> [round(float(end[0]), 2) for end in found.interval()], str(found.scope[0])
-    ([2.0, 1.93, 2.07], 'between starts on this card')
+    ([2.0, 1.93, 2.07], 'between starts on this device')
     """
     a, b = np.asarray(a, dtype=int), np.asarray(b, dtype=int)
     log_a, log_b = samples.log[..., a, :], samples.log[..., b, :]

@@ -76,11 +76,11 @@ def _found_gpus(gpu: Gpu, count: int) -> Device:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as e:
-        raise WrongDeviceError(f"{gpu.name} was asked for, and there is no NVIDIA GPU here: {e}") from None
+        raise WrongDeviceError(f"{gpu.name} was requested, but there is no NVIDIA GPU here: {e}") from None
     try:
         found = [_described(handle) for handle in _handles(count)]
     except pynvml.NVMLError as e:
-        raise WrongDeviceError(f"{gpu.name} was asked for, and NVML cannot read a GPU here: {e}") from None
+        raise WrongDeviceError(f"{gpu.name} was requested, but NVML cannot read a GPU here: {e}") from None
     finally:
         pynvml.nvmlShutdown()
     for one in found:
@@ -110,7 +110,7 @@ def _handles(count: int) -> list[Any]:
     try:
         return [nvml_handle(place) for place in range(count)]
     except (pynvml.NVMLError, IndexError, ValueError):
-        raise WrongDeviceError(f"{count} GPUs were asked for, and this process sees fewer") from None
+        raise WrongDeviceError(f"{count} GPUs were requested, but this process sees fewer") from None
 
 
 def _described(handle: Any) -> Device:
@@ -141,7 +141,7 @@ def _described(handle: Any) -> Device:
 def _check(gpu: Gpu, found: Device) -> None:
     name = found["name"]
     if not gpu.is_called(name):
-        raise WrongDeviceError(f"{gpu.name} was asked for, and the GPU here is {name!r}")
+        raise WrongDeviceError(f"{gpu.name} was requested, but the GPU here is {name!r}")
     expected = gpu.usable_memory_bytes or gpu.memory_bytes
     if expected is not None and abs(found["memory_total_bytes"] / expected - 1) > MEMORY_TOLERANCE:
         raise WrongDeviceError(f"{gpu.name} has {expected:.0f} bytes of memory, this one {found['memory_total_bytes']}")

@@ -207,7 +207,7 @@ def _intervals(report: Report) -> Iterator[tuple[str, str]]:
     effects = report.tables.get("effects")
     scopes = [] if effects is None or "scope" not in effects else list(effects["scope"].dropna().unique())
     # What an interval does not cover, such as another start, it promises nothing about.
-    covered = [f"as far as they differ by what varies {listed(scopes, 'or')}"] if scopes else []
+    covered = [f"if they differ only by what varies {listed(scopes, 'or')}"] if scopes else []
     yield "Intervals", "; ".join([", ".join(["in brackets: 95 % of further runs", *covered]), repeats])
 
 

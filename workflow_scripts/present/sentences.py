@@ -94,10 +94,10 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
     effects = report.tables.need("effects", "scope")
     scopes = list(effects["scope"].dropna().unique())
     covers = (
-        "In 95 of 100 cases another run has its ratio within the interval, as far as runs differ by what varies "
+        "In 95 of 100 cases another run has its ratio within the interval, if runs differ only by what varies "
         f"{', or '.join(scopes)}."
         if scopes
-        else "No ratio has an interval, because nothing shows what varies."
+        else "No ratio has an interval, because the variation is not known."
     )
     what = "output tokens per second, or the latency that a sentence names"
     yield Text(f"Verdicts compare {what}, within the margin that a sentence names. {covers}")

@@ -1,4 +1,4 @@
-"""What became of a cell: the record `outcome.json`."""
+"""The outcome of a cell: the record `outcome.json`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -18,7 +18,7 @@ def test_a_cell_of_three_starts_has_their_geometric_mean_and_an_interval_around_
     assert row["value"] == pytest.approx(math.prod(rates) ** (1 / 3))
     assert row["low"] < 98 < 102 < row["high"]
     assert row["low"] * row["high"] == pytest.approx(row["value"] ** 2)
-    assert (row["repeats"], row["scope"]) == (3, "between starts on this card")
+    assert (row["repeats"], row["scope"]) == (3, "between starts on this device")
 
 
 def test_every_engine_and_measure_has_rows_but_not_what_failed_or_arrives_at_a_rate():

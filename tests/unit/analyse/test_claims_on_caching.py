@@ -19,10 +19,10 @@ SAVED = "computation-saved-by-prefix-caching"
 def test_seven_of_eight_prompts_are_found_and_whole_blocks_are_less():
     share, blocks = findings(HIT_RATE, evidence())
     assert (share.label, share.says) == (COMPUTED, SUPPORTED)
-    assert share.text == "All but the first of 8 prompts are 87.5 % of them, if every token of theirs is found."
+    assert share.text == "All but the first of 8 prompts can be found, which is 87.5 % of them."
     assert (blocks.label, blocks.says) == (COMPUTED, None)
     assert "0 % at 16 tokens, 82.4 % at 17 tokens, 58.3 % at 48 tokens, 87.4 % at 1601 tokens in" in blocks.text
-    assert "blocks of 16. 87.5 % is what long prompts come near to." in blocks.text
+    assert "blocks of 16. 87.5 % is the limit for long prompts." in blocks.text
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_speed_up_on_a_gpu_must_lie_in_the_range(row, verdict):
 
 def test_what_a_speed_up_takes_is_told_and_the_measured_one_with_its_cells():
     takes, found = findings(SPEEDUP, evidence(effects=[effect(1.2)]))
-    assert takes.text == "It takes 13 to 20 % of the time of a run to be spent on the prefix."
+    assert takes.text == "This speed-up needs 13 to 20 % of the time of a run to be spent on the prefix."
     assert (takes.label, takes.says) == (COMPUTED, None)
     assert (found.text, found.ids) == (f"l4, {LLAMA}, chat: It is faster.", ("on", "off"))
 
@@ -128,7 +128,7 @@ def test_tokens_of_all_cells_of_a_workload_are_summed_and_named():
     )
     about, found = findings(SAVED, evidence(cells=[other, second]))
     assert (about.label, about.says) == (COMPUTED, None)
-    assert "so 10 to 30 % are saved where that share is found" in about.text
+    assert "so 10 to 30 % are saved if this share is found" in about.text
     # 2 x 1,344 + 500 of 2 x 6,720 + 1,000 tokens.
     assert found.text == (
         f"cpu-all, {LLAMA}, prefix: 3,188 of 14,440 tokens were found in the cache, which saves 22.1 % of them."

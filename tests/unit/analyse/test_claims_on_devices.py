@@ -38,8 +38,8 @@ def test_the_ceiling_of_one_sequence_contradicts_flatness_on_every_gpu():
     assert [f.scope.split(",")[0] for f in found] == ["H200", "H100", "A100 PCIe", "L40S"]
     assert found[0].text == (
         "The 11,939 tokens/s of H200 at max_num_seqs 1 are 18.7 times the ceiling for prompt and output tokens; 1 live"
-        " sequences: a step reads 15.0 GB of weights at 4.8 TB/s. To be possible it takes 19 sequences at once or more,"
-        " or prompts that are 36.4 times as long as outputs or more."
+        " sequences: a step reads 15.0 GB of weights at 4.8 TB/s. It would be possible with at least 19 sequences"
+        " at once, or with prompts that are at least 36.4 times as long as outputs."
     )
     assert found[0].scope == "H200, llama-3.1-8b-instruct, 200 + 200 tokens per request"
     assert found[0].ids == (SEQS_TABLE, "analyse.audit")
@@ -63,7 +63,7 @@ def test_possible_rates_decide_nothing_and_are_shown(tmp_path):
     (found,) = findings(FLAT_SEQS, of)
     assert found.says is None
     assert "The 100 tokens/s of H200 at max_num_seqs 1 are 0.157 times the ceiling" in found.text
-    assert "To be possible" not in found.text
+    assert "It would be possible" not in found.text
     assert judged(FLAT_SEQS, of) == NOT_TESTABLE
 
 
@@ -71,7 +71,7 @@ def test_the_worst_rate_of_a_gpu_is_shown(tmp_path):
     rows = [row | {"throughput_tok_s": 1000 * i} for i, row in enumerate(SLOW, start=1)]
     (found,) = findings(FLAT_SEQS, evidence(republished(tmp_path, {SEQS_TABLE: rows})))
     assert "The 1,000 tokens/s of H200 at max_num_seqs 1 are 1.57 times" in found.text
-    assert "it takes 2 sequences" in found.text
+    assert "at least 2 sequences" in found.text
 
 
 def test_a_device_that_is_not_known_has_no_ceiling(tmp_path):
@@ -164,7 +164,7 @@ def test_an_impossible_rate_contradicts_flat_block_sizes(tmp_path):
     of = evidence(republished(tmp_path, {BLOCKS_TABLE: rows}))
     found = findings(FLAT_BLOCKS, of)[0]
     assert found.says == CONTRADICTED
-    assert "To be possible" not in found.text  # how many sequences ran is not stated
+    assert "It would be possible" not in found.text  # how many sequences ran is not stated
     assert found.text.startswith("The 1,000,000 tokens/s of L40S are ")
 
 
@@ -203,7 +203,7 @@ def test_a_ratio_far_from_that_of_bandwidths_is_contradicted():
     assert (own.label, own.says) == (PUBLISHED, None)
     assert own.text == "Its own table gives 2.954x on the mean of 5 settings."
     assert (found.label, found.says) == (COMPUTED, CONTRADICTED)
-    assert "It is not the ratio of memory bandwidths (5.56)" in found.text
+    assert "It does not support memory bandwidths (5.56)" in found.text
     assert found.scope == "H200 over L40S, by data sheets"
 
 
@@ -218,7 +218,7 @@ def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
     assert found.says is None
     assert found.text == (
         "H100 over A100 PCIe may mean 6 pairs of cards. Within 10 % of 2.16x are the ratios of bandwidths of"
-        " h100-sxm over a100-pcie-40gb (2.15x), h100-nvl over a100-pcie-80gb (2.02x); further off are those of"
+        " h100-sxm over a100-pcie-40gb (2.15x), h100-nvl over a100-pcie-80gb (2.02x); outside are those of"
         " h100-sxm over a100-pcie-80gb (1.73x), h100-pcie over a100-pcie-40gb (1.31x), h100-pcie over a100-pcie-80gb"
         " (1.05x), h100-nvl over a100-pcie-40gb (2.51x)."
     )
@@ -228,12 +228,12 @@ def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
 def test_a_ratio_near_none_of_the_cards_is_contradicted():
     *_, found = findings("h100-over-a100", evidence(), throughput_ratio=5.0)
     assert found.says == CONTRADICTED
-    assert "are the ratios of bandwidths of none; further off" in found.text
+    assert "are the ratios of bandwidths of none; outside" in found.text
 
 
 def ratio(value, explanation, **columns):
     names = {"gpu_a": "h200", "gpu_b": "l40s", "metric": "output_tokens_per_s", "engine": "vllm", "knobs": "bs16"}
-    names |= {"ratio_low": value * 0.99, "ratio_high": value * 1.01, "scope": "between starts on this card"}
+    names |= {"ratio_low": value * 0.99, "ratio_high": value * 1.01, "scope": "between starts on this device"}
     return names | {"ratio": value, "explanation": explanation, "verdict_text": "It is so."} | columns
 
 

@@ -28,7 +28,7 @@ def test_one_sequence_cannot_make_293_tokens_a_second_on_an_a100():
     total, output = findings(HF, evidence())
     assert (total.label, total.says) == (COMPUTED, CONTRADICTED)
     assert total.text.startswith("The 293 tokens/s of A100 PCIe at batch_size 1 are 1.14 times the ceiling for prompt")
-    assert "takes 2 sequences at once or more, or prompts that are 1.28 times as long" in total.text
+    assert "with at least 2 sequences at once, or with prompts that are at least 1.28 times as long" in total.text
     assert (output.says, output.label) == (None, COMPUTED)
     assert "are 2.28 times the ceiling for output tokens" in output.text
     assert total.ids == ("claims.yaml", "analyse.audit")
@@ -56,7 +56,7 @@ def test_the_rate_measured_on_the_same_cards_must_be_the_published_one(rate, ver
     (found,) = [f for f in findings(HF, of, tokens_per_s=30) if f.label == MEASURED]
     assert found.text == (
         f"{A100}, {LLAMA}, chat: HuggingFace makes {rate:.3g} output tokens/s (95 % interval {rate:.3g} to"
-        f" {rate:.3g}, between starts on this card) at batch 1."
+        f" {rate:.3g}, between starts on this device) at batch 1."
     )
     assert found.ids == (f"{A100}/hf-static/{LLAMA}/chat/static-batch1-cachedynamic",)
 
@@ -84,7 +84,7 @@ def improvement(ratio, low=None, high=None, **columns):
         "improvement_ratio_low": ratio * 0.99 if low is None else low,
         "improvement_ratio_high": ratio * 1.01 if high is None else high,
         "verdict": "faster" if ratio > 1 else "not decided",
-        "scope": "between starts on this card",
+        "scope": "between starts on this device",
         "explanation": "It is faster.",
     }
     return row | columns
@@ -94,8 +94,8 @@ def test_a_ratio_over_an_impossible_rate_is_contradicted_and_batching_named():
     quotient, total, output = findings(OVER_HF, evidence())
     assert (quotient.label, quotient.says) == (PUBLISHED, None)
     assert quotient.text == (
-        "5,243 over 293 tokens/s are 17.9x, of vLLM with up to 256 sequences over HuggingFace with 1: batching is in"
-        " it."
+        "5,243 over 293 tokens/s are 17.9x, for vLLM with up to 256 sequences over HuggingFace with 1, so the"
+        " ratio includes batching."
     )
     assert (total.says, output.says) == (CONTRADICTED, None)
     assert judged(OVER_HF, evidence()) == CONTRADICTED
@@ -196,7 +196,7 @@ def test_vllm_over_static_batches_is_the_part_that_can_be_measured(ratio, column
 def test_two_published_ratios_for_one_model_and_card_contradict_one_number(tmp_path):
     (found,) = findings(RATIO, evidence())
     assert (found.label, found.says) == (PUBLISHED, CONTRADICTED)
-    assert found.text == "For an 8B model on an A100 one text has 17.9x over HuggingFace at batch 1, another 6x."
+    assert found.text == "For an 8B model on an A100 one text gives 17.9x over HuggingFace at batch 1, another 6x."
     alike = republished(tmp_path, claims={OVER_HF: {"throughput_ratio": 6.5}})
     assert judged(RATIO, evidence(alike)) == NOT_TESTABLE
 
@@ -230,8 +230,8 @@ def test_the_lowest_and_the_highest_ratio_are_told(tmp_path):
     found = findings(RATIO, evidence(alike(tmp_path), engines=rows))[-1]
     assert found.text == (
         f"{A100}, {LLAMA}, chat: vLLM with seqs256 makes 5 times the output tokens/s of HuggingFace batch 1, a"
-        " (95 % interval 4.95 to 5.05, between starts on this card) and 9 times the output tokens/s of HuggingFace"
-        " batch 1, b (95 % interval 8.91 to 9.09, between starts on this card)."
+        " (95 % interval 4.95 to 5.05, between starts on this device) and 9 times the output tokens/s of HuggingFace"
+        " batch 1, b (95 % interval 8.91 to 9.09, between starts on this device)."
     )
     assert [cell_id.split("/")[-1] for cell_id in found.ids] == ["seqs256", "a", "b"]
 
@@ -319,7 +319,7 @@ def users(ratio=8.0, verdict=CHANGES, slower=2.0, value="20", baseline="1", gpu=
         "value": value,
         "baseline": baseline,
     }
-    row |= {"verdict": verdict, "ratio": ratio, "explanation": "It rose.", "scope": "between starts on this card"}
+    row |= {"verdict": verdict, "ratio": ratio, "explanation": "It rose.", "scope": "between starts on this device"}
     row |= {"ratio_low": 0.99 * ratio, "ratio_high": 1.01 * ratio}
     row |= {"cell_id": ends["a"][0]["cell_id"], "baseline_cell_id": ends["b"][0]["cell_id"]} | columns
     return evidence(cells=list(ends.values()), effects=[row])
@@ -363,7 +363,7 @@ def test_by_bytes_a_step_for_many_users_reads_little_more():
     (found,) = findings(USERS, evidence())
     assert found.text == (
         "A step reads the weights once for all: with 512 tokens each, 20 users of smollm-135m read 1.8 times the bytes"
-        " of 1. By bytes alone each token takes so many times as long, and all together make 11.1 times the tokens/s."
+        " of 1. By bytes alone each token takes 1.8 times as long, and all together make 11.1 times the tokens/s."
     )
     slower = (2 * 134515008 + 20 * 512 * 23040) / (2 * 134515008 + 512 * 23040)
     assert (f"{slower:.3g}", f"{20 / slower:.3g}") == ("1.8", "11.1")

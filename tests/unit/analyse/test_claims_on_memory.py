@@ -51,9 +51,9 @@ def test_the_last_block_has_at_most_all_but_one_slot_empty(numbers, verdict):
 def test_measured_empty_slots_contradict_only_above_the_most_there_can_be():
     below = measured(block_size_whatif={"wasted_slots_per_sequence": 15.0})
     arithmetic, found = findings(SLOTS, below)
-    assert arithmetic.text == "Only a sequence's last block has empty slots: of 16 at most 15, with one token in it."
+    assert arithmetic.text == "Only a sequence's last block has empty slots: at most 15 of 16, if it holds one token."
     assert (arithmetic.scope, arithmetic.label) == ("blocks of 16 tokens", COMPUTED)
-    assert found.text.endswith("With the requests that were measured 15 slots of a sequence would be empty on average.")
+    assert found.text.endswith("With the measured requests, 15 slots of a sequence would be empty on average.")
     assert (found.says, found.label) == (None, COMPUTED)
     assert found.scope == f"h200, {LLAMA}, chat, max_model_len 4096"
     assert found.ids == ("waste", CELL)
@@ -83,7 +83,7 @@ def test_without_measured_requests_the_lengths_are_said_to_decide():
     (found,) = findings(WASTE, evidence())
     assert found.text == (
         "Reserving R slots for requests of n tokens wastes 1 - n/R, so 60 to 80 % where requests hold 20 to 40 % of"
-        " what is reserved, and any other share for other lengths."
+        " the reserved slots, and another share for other lengths."
     )
     assert judged(WASTE, evidence()) == NOT_TESTABLE
     assert judged(WASTE, measured(padded_batch=70, contiguous_request_length=70)) == NOT_TESTABLE
@@ -169,12 +169,12 @@ def test_shares_in_use_are_told_and_what_they_take():
     about, found = findings(USED, measured(block_size_whatif=4.0, contiguous_max_model_len=79.0))
     # 7.5 empty slots a sequence are 5 % of 150.
     assert about.text == (
-        "Blocks of 16 are 95 % full where requests hold 143 tokens on average, and what is reserved beforehand is 20 %"
-        " full where they hold such a part of it: the lengths decide."
+        "Blocks of 16 are 95 % full if requests hold 143 tokens on average, and memory that is reserved beforehand is"
+        " 20 % full if requests use that share of it, so both depend on the lengths."
     )
     assert (about.label, about.says) == (COMPUTED, None)
     assert found.text.endswith(
-        "With the requests that were measured 96.0 % of the slots in blocks of 16 would hold a token, and 21.0 % of"
+        "With the measured requests, 96.0 % of the slots in blocks of 16 would hold a token, and 21.0 % of"
         " max_model_len slots for each."
     )
 
@@ -207,10 +207,10 @@ def test_the_gain_is_told_beside_what_the_same_text_says_elsewhere(tmp_path):
     of = measured(block_size_whatif={"slots_held_mean": 100.0}, contiguous_max_model_len={"slots_held_mean": 450.0})
     own, found = findings(GAINED, of)
     assert (own.label, own.says) == (PUBLISHED, None)
-    assert own.text == "The same text's 95 % against 20 % of memory in use would be 4.75 times."
-    assert "would take 4.5 times the slots with max_model_len for each as in blocks of 16." in found.text
+    assert own.text == "The same text gives 95 % and 20 % of memory in use, which is a ratio of 4.75."
+    assert "would take 4.5 times as many slots with max_model_len for each as in blocks of 16." in found.text
     other = republished(tmp_path, claims={USED: {"kv_memory_used_paged": 90}})
-    assert "90 % against 20 % of memory in use would be 4.5 times" in findings(GAINED, evidence(other))[0].text
+    assert "90 % and 20 % of memory in use, which is a ratio of 4.5" in findings(GAINED, evidence(other))[0].text
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_two_points_alone_show_no_line():
     assert (found.label, found.says) == (PUBLISHED, None)
     assert found.text == (
         "17,234 over 8,788 blocks are 1.961 times, the utilizations 1.8 times. Two points always lie on a line, so they"
-        " alone do not show one."
+        " alone prove nothing."
     )
     assert judged(LINE, evidence(capacity=[blocks(implied_overhead_bytes=None)])) == NOT_TESTABLE
 
@@ -263,7 +263,7 @@ def test_two_points_alone_show_no_line():
 def test_the_published_line_is_told_once_with_its_overhead():
     rows = [blocks(), blocks(cell_id="published/kv_blocks_l4_opt125m/2", gpu_memory_utilization=0.9)]
     _, found = findings(LINE, evidence(capacity=rows))
-    assert found.text.endswith("The points put these at 0.97 GiB, predicted are 0.88 GiB.")
+    assert found.text.endswith("The points imply 0.97 GiB for these; predicted are 0.88 GiB.")
     assert (found.label, found.scope) == (COMPUTED, "L4, facebook/opt-125m, as published")
 
 
@@ -306,7 +306,7 @@ def test_two_measured_points_or_another_device_show_nothing():
 
 def test_a_measured_line_is_told_with_how_far_blocks_lie_from_it():
     found = findings(LINE, evidence(capacity=line((0.5, 1), (0.7, 1.005), (0.9, 1))))[-1]
-    assert found.text == "l4, opt-125m, chat: Blocks at 3 utilizations are at most 0.5 % off a line."
+    assert found.text == "l4, opt-125m, chat: Blocks at 3 utilizations deviate from a straight line by at most 0.5 %."
     assert found.ids == ("cell-0.5", "cell-0.7", "cell-0.9")
 
 
@@ -326,7 +326,7 @@ def test_a_capacity_that_differs_has_the_explanation_of_the_table():
     assert rounding.text == "140,608 over 2,048 tokens are 68.66 requests, not 68.65."
     assert (rounding.label, rounding.says) == (COMPUTED, None)
     (near,) = findings(L4, evidence(capacity=[blocks(kv_cache_tokens_error_pct=1.0)]), max_concurrency=68.66)
-    assert near.text == "The prediction is the published number, to 5 %."
+    assert near.text == "The prediction agrees with the published number within 5 %."
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_where_nothing_is_evicted_hits_show_no_policy():
 # --- parallelism -----------------------------------------------------------------------------------------------------
 
 
-def ranks(tensor, pipeline, tensor_s=0.01, pipeline_s=0.02, gpu="h200", scope="between starts on this card"):
+def ranks(tensor, pipeline, tensor_s=0.01, pipeline_s=0.02, gpu="h200", scope="between starts on this device"):
     effects, cells = [], []
     for knob, ratio, tpot in (("tensor", tensor, tensor_s), ("pipeline", pipeline, pipeline_s)):
         knobs = {f"{knob}_parallel_size": 2}

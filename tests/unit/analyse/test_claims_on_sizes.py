@@ -55,7 +55,7 @@ def test_weights_of_70b_fit_on_two_gpus_and_with_4_bits_on_one():
     assert (two.says, one.says) == (SUPPORTED, SUPPORTED)
     weights, per_token = facts_of("llama-3-70b").weight_bytes, 327_680
     memory = 2 * 0.9 * 85_094_039_552
-    assert f"have {weights / 1e9:.3g} GB; 2 A100 80GB with 0.9 of their memory have {memory / 1e9:.3g} GB." in two.text
+    assert f"take {weights / 1e9:.3g} GB; 2 A100 80GB with 0.9 of their memory have {memory / 1e9:.3g} GB." in two.text
     assert f"or {(memory - weights) / per_token:,.0f} tokens, are left for the KV cache." in two.text
     assert one.scope == "A100 80GB, llama-3.1-70b-instruct-awq"
 
@@ -107,7 +107,7 @@ def test_a_measured_share_must_lie_in_the_range(row, says, bears):
 def test_the_utilization_holds_for_weights_too(published, verdict):
     assert judged(UTILIZATION, evidence(), kv_share=published) == verdict
     (found,) = findings(UTILIZATION, evidence())
-    assert found.text.startswith("It is the share that the whole engine may use. At 0.9 the weights of")
+    assert found.text.startswith("That is the share for the whole engine. At 0.9 the weights of")
     assert "% of h200 for the KV cache" in found.text
 
 

@@ -83,12 +83,12 @@ def test_a_measure_without_an_error_is_never_decided() -> None:
         (
             {"content": {"model": {**CONTENT["model"], "revision": "abc"}}},  # type: ignore[dict-item]
             "content",
-            "other weights or requests were asked for: model.revision is nothing in A and abc in B",
+            "weights or requests differ: model.revision is nothing in A and abc in B",
         ),
         (
             {"content": {"num_prompts": 64}},
             "content",
-            "other weights or requests were asked for: num_prompts is 32 in A and 64 in B",
+            "weights or requests differ: num_prompts is 32 in A and 64 in B",
         ),
         ({"began": A.began}, "same measurement", "A and B hold the same measurement of it"),
     ],
@@ -145,7 +145,7 @@ def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told() -> None:
         (
             {},
             {"contents": [CONTENT | {"num_prompts": 640}]},
-            "other weights or requests were asked for: num_prompts is 32 in A and 640 in B",
+            "weights or requests differ: num_prompts is 32 in A and 640 in B",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_ratio_and_interval_of_a_pair_are_those_of_a_paired_t_test():
         (np.exp(logs.mean() - half), np.exp(logs.mean() + half))
     )
     assert (found["repeats"], found["baseline_repeats"], found["starts"]) == (4, 3, 3)
-    assert found["scope"] == "between starts on this card"
+    assert found["scope"] == "between starts on this device"
     assert found["cell_id"].endswith("/seqs4")
     assert found["baseline_cell_id"].endswith("/seqs1")
     assert found["margin_pct"] == 2.0
@@ -203,7 +203,7 @@ def test_one_repeat_decides_nothing_and_plans_nothing():
         assert found.verdict == "not decided"
         assert pd.isna(found.starts_needed)
         assert "3 times the output tokens/s (no interval)" in found.explanation
-        assert "not decided: it takes at least two starts of each, in the same rounds." in found.explanation
+        assert "not decided: this needs at least two starts of each, in the same rounds." in found.explanation
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.46, "not decided"), (2.0, "changes"), (1.0, "not decided")])
@@ -217,7 +217,7 @@ def test_one_start_decides_only_what_another_could_not_overturn(ratio, verdict):
         assert found.ratio_low > 0.99 * ratio
         assert "within one start" in found.explanation
         if verdict != "changes":
-            assert "one start of each does not show what another would give" in found.explanation
+            assert "one start of each does not show how starts vary" in found.explanation
 
 
 def test_a_change_in_few_starts_must_be_larger_than_two_modes_make():
@@ -440,12 +440,12 @@ def test_a_change_in_words():
     ]
     assert explained(*cells) == (
         "At most 4 sequences instead of 1: 4 times the output tokens/s (95 % interval 4 to 4, between starts "
-        "on this card), a change of more than 2 %. It took effect: running_peak was 4, against 1. "
+        "on this device), a change of more than 2 %. It took effect: running_peak was 4, against 1. "
         "As many sequences ran as the settings allow (4)."
     )
     assert explained(*cells, comparison="overall") == (
         "At most 4 sequences instead of 1: 4 times the output tokens/s (95 % interval 4 to 4, between starts "
-        "on this card), a change of more than 2 %."
+        "on this device), a change of more than 2 %."
     )
 
 
@@ -463,8 +463,8 @@ def test_a_knob_without_effect_in_words():
     cells = [cell({"max_num_seqs": n}, around(100, 0.0), running_peak=24, num_requests=24) for n in (64, 256)]
     assert explained(*cells, margin_pct=2.5) == (
         "At most 256 sequences instead of 64: 1 times the output tokens/s (95 % interval 1 to 1, "
-        "between starts on this card), flat: any difference is within 2.5 %. "
-        "It made no difference to the engine: running_peak was 24 with both, not the 256 asked for. "
+        "between starts on this device), flat: any difference is within 2.5 %. "
+        "It made no difference to the engine: running_peak was 24 with both, not the requested 256. "
         "All 24 requests ran at once, so a higher limit could change nothing."
     )
     assert explained(*cells, comparison="overall").endswith(
@@ -477,7 +477,7 @@ def test_a_value_that_was_not_granted_in_words():
         cell({"block_size": n}, around(100, 0.0), block_size_effective=effective, running_peak=5, **columns)
         for n, effective, columns in ((16, 16, {}), (128, 64, {"kv_cache_usage_peak": 1.0}))
     ]
-    assert "It took effect: block_size_effective was 64, not the 128 asked for, against 16." in explained(*cells)
+    assert "It took effect: block_size_effective was 64, not the requested 128, against 16." in explained(*cells)
     assert explained(*cells).endswith("The KV cache was full, which limited how many sequences ran at once.")
 
 
@@ -488,7 +488,7 @@ def test_capacity_is_not_what_was_asked_for():
     ]
     assert explained(*cells).endswith(
         "It took effect: kv_cache_tokens was 2000, against 1000. "
-        "A step's token budget limited how many sequences ran at once; everything else had room left."
+        "A step's token budget limited how many sequences ran at once; nothing else was full."
     )
 
 

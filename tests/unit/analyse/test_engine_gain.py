@@ -105,7 +105,7 @@ def test_improvement_is_a_ratio_within_rounds():
     assert (found["improvement_ratio_low"], found["improvement_ratio_high"]) == pytest.approx(another_run(interval))
     assert found["verdict"] == "faster"
     assert (found["vllm_repeats"], found["hf_repeats"]) == (3, 3)
-    assert found["scope"] == "between starts on this card"
+    assert found["scope"] == "between starts on this device"
     assert found["vllm_output_tokens_per_s"] == pytest.approx(stats.gmean(fast))
     assert found["hf_output_tokens_per_s"] == pytest.approx(stats.gmean(slow))
 
@@ -188,31 +188,31 @@ def test_steps_that_draft_tokens_are_not_comparable(drafted, text):
             1,
             static([1.0, 1.0], 1),
             "vLLM with at most 1 sequence against HuggingFace batch 1 (batches of 1, cache implementation dynamic): "
-            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this card). "
-            "Both have one request at a time, so no batching is in it.",
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this device). "
+            "Both run one request at a time, so the ratio does not include batching.",
         ),
         (
             2,
             static([1.0, 1.0], 1),
             "vLLM with at most 2 sequences against HuggingFace batch 1 (batches of 1, cache implementation dynamic): "
-            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this card). "
-            "HuggingFace has one request at a time, vLLM up to 2, so part of it is batching.",
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this device). "
+            "HuggingFace runs one request at a time, vLLM up to 2, so part of the gain is batching.",
         ),
         (
             4,
             static([1.0, 1.0], 8),
             "vLLM with at most 4 sequences against HuggingFace static batch "
             "(batches of 8, cache implementation dynamic): "
-            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this card). "
-            "HuggingFace has 8 at a time, each batch until its longest ends; "
-            "vLLM takes in requests as others end, up to 4 at a time.",
+            "2 times the output tokens/s (95 % interval 2 to 2, between starts on this device). "
+            "HuggingFace runs 8 at a time, each batch until its longest request ends; "
+            "vLLM admits requests as others end, up to 4 at a time.",
         ),
         (
             4,
             continuous([1.0]),
             "vLLM with at most 4 sequences against HuggingFace continuous batching "
             "(pages of 32 tokens, 128 blocks, at most 256 tokens per step): 2 times the output tokens/s (no interval). "
-            "Both take in requests as others end, over a paged cache; vLLM has up to 4 at a time.",
+            "Both admit requests as others end, with a paged cache; vLLM runs up to 4 at a time.",
         ),
     ],
 )
@@ -238,7 +238,7 @@ def test_the_steps_from_single_requests_to_vllm():
     assert found["ratio"].tolist() == pytest.approx([3, 4 / 3, 6, 24])
     assert found["ratio_low"].tolist() == pytest.approx(found["ratio"].tolist())
     assert found["ratio_high"].tolist() == pytest.approx(found["ratio"].tolist())
-    assert set(found["scope"]) == {"between starts on this card"}
+    assert set(found["scope"]) == {"between starts on this device"}
     assert found["share_pct"].tolist() == pytest.approx([100 * math.log(r) / math.log(24) for r in (3, 4 / 3, 6, 24)])
     assert found["comparable"].all()
     assert set(found["vllm_knobs"]) == {"seqs16"}
@@ -355,15 +355,15 @@ def test_steps_in_words():
     found = steps(vllm([8.0, 8.0]), static(exact, 1), static([4.0, 4.0], 8), continuous([2.0, 2.0]))
     assert found["explanation"].tolist() == [
         "HuggingFace in static batches instead of on single requests: 4 times the output tokens/s (95 % interval 4 to "
-        "4, between starts on this card), 67 % of the gain on a logarithmic scale.",
+        "4, between starts on this device), 67 % of the gain on a logarithmic scale.",
         "HuggingFace with continuous batching over a paged cache instead of static batches: "
-        "0.5 times the output tokens/s (95 % interval 0.5 to 0.5, between starts on this card), "
+        "0.5 times the output tokens/s (95 % interval 0.5 to 0.5, between starts on this device), "
         "-33 % of the gain on a logarithmic scale.",
         "vLLM with at most 16 sequences instead of HuggingFace with continuous batching: "
-        "4 times the output tokens/s (95 % interval 4 to 4, between starts on this card), "
+        "4 times the output tokens/s (95 % interval 4 to 4, between starts on this device), "
         "67 % of the gain on a logarithmic scale.",
         "vLLM with at most 16 sequences instead of HuggingFace on single requests: "
-        "8 times the output tokens/s (95 % interval 8 to 8, between starts on this card).",
+        "8 times the output tokens/s (95 % interval 8 to 8, between starts on this device).",
     ]
     found = steps(vllm([8.0]), static(exact, 1))
     assert found["explanation"].tolist()[::3] == [

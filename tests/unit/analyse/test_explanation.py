@@ -152,7 +152,7 @@ def test_each_candidate_has_its_own_name():
     }
 
 
-BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
+BETWEEN = " The observed ratio lies between those of FLOP rates and of bandwidths, as for a mix of steps bound by each."
 
 
 @pytest.mark.parametrize(
@@ -160,40 +160,41 @@ BETWEEN = " It lies between the ratios of FLOP rates and of bandwidths, as a mix
     [
         (
             row(2.1, 1.9, 2.3, 2.0, 4.0),
-            "Its interval holds the ratio of memory bandwidths (2). It is not the ratio of FLOP rates (4).",
+            "Its interval contains the ratio of memory bandwidths (2). It does not support FLOP rates (4).",
         ),
         (
             row(3.0, 1.5, 4.5, 2.0, 4.0),
-            "Its interval holds the ratios of memory bandwidths (2) and FLOP rates (4), and cannot tell them apart.",
+            "Its interval contains the ratios of memory bandwidths (2) and FLOP rates (4), and cannot tell them apart.",
         ),
         (
             row(2.95, bandwidth=5.556, flop=2.733),
-            "Nearest is the ratio of FLOP rates (2.73): what was observed lies 7.9 % above it."
-            " It is not the ratio of memory bandwidths (5.56)." + BETWEEN,
+            "The nearest ratio is that of FLOP rates (2.73): the observed ratio lies 7.9 % above it."
+            " It does not support memory bandwidths (5.56)." + BETWEEN,
         ),
         (
             row(1.95, 1.9, 1.99, 2.0, 4.0),
-            "Nearest is the ratio of memory bandwidths (2): what was observed lies 2.5 % below it,"
-            " and its interval leaves it out. It is not the ratio of FLOP rates (4).",
+            "The nearest ratio is that of memory bandwidths (2): the observed ratio lies 2.5 % below it,"
+            " and its interval excludes it. It does not support FLOP rates (4).",
         ),
         (
             row(3.0, 2.9, 3.1, 2.0, 4.0),
-            "No known ratio is within 10 %. Nearest is that of FLOP rates (4): what was observed lies 25.0 % below it."
-            + BETWEEN,
+            "No known ratio is within 10 %. The nearest is that of FLOP rates (4): the observed ratio lies 25.0 % "
+            "below it." + BETWEEN,
         ),
         (
             row(1.2, 1.1, 1.3, UNKNOWN, 4.0),
-            "No known ratio is within 10 %. Nearest is that of FLOP rates (4): what was observed lies 70.0 % below it.",
+            "No known ratio is within 10 %. The nearest is that of FLOP rates (4): the observed ratio lies 70.0 % "
+            "below it.",
         ),
-        (row(1.2, 1.1, 1.3), "No ratio of the two devices is known to compare it with."),
+        (row(1.2, 1.1, 1.3), "No known ratio of the two devices could explain it."),
         (
             row(2.1, 1.9, 2.3, 2.0, 4.0) | {"scope": "within one start"},
-            "If starts vary by 15 %, which one start cannot show, its interval holds the ratio of memory bandwidths"
-            " (2). It is not the ratio of FLOP rates (4).",
+            "If starts vary by 15 %, which one start cannot show, its interval contains the ratio of memory bandwidths"
+            " (2). It does not support FLOP rates (4).",
         ),
         (
             row(3.0, 2.9, 3.1, 2.0, 4.0) | {"scope": "within one start"},
-            "If starts vary by 15 %, which one start cannot show, its interval holds the ratios of memory bandwidths"
+            "If starts vary by 15 %, which one start cannot show, its interval contains the ratios of memory bandwidths"
             " (2) and FLOP rates (4), and cannot tell them apart.",
         ),
     ],
@@ -216,8 +217,8 @@ def test_measured_rates_may_enclose_what_was_observed_too():
     measured = {"measured_bandwidth_ratio": 2.0, "measured_flop_ratio": 4.0}
     _, text = explanation_of(row(3.0, 2.9, 3.1, **measured), list(measured))
     assert text == (
-        "No known ratio is within 10 %. Nearest is that of measured matrix-product rates (4):"
-        " what was observed lies 25.0 % below it." + BETWEEN
+        "No known ratio is within 10 %. The nearest is that of measured matrix-product rates (4):"
+        " the observed ratio lies 25.0 % below it." + BETWEEN
     )
     _, text = explanation_of(row(4.2, 4.1, 4.3, 4.4, 5.0, **measured), list(measured))
     assert BETWEEN not in text

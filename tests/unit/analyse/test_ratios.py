@@ -121,7 +121,7 @@ def test_observed_ratio_with_its_interval_within_rounds_for_both_metrics():
         assert found["ratio"] == pytest.approx(stats.gmean(a) / stats.gmean(b))
         assert (found["ratio_low"], found["ratio_high"]) == pytest.approx(another_run(interval))
         assert (found["repeats_a"], found["repeats_b"], found["starts"]) == (3, 3, 3)
-        assert found["scope"] == "between starts on this card"
+        assert found["scope"] == "between starts on this device"
 
 
 def test_ratios_of_the_data_sheets_beside_it():
@@ -203,8 +203,8 @@ def test_a_verdict_in_words():
     low, high = found["ratio_low"], found["ratio_high"]
     assert found["verdict_text"] == (
         f"h200 makes 5.56 times the output tokens/s of l40s (95 % interval {low:.3g} to {high:.3g}, between starts on"
-        " this card). Its interval holds the ratio of memory bandwidths (5.56)."
-        " It is not the ratio of FLOP rates (2.73)."
+        " this device). Its interval contains the ratio of memory bandwidths (5.56)."
+        " It does not support FLOP rates (2.73)."
     )
     total = only(ratios(cell(SEQS, around(3)), cell(SEQS, around(1), gpu="l40s"), metric="total_tokens_per_s"))
     assert " times the total tokens/s of l40s (" in total["verdict_text"]
@@ -230,9 +230,9 @@ def test_h200_over_l40s_was_not_the_bandwidth_ratio(lab):
     assert (found["explanation"], found["support"]) == ("flop", "near")
     assert found["verdict_text"] == (
         "H200 was published as 2.95 times as fast as L40S, without an interval. "
-        "Nearest is the ratio of FLOP rates (2.73): what was observed lies 8.1 % above it. "
-        "It is not the ratio of memory bandwidths (5.56). "
-        "It lies between the ratios of FLOP rates and of bandwidths, as a mix of steps bound by each would."
+        "The nearest ratio is that of FLOP rates (2.73): the observed ratio lies 8.1 % above it. "
+        "It does not support memory bandwidths (5.56). "
+        "The observed ratio lies between those of FLOP rates and of bandwidths, as for a mix of steps bound by each."
     )
 
 

@@ -143,11 +143,11 @@ def test_a_long_list_of_ties_is_cut_in_words_only():
 def test_the_fastest_in_words():
     found = recommended(config(1, [50.0, 50.0]), config(16, [1234.0, 1234.0]), role="best_throughput")
     assert only(found)["explanation"] == (
-        "At most 16 sequences: 1,230 output tokens/s (95 % interval 1,230 to 1,230, between starts on this card), "
-        "the most of 2 settings."
+        "At most 16 sequences: 1,230 output tokens/s (95 % interval 1,230 to 1,230, between starts on this device), "
+        "the highest of 2 settings."
     )
     single = only(recommended(config(1, [50.0]), role="best_throughput"))
-    assert single["explanation"] == "At most 1 sequence: 50 output tokens/s (no interval), the most of 1 setting."
+    assert single["explanation"] == "At most 1 sequence: 50 output tokens/s (no interval), the highest of 1 setting."
 
 
 # --- within a latency
@@ -160,7 +160,7 @@ def test_without_a_bound_it_is_twice_the_lowest_time_per_token():
     assert found["latency_bound"] == "p99 TPOT <= 20 ms, 2 times the lowest median"
     assert found["explanation"] == (
         f"At most 4 sequences: 30 output tokens/s (95 % interval {found['output_tokens_per_s_low']:.3g}"
-        f" to {found['output_tokens_per_s_high']:.3g}, between starts on this card), the most of those that keep"
+        f" to {found['output_tokens_per_s_high']:.3g}, between starts on this device), the highest of those that keep"
         " p99 TPOT <= 20 ms, 2 times the lowest median (2 of 3 settings)."
     )
 
@@ -227,7 +227,7 @@ def test_the_smallest_within_the_margin():
     assert found["margin_pct"] == 2.0
     assert found["explanation"] == (
         "At most 4 sequences: the smallest of the 3 of 4 settings that are shown to be within 2 % of the fastest"
-        " (at most 64 sequences), counting the fastest itself."
+        " (at most 64 sequences), including the fastest itself."
     )
     assert only(recommended(*cells, role="smallest_within_margin", margin_pct=0.8))["knobs"] == "seqs16"
     assert pd.isna(found["ties"])

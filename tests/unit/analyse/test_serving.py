@@ -178,7 +178,7 @@ def test_a_server_that_keeps_up_is_limited_by_its_load(tmp_path):
 
 
 def test_an_interval_over_several_cards_is_said_to_be(tmp_path):
-    for cards, scope in ((["GPU-1", "GPU-2"], "between cards"), (["GPU-1"] * 2, "between starts on this card")):
+    for cards, scope in ((["GPU-1", "GPU-2"], "between cards"), (["GPU-1"] * 2, "between starts on this device")):
         _, summary = tables(
             tmp_path / scope,
             {"request_rate_per_s": 2.0},
@@ -336,7 +336,7 @@ def test_users_wait_for_the_server_and_a_cap_on_them_holds_requests_back(tmp_pat
     capped = served(ARRIVALS, sent + 0.1, sent + 0.6, sent=sent)
     rows, _ = tables(tmp_path / "capped", {"request_rate_per_s": 2.0, "users": 1}, [capped])
     assert rows.iloc[0]["limited_by"] == "users"
-    assert "No more than 1 requests were sent at once" in rows.iloc[0]["explanation"]
+    assert "The client sent at most 1 request at once; others waited in the client." in rows.iloc[0]["explanation"]
 
 
 def test_only_cells_of_servers_that_ended_ok_have_rows(tmp_path):

@@ -45,7 +45,7 @@ def test_the_interval_of_a_mean_is_scipys_for_another_run(x):
     assert value[0] == pytest.approx(np.exp(logs.mean()))
     if np.ptp(logs) > 1e-3 and not np.isnan(low[0]):
         assert (low[0], high[0]) == pytest.approx(another_run(expected))
-    assert scope.tolist() == [None if np.isnan(end) else "between starts on this card" for end in low]
+    assert scope.tolist() == [None if np.isnan(end) else "between starts on this device" for end in low]
 
 
 @given(rates, st.lists(st.floats(-2, 2), min_size=6, max_size=6), st.sampled_from([0.9, 0.95, 0.99]))
@@ -105,7 +105,7 @@ def test_other_cells_with_several_starts_tell_what_a_single_start_is_worth():
     log = rng.normal(0, 0.001, (8, 4))
     log[0, 1:] = np.nan
     found = compare(samples(log), [0], [1])
-    assert (found.starts[0], found.scope[0], bool(found.pooled[0])) == (1, "between starts on this card", True)
+    assert (found.starts[0], found.scope[0], bool(found.pooled[0])) == (1, "between starts on this device", True)
     assert verdicts(found, 2.0).tolist() == [FLAT]
 
 
@@ -185,7 +185,7 @@ def test_between_cards_is_said():
 def test_a_ratio_is_between_cards_only_if_both_devices_were_several():
     cells = samples([[1.0, 2.0], [0.5, 1.6]], group=[0, 1])
     found = compare(dataclasses.replace(cells, between_cards=np.array([True, False])), [0, 1], [1, 0])
-    assert found.scope.tolist() == ["between starts on this card"] * 2
+    assert found.scope.tolist() == ["between starts on this device"] * 2
 
 
 def test_starts_that_agree_to_the_last_digit_have_an_interval_without_width():

@@ -66,7 +66,7 @@ def promise(**changes: object) -> Promise:
                 "ttft_s_p50": Promised(value=0.1, low=0.08, high=0.125),
                 "itl_s_p50": Promised(value=0.01),
             },
-            "scope": "between starts on this card",
+            "scope": "between starts on this device",
             "ceiling_output_tokens_per_s": 900.0,
             "kv_cache_usage_peak": 0.4,
             "preemptions_per_s": 0.0,

@@ -153,7 +153,7 @@ def test_each_bound_says_where_it_is_from(hub: Deployment) -> None:
     said = {rule["alert"]: rule["annotations"]["description"] for rule in alerts(hub, Watch())}
     assert "kept up with 4 requests/s and did not keep up with 16" in said[SATURATED]
     assert (
-        "500 output tokens/s, and expects 450 to 555 after a restart (between starts on this card; study"
+        "500 output tokens/s, and expects 450 to 555 after a restart (between starts on this device; study"
         in said[SLOWER]
     )
     assert "more than 93.60% of 1000 blocks" in said[PREEMPTS]

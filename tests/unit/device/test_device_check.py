@@ -89,7 +89,7 @@ def test_the_right_gpu_is_described(card):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"name": "NVIDIA H100 80GB HBM3"}, "h200 was asked for, and the GPU here is 'NVIDIA H100 80GB HBM3'"),
+        ({"name": "NVIDIA H100 80GB HBM3"}, "h200 was requested, but the GPU here is 'NVIDIA H100 80GB HBM3'"),
         ({"memory_bytes": 80_000_000_000}, "bytes of memory, this one 80000000000"),
         ({"mig_mode": 1}, "the GPU here is in MIG mode, so it is only a part of a h200"),
         ({"processes": [7, 8]}, "2 other processes use the h200 here"),
@@ -129,7 +129,7 @@ def test_no_gpu_at_all_is_the_wrong_one(card):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     sys.modules["pynvml"].nvmlInit = no_driver
-    with pytest.raises(WrongDeviceError, match="h200 was asked for, and there is no NVIDIA GPU here"):
+    with pytest.raises(WrongDeviceError, match="h200 was requested, but there is no NVIDIA GPU here"):
         found_device(H200)
 
 
@@ -149,7 +149,7 @@ def test_every_gpu_of_a_cell_is_checked(card, monkeypatch):
     sys.modules["pynvml"].nvmlDeviceGetName = lambda _: next(names)
     with pytest.raises(WrongDeviceError, match="the GPU here is 'NVIDIA L40S'"):
         found_device(H200, 2)
-    with pytest.raises(WrongDeviceError, match="3 GPUs were asked for, and this process sees fewer"):
+    with pytest.raises(WrongDeviceError, match="3 GPUs were requested, but this process sees fewer"):
         found_device(H200, 3)
 
 

@@ -117,14 +117,14 @@ def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_eithe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], node: str | None
 ) -> None:
     one, paths = prepared(tmp_path)
-    reason = "h200 was asked for, and there is no NVIDIA GPU here"
+    reason = "h200 was requested, but there is no NVIDIA GPU here"
     let_measure(monkeypatch, *2 * [{"outcome": "invalid", "reason": reason, "wrong_device": True}])
     monkeypatch.setenv("SLURMD_NODENAME", node) if node else monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     for attempt in ("1", "3"):
         called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
         assert command.main([*called, "--attempt", attempt, "--attempts", "3"]) == command.WRONG_DEVICE
         said = capsys.readouterr().err
-        assert said.startswith("h200 was asked for, and there is no NVIDIA GPU here; attempt")
+        assert said.startswith("h200 was requested, but there is no NVIDIA GPU here; attempt")
         assert list(paths.cell(one).iterdir()) == []
     noted = [path.name for path in paths.wrong_nodes(one.gpu).glob("*")]
     assert noted == ([node] if node else [])

@@ -50,12 +50,12 @@ def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(*_: object) -> None:
-        raise WrongDeviceError("h200 was asked for, and the GPU here is 'L4'")
+        raise WrongDeviceError("h200 was requested, but the GPU here is 'L4'")
 
     monkeypatch.setattr(ladder, "Climbing", lambda *_: None)
     monkeypatch.setattr(ladder, "climb_all", wrong)
     monkeypatch.setenv("SLURMD_NODENAME", "node7")
     study = ["--study", "config/studies/what_if.yaml", "--gpu", "h200"]
     assert ladder.main([*study, "--results", str(tmp_path)]) == 1
-    assert (tmp_path / "what_if/wrong_nodes/h200/node7").read_text() == "h200 was asked for, and the GPU here is 'L4'\n"
+    assert (tmp_path / "what_if/wrong_nodes/h200/node7").read_text() == "h200 was requested, but the GPU here is 'L4'\n"
     assert "the GPU here is 'L4'" in capsys.readouterr().err

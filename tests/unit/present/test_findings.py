@@ -206,7 +206,7 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
         (
             "predicted",
             "The prediction is within 1 % of the measured tokens in 1 of 1 cells; the largest error is 0 %. In 1 of "
-            "these cells the study sets the size of the cache, so the prediction is mere arithmetic.",
+            "these cells the study sets the size of the cache, so the prediction is only arithmetic.",
         )
     ]
     report = replace(report, tables=Tables(report.tables.folder))
@@ -270,15 +270,15 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> 
     assert HEADLINES.parts[-1] is what_verdicts_cover
     (block,) = what_verdicts_cover(report)
     assert isinstance(block, Text)
-    assert "as far as runs differ by what varies within one start." in block.text
-    effects.assign(scope="between starts on this card").to_parquet(report.tables.folder / "effects.parquet")
+    assert "if runs differ only by what varies within one start." in block.text
+    effects.assign(scope="between starts on this device").to_parquet(report.tables.folder / "effects.parquet")
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)
-    assert "as far as runs differ by what varies between starts on this card." in block.text
+    assert "if runs differ only by what varies between starts on this device." in block.text
     effects.assign(scope=None).to_parquet(report.tables.folder / "effects.parquet")
     (block,) = what_verdicts_cover(replace(report, tables=Tables(report.tables.folder)))
     assert isinstance(block, Text)
-    assert block.text.endswith(" No ratio has an interval, because nothing shows what varies.")
+    assert block.text.endswith(" No ratio has an interval, because the variation is not known.")
 
 
 def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) -> None:

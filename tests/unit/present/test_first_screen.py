@@ -225,15 +225,15 @@ def test_the_trust_strip_counts_cells_and_names_hosts_versions_and_what_interval
 ) -> None:
     trust = dict(first_screen(report).trust)
     assert re.fullmatch(r"\d+ of 79 measured, \d+ failed \(.*infeasible.*\), 1 invalid, 1 not run yet", trust["Cells"])
-    told = "in brackets: 95 % of further runs, as far as they differ by what varies"
+    told = "in brackets: 95 % of further runs, if they differ only by what varies"
     assert trust["Intervals"].startswith(f"{told} within one start; ")
     assert "of the CPU" in trust["Load by others"]
     assert "node-1" in trust["Host"]
     assert trust["Versions"].startswith("vllm 0.32.0")
-    effects = pd.read_parquet(report.tables.folder / "effects.parquet").assign(scope="between starts on this card")
+    effects = pd.read_parquet(report.tables.folder / "effects.parquet").assign(scope="between starts on this device")
     simulated = pd.read_parquet(report.tables.folder / "cells.parquet").assign(source="simulated")
     trust = dict(first_screen(changed(report, tmp_path, effects=effects, cells=simulated)).trust)
-    assert trust["Intervals"].startswith(f"{told} between starts on this card; ")
+    assert trust["Intervals"].startswith(f"{told} between starts on this device; ")
     assert next(iter(trust)) == "Simulated"
 
 

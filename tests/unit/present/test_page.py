@@ -101,7 +101,7 @@ def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -
     first, *there = (attributes["id"] for attributes in page.all("section"))
     assert first == "summary"
     assert sorted(there) == sorted(titles)
-    assert page.text["h2"] == ["In short", *(titles[section] for section in there)]
+    assert page.text["h2"] == ["Summary", *(titles[section] for section in there)]
     assert len(page.text["h1"]) == 1
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))

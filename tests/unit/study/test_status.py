@@ -113,8 +113,8 @@ def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(
     seen: Seen, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = next(iter(seen.cells))
-    seen.end(wrong, "invalid", "h200 was asked for, and there is no NVIDIA GPU here")
-    assert "missing: did not run: h200 was asked for" in seen.printed(capsys)
+    seen.end(wrong, "invalid", "h200 was requested, but there is no NVIDIA GPU here")
+    assert "missing: did not run: h200 was requested" in seen.printed(capsys)
     seen.end(wrong, "invalid", "other tokens", phases_s={"start": 1.0})
     assert "invalid: other tokens" in seen.printed(capsys)
 

@@ -54,10 +54,10 @@ SUBJECT = Subject(
     lead="How many requests get the same greedy tokens under two engines or settings, and where the others differ.",
     parts=[
         prose(
-            "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds in another "
-            "way, and where two tokens are nearly as probable, the other one may win. From there on the two answers "
-            "are different texts. The rows of a cell that was served again show how many answers change without any "
-            "other setting. Random weights make close calls more frequent than the weights of a trained model."
+            "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds differently, "
+            "so if two tokens are almost equally probable, the other one may win. From there on the two answers are "
+            "different texts. The rows of a cell that was served again show how many answers change without any other "
+            "setting. Random weights make close calls more frequent than the weights of a trained model."
         ),
         TablePart("answers", _COLUMNS, "Requests with the same answer in two cells", _most_different_first),
     ],

@@ -174,7 +174,7 @@ SUBJECT = Subject(
                 "of another one: each computes its own copy of what follows, and nothing is copied on write. With a "
                 "prefix_match_unit below the block size, vLLM 0.32 also finds parts of blocks, and copies such a block "
                 "before a request writes into it; that is not traced.",
-                not_shown="This is computed from the lengths of the requests. Engines do not tell which block a "
+                not_shown="This is computed from the lengths of the requests. Engines do not report which block a "
                 "request holds, and number their blocks differently.",
             ),
         ),

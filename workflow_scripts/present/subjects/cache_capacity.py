@@ -126,7 +126,7 @@ def prediction_errors(report: Report) -> Iterator[Block]:
     )
     if given := int(measured.loc[error_pct.index, "cell_id"].isin(_size_given(report.tables)).sum()):
         sentence += (
-            f" In {given} of these cells the study sets the size of the cache, so the prediction is mere arithmetic."
+            f" In {given} of these cells the study sets the size of the cache, so the prediction is only arithmetic."
         )
     if unpredicted := len(measured) - len(error_pct):
         sentence += f" {unpredicted} more measured cells have no prediction."
@@ -184,10 +184,10 @@ SUBJECT = Subject(
                 "anything ran, and as the engine reported it. A line joins the two numbers of a cell. Crosses are "
                 "numbers published by others, beside the prediction for their settings.",
                 reading="If a diamond encloses its dot, the prediction was right. A diamond to the right of its dot "
-                "promised more room than there was. This is the dangerous side, because requests then wait or are "
+                "predicted more capacity than there was. This is the dangerous side, because requests then wait or are "
                 "preempted. The axes are logarithmic.",
                 not_shown="A prediction that is right for one device, model and engine version says little about "
-                "others. If the study sets the size of the cache, predicting its capacity is mere arithmetic.",
+                "others. If the study sets the size of the cache, predicting its capacity is only arithmetic.",
             ),
         ),
         prediction_errors,

@@ -89,7 +89,7 @@ def central_tables(report: Report) -> Iterator[Block]:
 
 SUBJECT = Subject(
     id="central-tables",
-    title="Tables to print",
+    title="Summary tables",
     lead="Every device by max-num-seqs and by block size, with KV blocks, waste, memory and HuggingFace's rates for "
     "the same requests. Cells that the engine refused stay in the table, with the reason.",
     parts=[central_tables],

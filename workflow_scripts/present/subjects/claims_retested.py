@@ -14,7 +14,13 @@ def claims_counted(report: Report) -> Iterator[Block]:
         return
     rows = report.tables.need("claims", "verdict")
     counted = ", ".join(f"{count} {verdict}" for verdict, count in rows["verdict"].value_counts().items())
-    yield Findings([Finding("claims", f"Of {len(rows)} published claims: {counted}. Each is under Claims re-tested.")])
+    yield Findings(
+        [
+            Finding(
+                "claims", f"Of {len(rows)} published claims: {counted}. The section Claims re-tested has each of them."
+            )
+        ]
+    )
 
 
 def every_claim(report: Report) -> Iterator[Block]:
@@ -25,7 +31,7 @@ def every_claim(report: Report) -> Iterator[Block]:
         paragraphs = {
             f"Published by {row['published_by']}": row["published_value"],
             "Evidence": row["evidence"],
-            "Seen here, but it decides nothing": row["seen_here"],
+            "Seen here, without influence on the verdict": row["seen_here"],
             "What would test it": row["would_test"],
         }
         told = [Text(f"{heading}: {text}") for heading, text in paragraphs.items() if text]

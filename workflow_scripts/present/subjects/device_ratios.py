@@ -35,7 +35,7 @@ def device_ratios(tables: Tables) -> Plot:
             name=OBSERVED, panel=ratios["gpu_a"] + " over " + ratios["gpu_b"], beside=ratios["kv_tokens_ratio"]
         ),
         {OBSERVED: Mark(COLOURS[0], "o")},
-        title="Speed-up of one device over another, beside the ratios of what they can do",
+        title="Speed-up of one device over another, beside the ratios of their rates",
         panels_are="pairs of devices",
         repeats=("repeats_a", "repeats_b"),
         references=_REFERENCES,
@@ -75,7 +75,7 @@ def cannot_show(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="devices",
     title="Ratios of devices",
-    lead="Why one device is faster than another: memory bandwidth, arithmetic, or room for requests.",
+    lead="Why one device is faster than another: memory bandwidth, arithmetic, or KV capacity.",
     parts=[
         FigurePart(
             "device_ratios",
@@ -83,14 +83,14 @@ SUBJECT = Subject(
             {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]},
             Caption(
                 shows="Output tokens per second of one device divided by those of another, for cells that differ only "
-                "in the device. The line through a dot is its 95 % interval. Vertical lines are the "
-                "ratios of what the two devices can do: memory bandwidth and matrix rate, solid as published in data "
-                "sheets and dashed as measured. A cross is the ratio of the tokens that their KV caches hold.",
+                "in the device. The line through a dot is its 95 % interval. Vertical lines are the ratios of the two "
+                "devices' rates: memory bandwidth and matrix rate, solid as published in data sheets and dashed as "
+                "measured. A cross is the ratio of the tokens that their KV caches hold.",
                 reading="If memory bandwidth is the limit, a dot lies at the bandwidth line; if arithmetic is, at "
                 "the line of the matrix rate. Longer prompts and more sequences at once move it from the former to "
                 "the latter.",
                 not_shown="A dot may lie on a line by chance. If an interval contains several lines, the data cannot "
-                "tell which of them explains the speed-up. A device that is faster because its cache holds more "
+                "show which of them explains the speed-up. A device that is faster because its cache holds more "
                 "requests says nothing about bandwidth.",
             ),
         ),

@@ -18,7 +18,7 @@ def medians_with_energy(cells: pd.DataFrame) -> pd.DataFrame:
 SUBJECT = Subject(
     id="energy",
     title="Energy",
-    lead="What all GPUs of a cell consumed while it was timed, in total and for each generated token.",
+    lead="The energy that all GPUs of a cell consumed while it was timed, in total and per generated token.",
     parts=[
         TablePart(
             "cells",

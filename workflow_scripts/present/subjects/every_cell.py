@@ -1,4 +1,4 @@
-"""What became of every cell, with the reasons of those that failed."""
+"""The outcome of every cell, with the reasons of those that failed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,18 +182,18 @@ def _cell_lines(report: Report, part: pd.DataFrame, rates: "pd.Series[float]") -
 SUBJECT = Subject(
     id="cells",
     title="Every cell",
-    lead="What became of each cell, with the reason if it failed. A failed cell is a result, never a zero.",
+    lead="The outcome of each cell, with the reason if it failed. A failed cell is a result, never a zero.",
     parts=[
         FigurePart(
             "grid_outcomes",
             grid_outcomes,
             {"cells": ["cell_id", "outcome"]},
             Caption(
-                shows="The outcome of each cell, one tile per cell, in the order of the study. The sign in a tile says "
-                "the same as its colour. In studies with very many cells, bars count the outcomes instead.",
-                reading="Infeasible means that the engine cannot do what was asked; for example, it refuses a block "
-                "size. Timeouts, engine errors and invalid results (the cell ran, and a check failed) have signs of "
-                "their own. Missing cells have not run yet. The list below gives the reasons.",
+                shows="The outcome of each cell, one tile per cell, in the order of the study. The sign in a tile "
+                "means the same as its colour. In studies with very many cells, bars count the outcomes instead.",
+                reading="Infeasible means that the engine cannot run the setting; for example, it refuses a block "
+                "size. Timeouts, engine errors and invalid results (the cell ran, and a check failed) have their own "
+                "signs. Missing cells have not run yet. The list below gives the reasons.",
                 not_shown="A failed cell has no throughput: it does not count as zero, and no average includes it.",
             ),
         ),

@@ -76,8 +76,8 @@ ENTRIES = (
     ),
     (
         "95 % interval",
-        "If the whole measurement were repeated many times, 95 % of intervals made this way would contain the true "
-        "value. Few repeats give wide intervals.",
+        "The range in which another run of the study is expected: of 100 runs with as many starts, 95 measure a value "
+        "inside. Few starts give wide intervals.",
     ),
     (
         "Flat (equivalence test)",

@@ -180,20 +180,20 @@ def every_pool(report: Report) -> Iterator[Block]:
 SUBJECT = Subject(
     id="pressure",
     title="Memory pressure",
-    lead="The same requests with ever fewer KV blocks, from plenty to so few that requests wait and are preempted.",
+    lead="The same requests with fewer and fewer KV blocks, down to so few that requests wait and are preempted.",
     parts=[
         FigurePart(
             "pressure_by_pool",
             pressure_by_pool,
             {"cells": [*QUANTITIES, "num_gpu_blocks", "block_size_effective"]},
             Caption(
-                shows="What the same requests do with KV caches of different sizes. Each line is a block size; equal "
+                shows="How the same requests run with KV caches of different sizes. Each line is a block size; equal "
                 "positions on the horizontal axis are equal memory. A block as long as the longest allowed request is "
                 "a contiguous reservation: each request holds memory for max-model-len from its beginning. Hollow "
                 "diamonds are predicted.",
                 reading="To the right, blocks never run short, and nothing depends on the size of the pool. To the "
                 "left, fewer requests run at once, so throughput falls and the first token comes later. A running "
-                "request that finds no free block takes those of the request that was admitted last. That one is "
+                "request that finds no free block takes those of the request that was admitted last. The latter is "
                 "preempted and computes its tokens again. Requests also find less in the prefix cache, because its "
                 "blocks are taken. With contiguous reservations nothing is preempted, and the fewest requests run.",
                 not_shown="Requests at once, preemptions, tokens computed again and hits follow from the schedule, "

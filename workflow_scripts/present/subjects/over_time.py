@@ -143,7 +143,7 @@ _CELLS = {"cells": ["cell_id", "max_concurrency_allowed"]}
 SUBJECT = Subject(
     id="over-time",
     title="Memory over time",
-    lead="What happens during a repeat.",
+    lead="Memory, sequences and KV cache in the course of a repeat.",
     parts=[
         FigurePart(
             "memory_over_time",
@@ -154,9 +154,9 @@ SUBJECT = Subject(
                 "those that may run the most and the fewest sequences at once. On a GPU it is the memory that the "
                 "device reports as used, on a CPU the resident memory of the engine's processes. Line styles are "
                 "repeats.",
-                reading="An engine that reserves its KV cache when it starts draws a level line, however many tokens "
-                "the cache holds. For an engine whose cache grows, the line rises with the tokens and falls when a "
-                "batch ends.",
+                reading="If an engine reserves its KV cache when it starts, the line is level, no matter how many "
+                "tokens the cache holds. For an engine whose cache grows, the line rises with the tokens and falls "
+                "when a batch ends.",
                 not_shown="A level line near the top does not mean that the memory is needed. The figure of the KV "
                 "cache in use shows how much of the cache holds tokens.",
             ),
@@ -168,9 +168,9 @@ SUBJECT = Subject(
             Caption(
                 shows="Running and waiting sequences at every step of the scheduler, over the time of a repeat, for "
                 "the same cells as in the figure of memory over time.",
-                reading="If all requests are there from the beginning, the running sequences rise to the limit and "
-                "stay there while others wait. Once none waits, their number falls as the last requests end. During "
-                "the long tail on the right the device is not full.",
+                reading="If all requests arrive at the beginning, the running sequences rise to the limit and stay "
+                "there while others wait. Once none waits, their number falls as the last requests end. During the "
+                "long tail on the right the device is not full.",
                 not_shown="A rate averaged over the whole repeat includes the start and this tail. It is lower than "
                 "the rate of a device that is kept full.",
             ),

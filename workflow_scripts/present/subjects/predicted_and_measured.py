@@ -214,9 +214,9 @@ def _with_band(row: Mapping[str, Any]) -> str:
 
 SUBJECT = Subject(
     id="predictions",
-    title="Predicted beside measured",
-    lead="What each cell should achieve according to its schedule and device, without any measurement of its own, "
-    "and what it did.",
+    title="Predicted and measured",
+    lead="What each cell should achieve according to its schedule and device, and what it achieved. No prediction uses "
+    "measurements of its own cell.",
     parts=[
         prediction_findings,
         FigurePart(
@@ -224,14 +224,14 @@ SUBJECT = Subject(
             predicted_beside_measured,
             {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged"]},
             Caption(
-                shows="Every cell that was predicted and measured: the predicted value to the "
-                "right, the measured value upwards. The bar through a mark is the band of the prediction.",
-                reading="Marks on the line came out as predicted, and marks above it were faster. If a bar does not "
-                "reach the line, the cell missed its band; it has a ring. Both axes are "
-                "logarithmic.",
+                shows="Every cell that was predicted and measured: the predicted value on the horizontal axis, the "
+                "measured value on the vertical axis. The bar through a mark is the band of the prediction.",
+                reading="Marks on the line are as predicted, and marks above it are faster. If a bar does not reach "
+                "the line, the cell missed its band; it has a ring. Both axes are logarithmic.",
                 not_shown="A prediction from a data sheet, from measured rates or from another model's ladder has no "
-                "band, because nothing was held out to show one; its bar is missing. The steps of a cell follow from "
-                "the schedule, and their durations from a ladder of short series, never from the cell itself.",
+                "band, because no measurements were held out to estimate one, so its bar is missing. The steps of a "
+                "cell follow from the schedule, and their durations from a ladder of short series, never from the cell "
+                "itself.",
             ),
         ),
         FigurePart(
@@ -260,7 +260,7 @@ SUBJECT = Subject(
                 "high": "Band to",
                 "measured": "Measured output tokens per s",
                 "error_pct": "Error (%)",
-                "flagged": "Far from its prediction",
+                "flagged": "Differs from its prediction",
                 "running_peak_predicted": "Sequences at once, predicted",
                 "running_peak_measured": "Sequences at once, measured",
                 "speed_source": "Source of the device's speed",

@@ -112,7 +112,7 @@ SUBJECT = Subject(
                 "prefix_cache_hit_rate_predicted": "Share of tokens found, predicted",
                 "prefix_cache_saved_pct": "Tokens not computed (%)",
             },
-            "What the prefix cache found in the first repeat of each cell",
+            "Prefix-cache hits in the first repeat of each cell",
             first_repeats_with_cache,
         ),
     ],

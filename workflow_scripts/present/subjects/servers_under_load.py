@@ -57,8 +57,8 @@ _COLUMNS = {
     "tpot_s_p50": "TPOT, median (s)",
     "e2e_s_p99": "End-to-end latency, 99th percentile (s)",
     "goodput_requests_per_s": "Goodput (requests per s)",
-    "running_peak": "Most sequences at once (server)",
-    "in_flight_peak": "Most requests at once (client)",
+    "running_peak": "Maximum sequences at once (server)",
+    "in_flight_peak": "Maximum requests at once (client)",
     "memory_utilization": "Device memory in use (share)",
     "kv_cache_usage_peak": "KV cache in use, peak (share)",
     "preemptions": "Preemptions",
@@ -358,9 +358,9 @@ SUBJECT = Subject(
                 reading="As long as the answered requests follow the arrivals, the server keeps up. Where they fall "
                 "behind, the server has reached its maximum; a ring marks loads at which the queue grew until the last "
                 "arrival. Goodput usually falls earlier.",
-                not_shown="A repeat includes the time after the last arrival, in which the server works off the rest, "
-                "so in a short run the line lies slightly below the arrivals even if the server keeps up. A goodput of "
-                "zero cannot be drawn on a logarithmic axis; the table has it.",
+                not_shown="A repeat includes the time after the last arrival, in which the server answers the "
+                "remaining requests. So in a short run the line lies slightly below the arrivals even if the server "
+                "keeps up. A goodput of zero cannot be drawn on a logarithmic axis; the table has it.",
             ),
         ),
         TablePart("serving_summary", _COLUMNS, "Servers side by side, one row per load"),

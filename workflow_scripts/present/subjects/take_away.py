@@ -44,7 +44,7 @@ def citation(report: Report) -> Iterator[Block]:
     yield Text(
         f"{people} ({year}): {software['title']} (software; this report: version {software['version']}). "
         f"Study {study.name}, "
-        f"definition {digest[:SHORT_HASH]}, {measured}. Reports with the same definition ask for the same measurements."
+        f"definition {digest[:SHORT_HASH]}, {measured}. Reports with the same definition request the same measurements."
     )
     name = study.name.replace("_", "\\_")
     entry = {
@@ -71,7 +71,7 @@ def files(report: Report) -> Iterator[Block]:
 
 SUBJECT = Subject(
     id="take-away",
-    title="Take away and cite",
-    lead="How to cite this study, and where its numbers are. Every chart and table of this page can be saved.",
+    title="Citation and data",
+    lead="How to cite this study, and where to find its data. Every chart and table of this page can be saved.",
     parts=[citation, files],
 )

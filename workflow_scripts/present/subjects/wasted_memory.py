@@ -144,19 +144,19 @@ SUBJECT = Subject(
             {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
             Caption(
                 shows="The share of the memory reserved for keys and values that held no token, over the time of a "
-                "repeat, against the block size. Dots are the layout that the engine had. All other layouts are "
-                "computed for the same requests at the same times: other block sizes, one contiguous stretch per "
-                "request, and padded static batches. For HuggingFace, its own caches were measured. Marks and lines "
-                "are medians over all cells and repeats of a panel; bars and bands are the range. For a model with "
-                "windows or states there are two other layouts: every layer with attention keeps all tokens, and pages "
-                "have each layer's own size.",
+                "repeat, against the block size. Dots show the engine's actual layout. All other layouts are computed "
+                "for the same requests at the same times: other block sizes, one contiguous region per request, and "
+                "padded static batches. For HuggingFace, its own caches were measured. Marks and lines are medians "
+                "over all cells and repeats of a panel; bars and bands are the range. For a model with windows or "
+                "states there are two other layouts: every layer with attention keeps all tokens, and pages have each "
+                "layer's own size.",
                 reading="With blocks, only the end of each sequence's last block is empty. So the share grows with the "
-                "block size, and it is large if sequences are short. A contiguous stretch of max-model-len wastes "
-                "whatever a request does not use. With windows, a token that no later token looks at counts as "
-                "empty. So the distance between the dot and the line of layers that keep all is what windows save, and "
-                "its distance to the line of own pages is what pages of equal bytes and groups of equal size cost.",
+                "block size, and it is large if sequences are short. A contiguous region of max-model-len wastes all "
+                "that a request does not use. With windows, a token that no later token attends to counts as empty. So "
+                "the distance between the dot and the line of layers that keep all tokens shows what windows save. Its "
+                "distance to the line of own pages shows the cost of pages with equal bytes and groups of equal size.",
                 not_shown="Wasted memory costs speed only if it keeps requests waiting. A small share with tiny blocks "
-                "is no reason to choose them: kernels read larger blocks with less effort, and engines refuse some "
+                "is no reason to choose them: kernels read larger blocks more efficiently, and engines refuse some "
                 "sizes.",
             ),
         ),
@@ -171,7 +171,7 @@ SUBJECT = Subject(
                 "expected_wasted_slots_per_sequence": "Empty slots per sequence, expected",
                 "source": "Source",
             },
-            "Waste in the layouts that engines had, medians over repeats",
+            "Waste in the engines' actual layouts, medians over repeats",
             lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout"),
         ),
         _by_kind_of_layer,

@@ -80,7 +80,7 @@ def devices(report: Report) -> Iterator[Block]:
         "gpu": "Device",
         "title": "Description",
         "cells": "Cells",
-        "found": "Name that it reports",
+        "found": "Reported name",
         "memory_gb": "Memory (GB)",
         "bandwidth_gb_per_s": "Memory bandwidth (GB/s)",
         "tflop_per_s": "Dense matrix rate (TFLOP/s)",

@@ -74,7 +74,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
         sentence = (
             f"In {len(unsteady)} of {known['cell_id'].nunique()} measured cells the last two passes of the warm-up "
             f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
-            f"intervals are wide: {some}. The column warmup_steady of the table cells tells which."
+            f"intervals are wide: {some}. The column warmup_steady of the table cells shows which."
         )
         yield Findings([Finding("not steady", sentence, "bad")])
 
@@ -207,7 +207,7 @@ def _flat_table(record: dict[str, Any]) -> Table:
 SUBJECT = Subject(
     id="provenance",
     title="Provenance",
-    lead="Where, when and with what the numbers were measured.",
+    lead="Where, when and with which versions the numbers were measured.",
     parts=[load_warning, loaded_cells, slowed_cells, rounds, drift, provenance],
     warnings=[load_warning, slowed_gpus, unsteady_cells],
 )

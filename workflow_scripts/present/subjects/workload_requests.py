@@ -56,7 +56,8 @@ def workload_lengths(tables: Tables) -> Plot:
         handles=[Line2D([], [], color=color, linestyle=style, label=label) for label, color, style in LENGTHS.values()],
         notes=[
             *notes,
-            "requests are those of the cell that served the most of a workload; other cells served the first of them",
+            "the requests are those of the cell that served the most; other cells with this workload served the first "
+            "of these",
         ],
         panel_height_in=2.3,
     )
@@ -152,14 +153,14 @@ def workloads(report: Report) -> Iterator[Block]:
         )
     columns = {
         "workload": "Workload",
-        "asked": "Kind asked for",
-        "kind": "Kind made",
+        "asked": "Requested kind",
+        "kind": "Actual kind",
         "source": "Made from",
-        "requests": "Requests (most of any cell)",
+        "requests": "Requests (maximum of any cell)",
         "alike": "Requests that share text",
         "prompt": "Prompt tokens",
         "output": "Output tokens",
-        "tokens": "How tokens are chosen",
+        "tokens": "Sampling",
     }
     yield table_of(pd.DataFrame(rows), columns, "Workloads with the lengths of their requests")
     if not made:
