@@ -192,7 +192,7 @@ def test_the_calculator_and_the_audit_compute_in_the_page(tab: Tab, report: Path
     tab.open(report, "#view=calculator&model=llama-3.1-8b-instruct&device=h200&block=32")
     tab.wait("document.querySelector('#view-calculator dl')")
     told = tab.evaluate("document.querySelector('#view-calculator dl').innerText")
-    assert "One block of 32 tokens holds\n\n4 MiB" in told or "One block of 32 tokens holds\n4 MiB" in told
+    assert "Memory per block of 32 tokens\n\n4 MiB" in told or "Memory per block of 32 tokens\n4 MiB" in told
     zero = "(box) => { box.value = 0; box.dispatchEvent(new Event('input')); }"
     tab.evaluate(f"({zero})(document.querySelector('#view-calculator input'))")
     assert "needs a number in its range" in tab.evaluate(
