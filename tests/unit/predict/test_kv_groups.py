@@ -267,6 +267,13 @@ def test_states_without_prefix_caching_as_a_log_of_qwen_shows():
     assert of_blocks(QWEN3_5_27B, 1487, **now) == of_blocks(QWEN3_5_27B, 1487, **now, enable_prefix_caching=True)
 
 
+def test_states_in_a_cache_of_8_bits_as_a_log_of_qwen_next_shows():
+    # vllm-project/vllm#26646: Qwen3-Next, vLLM 0.11, fp8, 90,048 tokens and 1.66x; the log does not say the memory.
+    given = {"max_model_len": 215_040, "kv_cache_dtype": "fp8", "vllm_version": "0.11.0"}
+    terms = of_blocks(QWEN3_NEXT, 339, **given)
+    assert (terms["kv_cache_tokens"], round(terms["max_concurrency"], 2)) == (90_048, 1.66)
+
+
 def test_experts_beside_full_attention_as_a_log_of_minimax_shows():
     # eugr/spark-vllm-docker#396: vLLM 0.29.1rc1, two ranks, 28.74 GiB, 240,816 tokens; each rank has its own memory.
     asked = EngineSettings(max_model_len=196608, tensor_parallel_size=2, vllm_version="0.29.1")

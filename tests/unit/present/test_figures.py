@@ -23,6 +23,7 @@ from workflow_scripts.present.plot import (
     write_plot,
 )
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subjects.wasted_memory import _draw_waste
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -79,6 +80,15 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
 )
 def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Results, name: str, label: str) -> None:
     assert label in words(results.root / "figures" / f"{name}.svg")
+
+
+def test_waste_of_an_engine_without_blocks_has_no_axis_of_block_sizes() -> None:
+    figure, ax = plt.subplots()
+    rows = pd.DataFrame({"layout": ["hf_dynamic_cache"], "block_size": [float("nan")], "waste_pct": [3.0]})
+    _draw_waste(ax, rows)
+    assert list(ax.get_xticks()) == []
+    assert ax.lines[0].get_ydata()[0] == 3
+    plt.close(figure)
 
 
 def test_lengths_are_those_of_the_requests_that_were_run(results: Results) -> None:

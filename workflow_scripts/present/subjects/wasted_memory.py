@@ -32,7 +32,7 @@ LEVEL: Mapping[str, Layout] = {
     "contiguous_max_model_len": Layout("contiguous, max-model-len (predicted)", COLOURS[1], (0, (5, 1.5))),
     "contiguous_request_length": Layout("contiguous, own length (predicted)", COLOURS[3], (0, (5, 1.5))),
     "padded_batch": Layout("padded static batch (predicted)", COLOURS[4], (0, (5, 1.5))),
-    "paged_own_pages": Layout("paged, pages of each layer's own (predicted)", COLOURS[5], (0, (5, 1.5))),
+    "paged_own_pages": Layout("paged, pages of each layer's own (predicted)", COLOURS[5], (0, (1, 1))),
     "paged_every_token": Layout("paged, every layer keeps all (predicted)", COLOURS[6], (0, (5, 1.5))),
     "hf_dynamic_cache": Layout("HF dynamic cache (measured)", COLOURS[2], "-"),
     "hf_static_cache": Layout("HF static cache (measured)", COLOURS[7], "-"),
@@ -107,6 +107,8 @@ def _draw_waste(ax: Axes, rows: pd.DataFrame) -> None:
     sizes = rows.loc[rows["layout"].isin([PAGED, WHATIF]), "block_size"].dropna().unique()
     if len(sizes):
         log2_axis(ax, sizes)
+    else:
+        ax.set_xticks([])
     ax.set_ylim(0, 100)
 
 
