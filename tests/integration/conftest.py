@@ -183,6 +183,14 @@ def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield tab
 
 
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
+    yield one_tab
+    one_tab.evaluate("1")
+    assert one_tab.complaints == []
+
+
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of made-up results, with its figures beside it."""

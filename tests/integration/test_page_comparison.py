@@ -4,7 +4,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,6 @@ def next_day(record: dict[str, Any]) -> None:
             of_mean["log_mean"] += math.log(1.33)
     for environment in record["environments"]:
         environment |= {"host": ["node-2"], "engine_version": ["0.33.0"]}
-
-
-@pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
-    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
-    yield one_tab
-    one_tab.evaluate("1")
-    assert one_tab.complaints == []
 
 
 def choose(tab: Tab, path: Path) -> None:

@@ -3,7 +3,6 @@
 import csv
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.needs_tool("chromium")
 
 CELL = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
-    """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
-    yield one_tab
-    one_tab.evaluate("1")
-    assert one_tab.complaints == []
 
 
 def button(place: str, kind: str) -> str:

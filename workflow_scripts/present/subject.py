@@ -44,10 +44,14 @@ class Caption:
 class FigurePart:
     """The part of a section that shows one figure; `needs` names tables and the columns that it cannot do without."""
 
-    name: str
     draw: Callable[[Tables], Plot]
     needs: Mapping[str, Sequence[str]]
     caption: Caption
+
+    @property
+    def name(self) -> str:
+        """The figure's name, which is that of the function that draws it."""
+        return self.draw.__name__
 
     def plot(self, tables: Tables) -> Plot:
         """What is to be drawn.

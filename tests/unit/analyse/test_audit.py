@@ -323,14 +323,6 @@ def test_every_option_reaches_the_ceilings(tmp_path, capsys):
     assert rates(capsys, *of_output) == pytest.approx([expected])
 
 
-@pytest.mark.parametrize("missing", ["--model", "--tokens-per-request"])
-def test_what_has_no_default_must_be_given(missing, capsys):
-    at = OPTIONS.index(missing)
-    with pytest.raises(SystemExit, match="2"):
-        main([MAX_NUM_SEQS, *OPTIONS[:at], *OPTIONS[at + 2 :]])
-    assert f"required: {missing}" in capsys.readouterr().err
-
-
 def test_the_example_of_the_help_can_be_typed_in(monkeypatch, tmp_path):
     shutil.copy(MAX_NUM_SEQS, tmp_path / "rates.csv")
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests
+from tests.unit.made_rates import made_rates
 from workflow_scripts.analyse.ceilings import (
     ARITHMETIC,
     MEMORY,
@@ -22,7 +23,7 @@ from workflow_scripts.analyse.ceilings import (
 )
 from workflow_scripts.analyse.work import request_sums
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.device.device_rates import DeviceRates, DeviceRatesError
+from workflow_scripts.device.device_rates import DeviceRatesError
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
@@ -144,23 +145,9 @@ def test_steps_stay_with_their_repeats():
 
 
 def record(**changes):
-    return DeviceRates(
-        gpu="cpu-all",
-        copy_bytes_per_s=30e9,
-        copy_bytes_per_s_median=20e9,
-        read_bytes_per_s=25e9,
-        read_bytes_per_s_median=22e9,
-        matmul_flop_per_s={"fp32": 100e9},
-        matmul_flop_per_s_median={"fp32": 90e9},
-        last_level_cache_bytes=32 * 2**20,
-        device={},
-        threads=2,
-        host="h",
-        torch_version="2",
-        host_load={"cpu_others_pct": 1.0, "cpu_steal_pct": 0.0},
-        measured_at="2026-01-01T00:00:00Z",
-        samples={},
-    ).model_copy(update=changes)
+    known = {"copy_bytes_per_s": 30e9, "last_level_cache_bytes": 32 * 2**20}
+    known |= {"host_load": {"cpu_others_pct": 1.0, "cpu_steal_pct": 0.0}}
+    return made_rates(25e9, 100e9, **known | changes)
 
 
 def test_a_cpu_has_only_measured_rates(tmp_path):

@@ -389,16 +389,6 @@ def test_the_command_writes_the_table(tmp_path, capsys):
     assert re.search("no schema of a table 'all'; allowed: .*cells", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("missing", ["--study", "--parsed", "--out"])
-def test_every_file_must_be_named(missing, capsys):
-    command = {"--study": "a", "--parsed": "b", "--out": "c"}
-    del command[missing]
-    with pytest.raises(SystemExit) as e:
-        main([word for pair in command.items() for word in pair])
-    assert e.value.code == 2
-    assert f"required: {missing}" in capsys.readouterr().err
-
-
 def test_a_setting_that_the_engine_replaced_is_told_of_cells_that_ran(tmp_path):
     replaced = OF_CELL | {"effective.max_num_seqs": 3.0}
     failed = replaced | {"outcome": "engine_error"}

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests, steps, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.made_rates import made_rates
 from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.analyse import limits
 from workflow_scripts.analyse.limits import SCHEMA, limits_table, main, mark_invalid
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_model
-from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.physics.model_facts import read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
@@ -31,34 +31,8 @@ SHARED_PREFIX_ESTIMATE = {"steps": 16, "estimated_read_bytes": 4_528_078_848, "e
 PREFIX_OFF_ESTIMATE = {"steps": 16, "estimated_read_bytes": 6_264_785_920, "estimated_flops": 719_932_096_512}
 
 
-def measured_device(
-    folder,
-    gpu="cpu-all",
-    bytes_per_s=10e9,
-    flop_per_s=100e9,
-    dtype="fp32",
-    cache_bytes=None,
-    others_pct=0.0,
-    by_size=None,
-):
-    DeviceRates(
-        gpu=gpu,
-        copy_bytes_per_s=bytes_per_s,
-        copy_bytes_per_s_median=bytes_per_s,
-        read_bytes_per_s=bytes_per_s,
-        read_bytes_per_s_median=bytes_per_s,
-        matmul_flop_per_s={dtype: flop_per_s},
-        matmul_flop_per_s_median={dtype: flop_per_s},
-        last_level_cache_bytes=cache_bytes,
-        read_bytes_per_s_by_size=by_size or {},
-        device={},
-        threads=2,
-        host="h",
-        torch_version="2",
-        host_load={"cpu_others_pct": others_pct},
-        measured_at="2026-01-01T00:00:00Z",
-        samples={},
-    ).write(folder / f"{gpu}.json")
+def measured_device(folder, *rates, gpu="cpu-all", **changes):
+    made_rates(*rates, gpu=gpu, **changes).write(folder / f"{gpu}.json")
 
 
 class Parsed:
@@ -219,7 +193,7 @@ def test_each_phase_has_what_binds_it(parsed):
 
 
 def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
-    measured_device(parsed.devices, "h200", 4e12, 700e12, "bf16", cache_bytes=0)
+    measured_device(parsed.devices, 4e12, 700e12, "bf16", gpu="h200", last_level_cache_bytes=0)
     parsed.cell([(100, 20, 0)], {"max_num_seqs": 1}, gpu="h200", model="llama-3.1-8b-instruct")
     datasheet, measured = row(parsed, rates="datasheet"), row(parsed, rates="measured")
     assert datasheet["memory_bandwidth_bytes_per_s"] == 4.8e12
@@ -229,7 +203,7 @@ def test_a_gpu_has_a_row_for_each_source_of_rates(parsed):
 
 
 def test_weights_in_the_cache_leave_only_arithmetic_as_a_ceiling(parsed):
-    measured_device(parsed.devices, cache_bytes=10**9)
+    measured_device(parsed.devices, last_level_cache_bytes=10**9)
     parsed.cell([(10, 3, 0)] * 4)
     found = row(parsed)
     assert found["weights_fit_cache"]
@@ -240,7 +214,12 @@ def test_weights_in_the_cache_leave_only_arithmetic_as_a_ceiling(parsed):
 
 
 def test_the_measured_rate_of_the_cache_is_a_ceiling_of_its_own(parsed):
-    measured_device(parsed.devices, cache_bytes=10**9, by_size={2**22: 40e9, 2**26: 20e9, 2**30: 10e9}, flop_per_s=1e15)
+    measured_device(
+        parsed.devices,
+        last_level_cache_bytes=10**9,
+        read_bytes_per_s_by_size={2**22: 40e9, 2**26: 20e9, 2**30: 10e9},
+        flop_per_s=1e15,
+    )
     parsed.cell([(10, 3, 0)] * 4, steps_taken=3, wall_s=1.0)
     found = row(parsed)
     assert found["weights_fit_cache"]
@@ -309,7 +288,7 @@ def test_a_value_above_its_ceiling_is_told(parsed, source, factor, exceeds):
 
 
 def test_rates_that_were_disturbed_call_nothing_impossible(parsed):
-    measured_device(parsed.devices, flop_per_s=1e3, others_pct=50.0)
+    measured_device(parsed.devices, flop_per_s=1e3, host_load={"cpu_others_pct": 50.0})
     parsed.cell([(1, 101, 0)] * 2, wall_s=0.001)
     found = row(parsed)
     assert found["factor"] > 100

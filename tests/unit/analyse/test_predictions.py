@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from tests.unit.analyse.synthetic_cells import cell, table
+from tests.unit.predict.planned import write_study
 from workflow_scripts.analyse.predictions import BLOCKS_SCHEMA, QUANTITIES, main, predictions_table, published_rates
 from workflow_scripts.analyse.tables import TableError, read_table, write_table
 from workflow_scripts.catalog.gpus_and_models import CONFIG
@@ -126,9 +127,14 @@ def test_what_was_published_stands_beside_its_cells(tmp_path):
     assert published_rates(naming("two"), published) == published_rates(naming(), published) == {}
 
 
-def test_the_command_writes_the_table(tmp_path):
-    from tests.unit.predict.planned import write_study
+def called(study, plan, blocks, out):
+    """The exit code of the command, with the cells table and `blocks.parquet` in the folder of the study."""
+    files = {"study": study, "plan": plan, "blocks": blocks, "out": out}
+    files |= {"cells": study.with_name("cells.parquet"), "blocks-out": study.with_name("blocks.parquet")}
+    return main([word for name, file in files.items() for word in (f"--{name}", str(file))])
 
+
+def test_the_command_writes_the_table(tmp_path):
     study = write_study(tmp_path, name="try")
     measured = table(cell({"max_num_seqs": 4}, [99, 100, 101]), cell({"max_num_seqs": 4}, [5], study="another"))
     write_table(measured, tmp_path / "cells.parquet", "cells")
@@ -136,21 +142,7 @@ def test_the_command_writes_the_table(tmp_path):
     event = dict.fromkeys(BLOCKS_SCHEMA.columns) | {"event": "appended", "block": 7}
     pd.DataFrame([event]).to_parquet(tmp_path / "traced.parquet")
     out = tmp_path / "predictions.parquet"
-    options = [
-        "--study",
-        study,
-        "--cells",
-        tmp_path / "cells.parquet",
-        "--plan",
-        tmp_path / "plan.parquet",
-        "--blocks",
-        tmp_path / "traced.parquet",
-        "--blocks-out",
-        tmp_path / "blocks.parquet",
-        "--out",
-        out,
-    ]
-    assert main([str(option) for option in options]) == 0
+    assert called(study, tmp_path / "plan.parquet", tmp_path / "traced.parquet", out) == 0
     rows = read_table(out)
     assert len(rows) == len(QUANTITIES)
     assert rows["measured"].iloc[0] == 100
@@ -158,24 +150,8 @@ def test_the_command_writes_the_table(tmp_path):
 
 
 def test_what_is_no_plan_is_one_message(tmp_path, capsys):
-    from tests.unit.predict.planned import write_study
-
     write_table(table(cell({"max_num_seqs": 4})), tmp_path / "cells.parquet", "cells")
-    options = [
-        "--study",
-        write_study(tmp_path),
-        "--cells",
-        tmp_path / "cells.parquet",
-        "--plan",
-        tmp_path / "absent",
-        "--blocks",
-        tmp_path / "absent",
-        "--blocks-out",
-        "y",
-        "--out",
-        "x",
-    ]
-    assert main([str(option) for option in options]) == 2
+    assert called(write_study(tmp_path), tmp_path / "absent", tmp_path / "absent", tmp_path / "x") == 2
     assert "absent: not a plan" in capsys.readouterr().err
 
 

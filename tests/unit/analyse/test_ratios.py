@@ -9,6 +9,7 @@ from scipy import stats
 
 from tests.unit.analyse.synthetic_cells import cell, starts_table
 from tests.unit.analyse.synthetic_starts import another_run
+from tests.unit.made_rates import rates_record
 from workflow_scripts.analyse.ratios import (
     PUBLISHED_COLUMNS,
     SCHEMA,
@@ -306,23 +307,8 @@ def test_an_unknown_name_is_an_error():
 
 
 def record(**changes):
-    return {
-        "gpu": "h200",
-        "copy_bytes_per_s": 3e12,
-        "copy_bytes_per_s_median": 2e12,
-        "read_bytes_per_s": 4e12,
-        "read_bytes_per_s_median": 2e12,
-        "matmul_flop_per_s": {"bf16": 7e14},
-        "matmul_flop_per_s_median": {"bf16": 6e14},
-        "last_level_cache_bytes": None,
-        "device": {},
-        "threads": None,
-        "host": "host",
-        "torch_version": "2",
-        "measured_at": "2026-11-21T00:00:00Z",
-        "host_load": {"cpu_others_pct": 0.0},
-        "samples": {},
-    } | changes
+    rates = {"read_bytes_per_s": 4e12, "copy_bytes_per_s": 3e12}
+    return rates_record(2e12, 7e14, "bf16", **{"gpu": "h200", "threads": None, **rates} | changes)
 
 
 def test_records_of_devices_stand_in_for_data_sheets(tmp_path):

@@ -23,24 +23,6 @@ DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
 
 
 MODULES = (capacity, effects, engine_gain, fragmentation, limits, predictions, ratios, recommend, serving)
-FILES = ["--study", "--cells", "--out"]
-FILES_OF = {
-    effects.main: FILES,
-    engine_gain.main: [*FILES, "--decomposition-out"],
-    fragmentation.main: [*FILES, "--parsed"],
-    limits.main: [*FILES, "--parsed", "--devices", "--checked-out"],
-    capacity.main: [*FILES, "--predictions"],
-}
-
-
-@pytest.mark.parametrize(("main", "missing"), [(main, name) for main, names in FILES_OF.items() for name in names])
-def test_every_file_must_be_named(main, missing, capsys):
-    command = dict.fromkeys(FILES_OF[main], "a")
-    del command[missing]
-    with pytest.raises(SystemExit) as e:
-        main([word for pair in command.items() for word in pair])
-    assert e.value.code == 2
-    assert f"required: {missing}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", MODULES)

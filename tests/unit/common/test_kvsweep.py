@@ -29,6 +29,29 @@ def test_every_module_with_a_main_is_registered_once() -> None:
     assert len(COMMANDS) == sum(map(len, GROUPS.values()))
 
 
+# Options without a default.
+REQUIRED = {
+    "audit": "--model --tokens-per-request",
+    "capacity": "--model --gpu --block-size --gpu-memory-utilization --max-model-len",
+    "predict-capacity": "--study --out",
+    "table-cells": "--study --parsed --out",
+    "table-limits": "--study --cells --parsed --devices --out --checked-out",
+    "table-waste": "--study --cells --parsed --out",
+    "table-effects": "--study --cells --out",
+    "table-engines": "--study --cells --out --decomposition-out",
+    "table-capacity": "--study --cells --predictions --out",
+}
+
+
+@pytest.mark.parametrize(("name", "missing"), [(name, one) for name, all_ in REQUIRED.items() for one in all_.split()])
+def test_what_has_no_default_must_be_given(name: str, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["rates.csv"] if name == "audit" else []
+    words += [f"{one}={'1,1' if name == 'audit' else 1}" for one in REQUIRED[name].split() if one != missing]
+    with pytest.raises(SystemExit, match="2"):
+        module_of(name).main(words)
+    assert f"required: {missing}\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_its_name_and_its_example_can_be_parsed(name: str) -> None:
     command = module_of(name).main

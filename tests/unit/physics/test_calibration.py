@@ -1,28 +1,13 @@
 import pytest
 
+from tests.unit.made_rates import made_rates
 from workflow_scripts.catalog.gpus_and_models import get_gpu
-from workflow_scripts.device.device_rates import DeviceRates, Samples
 from workflow_scripts.physics.calibration import default_speed, peak_flop_per_s
 
 
 def rates(bandwidth, flop_per_s):
-    return DeviceRates(
-        gpu="cpu-all",
-        copy_bytes_per_s=bandwidth / 2,
-        copy_bytes_per_s_median=bandwidth / 2,
-        read_bytes_per_s=bandwidth,
-        read_bytes_per_s_median=bandwidth,
-        matmul_flop_per_s={"fp32": flop_per_s},
-        matmul_flop_per_s_median={"fp32": flop_per_s},
-        last_level_cache_bytes=None,
-        device={},
-        threads=2,
-        host="here",
-        torch_version="2",
-        host_load={},
-        measured_at="today",
-        samples={"copy": Samples(amount=1, shape=[1], calls_per_run=1, call_s=[1])},
-    )
+    copied = {"copy_bytes_per_s": bandwidth / 2, "copy_bytes_per_s_median": bandwidth / 2}
+    return made_rates(bandwidth, flop_per_s, **copied)
 
 
 def test_a_gpu_that_nobody_calibrated_gets_shares_of_its_data_sheet_and_no_band():

@@ -357,15 +357,6 @@ def test_the_command_writes_a_record_a_line(tmp_path):
     assert len(list(read_jsonl(out))) == 1  # no published numbers where the study names no claim
 
 
-@pytest.mark.parametrize("missing", ["--study", "--out"])
-def test_files_without_a_default_must_be_named(missing, capsys):
-    command = {"--study": "a", "--out": "b"}
-    del command[missing]
-    with pytest.raises(SystemExit, match="2"):
-        main([word for pair in command.items() for word in pair])
-    assert f"required: {missing}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("sweeps", "change", "options", "message"),
     [

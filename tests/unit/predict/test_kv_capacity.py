@@ -666,15 +666,6 @@ def test_a_log_with_the_memory_needs_no_weights(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["num_blocks"]["value"] == 2 * 5863
 
 
-@pytest.mark.parametrize("missing", ["--model", "--gpu", "--block-size", "--gpu-memory-utilization", "--max-model-len"])
-def test_what_has_no_default_must_be_given(missing, capsys):
-    argv = ["--model", "opt-125m", "--gpu", "l4", *REQUIRED]
-    at = argv.index(missing)
-    with pytest.raises(SystemExit, match="2"):
-        main(argv[:at] + argv[at + 2 :])
-    assert f"required: {missing}" in capsys.readouterr().err
-
-
 def test_the_example_of_the_help_can_be_typed_in(capsys):
     assert main(example_of("capacity")) == 0
     assert json.loads(capsys.readouterr().out)["source"] == "predicted"

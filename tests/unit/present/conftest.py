@@ -7,6 +7,8 @@ import pytest
 
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.present import figures, page
+from workflow_scripts.present.blocks import Findings
+from workflow_scripts.present.report import Part, Report
 
 
 @dataclass(frozen=True)
@@ -40,3 +42,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     assert made.draw(root / "figures") == 0
     assert made.write_page(root / "report.html") == 0
     return made
+
+
+def told(part: Part, report: Report) -> list[tuple[str, str]]:
+    """The findings of a part, each with its verdict and its sentence."""
+    (block,) = part(report)
+    assert isinstance(block, Findings)
+    return [(finding.verdict, finding.sentence) for finding in block.findings]

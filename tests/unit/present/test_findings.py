@@ -5,10 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.unit.present.conftest import told
 from workflow_scripts.catalog.any_model import enter, model_of_folder
 from workflow_scripts.catalog.gpus_and_models import OWN_MODELS, get_model
 from workflow_scripts.present.blocks import Findings, Fold, Text
-from workflow_scripts.present.report import Part, Report
+from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
 from workflow_scripts.present.subjects import HEADLINES
@@ -45,35 +46,29 @@ def named(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def verdicts(report: Report) -> list[tuple[str, str]]:
-    (block,) = above_ceilings(report)
-    assert isinstance(block, Findings)
-    return [(finding.verdict, finding.sentence) for finding in block.findings]
-
-
 def test_a_cell_above_its_ceiling_is_impossible_and_told_once(report: Report) -> None:
     write_limits(report, ("a", 1.5, 0.0, True), ("a", 2.0, 0.0, True), ("b", 0.5, 0.0, False))
-    ((verdict, sentence),) = verdicts(report)
+    ((verdict, sentence),) = told(above_ceilings, report)
     assert verdict == "impossible"
     assert sentence.startswith("block size 1: 2 times its ceiling on made up.")
 
 
 def test_a_cell_above_a_ceiling_from_rates_of_a_loaded_host_is_not_decided(report: Report) -> None:
     write_limits(report, ("a", 1.5, float("inf"), False), ("b", 0.5, float("inf"), False))
-    ((verdict, sentence),) = verdicts(report)
+    ((verdict, sentence),) = told(above_ceilings, report)
     assert verdict == "not decided"
     assert sentence.startswith("1 of 2 cells lie above a ceiling from measured device rates")
 
 
 def test_cells_below_their_ceilings_are_possible(report: Report) -> None:
     write_limits(report, ("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False))
-    assert verdicts(report) == [("possible", "None of 2 cells is faster than its device allows.")]
+    assert told(above_ceilings, report) == [("possible", "None of 2 cells is faster than its device allows.")]
 
 
 def test_without_any_ceiling_nothing_is_said(report: Report) -> None:
     write_limits(report, ("a", float("nan"), 0.0, False))
     with pytest.raises(MissingError, match="no ceiling is known for any cell"):
-        verdicts(report)
+        told(above_ceilings, report)
 
 
 def test_jobs_of_one_round_are_not_counted_as_rounds(report: Report) -> None:
@@ -101,12 +96,6 @@ def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list
     effects.to_parquet(report.tables.folder / "effects.parquet")
     of_cells = pd.DataFrame({"cell_id": ids, "outcome": "ok", "repeat": 0.0, **cells})
     pd.concat([of_cells, of_cells.assign(repeat=1.0)]).to_parquet(report.tables.folder / "cells.parquet")
-
-
-def told(part: Part, report: Report) -> list[tuple[str, str]]:
-    (block,) = part(report)
-    assert isinstance(block, Findings)
-    return [(finding.verdict, finding.sentence) for finding in block.findings]
 
 
 def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed(report: Report) -> None:

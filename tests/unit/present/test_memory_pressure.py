@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workflow_scripts.present.blocks import Findings, Fold, Table
+from tests.unit.present.conftest import told
+from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.memory_pressure import (
@@ -70,14 +71,8 @@ def report_of(folder: Path, predicted_preemptions: float = 7) -> Report:
     return Report(study, Tables(folder), folder, folder, folder, folder / "report.html")
 
 
-def told(report: Report) -> list[tuple[str, str]]:
-    (block,) = users_in_the_same_memory(report)
-    assert isinstance(block, Findings)
-    return [(finding.verdict, finding.sentence) for finding in block.findings]
-
-
 def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path: Path) -> None:
-    assert told(report_of(tmp_path)) == [
+    assert told(users_in_the_same_memory, report_of(tmp_path)) == [
         (
             "5x the users",
             "h200, m, chat: a KV cache of 1,024 tokens holds 20 requests at once in blocks of 32 tokens, and 4 if each "
@@ -92,7 +87,9 @@ def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_pat
 
 
 def test_a_wrong_prediction_is_counted_as_such(tmp_path: Path) -> None:
-    assert "exactly in 3 of 4 cells" in told(report_of(tmp_path, predicted_preemptions=6))[1][1]
+    assert (
+        "exactly in 3 of 4 cells" in told(users_in_the_same_memory, report_of(tmp_path, predicted_preemptions=6))[1][1]
+    )
 
 
 def test_pools_of_equal_memory_lie_above_each_other(tmp_path: Path) -> None:

@@ -160,7 +160,6 @@ SUBJECT = Subject(
     lead="Which KV blocks requests get, share and give back, computed with the rules of vLLM's scheduler.",
     parts=[
         FigurePart(
-            "block_tables",
             block_tables,
             {"blocks": COLUMNS},
             Caption(

@@ -171,7 +171,6 @@ SUBJECT = Subject(
     lead="How many tokens, blocks and requests fit into the KV cache, as predicted and as measured.",
     parts=[
         FigurePart(
-            "kv_capacity",
             kv_capacity,
             {
                 "capacity": [

@@ -78,7 +78,6 @@ SUBJECT = Subject(
     lead="Why one device is faster than another: memory bandwidth, arithmetic, or KV capacity.",
     parts=[
         FigurePart(
-            "device_ratios",
             device_ratios,
             {"ratios": ["gpu_a", "gpu_b", "metric", "ratio"]},
             Caption(

@@ -185,7 +185,6 @@ SUBJECT = Subject(
     lead="The outcome of each cell, with the reason if it failed. A failed cell is a result, never a zero.",
     parts=[
         FigurePart(
-            "grid_outcomes",
             grid_outcomes,
             {"cells": ["cell_id", "outcome"]},
             Caption(

@@ -71,7 +71,6 @@ SUBJECT = Subject(
     parts=[
         above_ceilings,
         FigurePart(
-            "mbu_by_max_num_seqs",
             mbu_by_max_num_seqs,
             {"limits": [*REPEAT, "rates", "mbu"]},
             Caption(
@@ -88,7 +87,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "mfu_by_max_num_seqs",
             mfu_by_max_num_seqs,
             {"limits": [*REPEAT, "rates", "mfu"]},
             Caption(

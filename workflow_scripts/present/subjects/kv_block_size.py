@@ -20,7 +20,6 @@ SUBJECT = Subject(
     lead="Whether the size of a KV block changes how fast tokens are generated.",
     parts=[
         FigurePart(
-            "output_by_block_size",
             output_by_block_size,
             {"cells": ["output_tokens_per_s"]},
             Caption(

@@ -183,7 +183,6 @@ SUBJECT = Subject(
     lead="The same requests with fewer and fewer KV blocks, down to so few that requests wait and are preempted.",
     parts=[
         FigurePart(
-            "pressure_by_pool",
             pressure_by_pool,
             {"cells": [*QUANTITIES, "num_gpu_blocks", "block_size_effective"]},
             Caption(

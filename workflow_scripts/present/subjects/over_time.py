@@ -146,7 +146,6 @@ SUBJECT = Subject(
     lead="Memory, sequences and KV cache in the course of a repeat.",
     parts=[
         FigurePart(
-            "memory_over_time",
             memory_over_time,
             _CELLS,
             Caption(
@@ -162,7 +161,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "sequences_over_time",
             sequences_over_time,
             _CELLS,
             Caption(
@@ -176,7 +174,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "kv_cache_over_time",
             kv_cache_over_time,
             _CELLS,
             Caption(

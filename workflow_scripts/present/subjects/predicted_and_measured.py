@@ -220,7 +220,6 @@ SUBJECT = Subject(
     parts=[
         prediction_findings,
         FigurePart(
-            "predicted_beside_measured",
             predicted_beside_measured,
             {"predictions": ["quantity", "predicted", "low", "high", "measured", "flagged"]},
             Caption(
@@ -235,7 +234,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "predicted_by_max_num_seqs",
             predicted_by_max_num_seqs,
             {"predictions": ["cell_id", "quantity", "predicted", "low", "high", "measured", "published"]},
             Caption(

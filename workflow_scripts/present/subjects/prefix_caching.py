@@ -88,7 +88,6 @@ SUBJECT = Subject(
     lead="The same requests with and without reusing the keys and values of prompts that begin alike.",
     parts=[
         FigurePart(
-            "prefix_caching",
             prefix_caching,
             {"effects": ["knob", "comparison", "ratio", "held"]},
             Caption(

@@ -129,7 +129,6 @@ SUBJECT = Subject(
     lead="What engines reserve for keys and values at equal work, and how much of it the work needs.",
     parts=[
         FigurePart(
-            "kv_reserved_and_used",
             kv_reserved_and_used,
             {
                 "cells": [*REPEAT, *_VALUES.values()],

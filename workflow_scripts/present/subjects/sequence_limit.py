@@ -26,7 +26,6 @@ SUBJECT = Subject(
     lead="How much more a device delivers when more sequences may run at once.",
     parts=[
         FigurePart(
-            "output_by_max_num_seqs",
             output_by_max_num_seqs,
             {"cells": ["output_tokens_per_s"]},
             Caption(
@@ -44,7 +43,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "total_by_max_num_seqs",
             total_by_max_num_seqs,
             {"cells": ["total_tokens_per_s"]},
             Caption(

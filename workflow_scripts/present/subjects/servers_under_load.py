@@ -331,7 +331,6 @@ SUBJECT = Subject(
     parts=[
         load_findings,
         FigurePart(
-            "serving_latency",
             serving_latency,
             _NEEDS,
             Caption(
@@ -348,7 +347,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "serving_throughput",
             serving_throughput,
             _NEEDS,
             Caption(

@@ -94,7 +94,6 @@ SUBJECT = Subject(
     lead="Both engines at equal work, and the steps that make up the difference.",
     parts=[
         FigurePart(
-            "engines",
             engines,
             {"engines": ["improvement_ratio", "comparable"]},
             Caption(
@@ -109,7 +108,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "engine_decomposition",
             engine_decomposition,
             {"engine_decomposition": ["factor", "ratio", "comparable"]},
             Caption(

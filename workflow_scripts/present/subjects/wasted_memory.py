@@ -141,7 +141,6 @@ SUBJECT = Subject(
     lead="How much of the memory reserved for keys and values held no token.",
     parts=[
         FigurePart(
-            "waste_by_block_size",
             waste_by_block_size,
             {"waste": [*REPEAT, "layout", "block_size", "waste_pct", "source"]},
             Caption(

@@ -191,7 +191,6 @@ SUBJECT = Subject(
     parts=[
         workloads,
         FigurePart(
-            "workload_lengths",
             workload_lengths,
             {"cells": ["cell_id", "num_requests"]},
             Caption(
@@ -205,7 +204,6 @@ SUBJECT = Subject(
             ),
         ),
         FigurePart(
-            "workload_arrivals",
             workload_arrivals,
             {"cells": ["cell_id", "workload"]},
             Caption(
