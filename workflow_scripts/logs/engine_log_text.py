@@ -50,6 +50,7 @@ _LOOSE_PREFIXES = (r"[\w./@-]+\s+\| ", r"\d+: ", r"# ", r"[>▎] (?:- )?", r"`+(
 _FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d|\()"
 # mpirun names rank and stream, model servers level and thread; Python draws a line beside a group of exceptions.
 _FRAMES += r"|\[\d+,\d+\]<std(?:out|err)>:\s?|\[[A-Z]+ *\] (?:\S+ - )?\S+-std(?:out|err)(?::| MODEL_LOG -) "
+_FRAMES += r"|[A-Z]+\s+PyProcess \S+-std(?:out|err): "
 _FRAMES += r"|\[[A-Z][a-z]+\] \(\w+\) |\s+(?:\||\+(?= Exception Group)) "
 # What remains of an engine's own prefix if the level was cut off, perhaps with the date.
 _REST_OF_A_RECORD = (

@@ -199,9 +199,10 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"Median ITL(?: \(ms\):|:) {itl_ms_median:number}"),
     _row(_last, r"P99(?:\.0+)? ITL(?: \(ms\):|:) {itl_ms_p99:number}"),
     # `vllm bench throughput`; if it prints a single rate of tokens, that counts prompt and output tokens together.
+    # The log may end within the line.
     _row(_last, r"Throughput: {requests_per_s:number} requests/s"),
-    _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total )?tokens/s"),
-    _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output tokens/s"),
+    _row(_last, r"Throughput: [\d.]+ requests/s, {total_tokens_per_s:number} (?:total\b|tokens/s)"),
+    _row(_last, r"Throughput: [\d.]+ requests/s, [^,]*tokens/s, {output_tokens_per_s:number} output\b"),
     # The result files of both, also printed into logs.
     _row(_last, r"\"(?:request_throughput|requests_per_second)\": {requests_per_s:number}"),
     _row(_last, r"\"(?:total_token_throughput|tokens_per_second)\": {total_tokens_per_s:number}"),

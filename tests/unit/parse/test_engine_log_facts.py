@@ -414,6 +414,15 @@ def test_reads_what_a_version_prints(line, expected):
             assert facts.read_from[name] == 2
 
 
+def test_a_throughput_that_was_cut_off_comes_from_one_line():
+    facts = parse_engine_log(
+        "Throughput: 1.20 requests/s, 450.1 total tokens/s, 120.4 output tokens/s\n"
+        "Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output to"
+    )
+
+    assert (facts.requests_per_s, facts.total_tokens_per_s, facts.output_tokens_per_s) == (1.23, 456.7, 123.4)
+
+
 def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():
     facts = parse_engine_log(
         "(VllmWorker TP0 pid=11) INFO 09-03 00:40:53 [gpu_worker.py:276] Available KV cache memory: 12.50 GiB\n"

@@ -225,6 +225,7 @@ def test_message_whose_exception_was_cut_off(status, message, rest):
         "**(VllmWorker TP0 pid=174579)** ERROR 05-30 16:23:50 \\[multiproc\\_executor.py:559\\] ",
         "[1,0]<stderr>:",
         "[WARN ] PyProcess - W-206-model-stdout: ",
+        "INFO  PyProcess W-162-model-stdout: ",
         "2026-05-30T16:23:50,595 [INFO ] W-9000-model_1.0-stdout MODEL_LOG - ",
         "2026-05-30 16:23:50.257 [Error] (Process) (EngineCore pid=2651) ",
         "> - 2026-05-30T16:23:50.700+00:00 ",
