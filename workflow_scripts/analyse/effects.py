@@ -271,7 +271,10 @@ def _explanation(row: Row, a: Row, b: Row, knob: Knob, called: str) -> str:
 def _verdict_text(row: Row) -> str:
     margin = f"{row['margin_pct']:g} %"
     if row["verdict"] == FLAT:
-        return f"flat: any difference is within {margin}"
+        within = 1 + row["margin_pct"] / 100
+        is_wider = row["ratio_low"] < 1 / within or row["ratio_high"] > within
+        wider = "; the interval is wider because it also allows for another run" if is_wider else ""
+        return f"flat: in these starts any difference is within {margin}{wider}"
     if row["verdict"] == CHANGES:
         return f"a change of more than {margin}"
     if row["bimodal"]:

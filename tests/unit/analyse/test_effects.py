@@ -463,13 +463,21 @@ def test_a_knob_without_effect_in_words():
     cells = [cell({"max_num_seqs": n}, around(100, 0.0), running_peak=24, num_requests=24) for n in (64, 256)]
     assert explained(*cells, margin_pct=2.5) == (
         "At most 256 sequences instead of 64: 1 times the output tokens/s (95 % interval 1 to 1, "
-        "between starts on this device), flat: any difference is within 2.5 %. "
+        "between starts on this device), flat: in these starts any difference is within 2.5 %. "
         "It made no difference to the engine: running_peak was 24 with both, not the requested 256. "
         "All 24 requests ran at once, so a higher limit could change nothing."
     )
     assert explained(*cells, comparison="overall").endswith(
         "It made no difference to the engine: running_peak never changed."
     )
+
+
+def test_an_interval_beyond_the_margin_of_a_flat_knob_says_why():
+    # On a CPU it allows for 6 % per cell and run between occasions.
+    cells = [cell({"block_size": n}, around(100), gpu="cpu-all") for n in (16, 32)]
+    because = "; the interval is wider because it also allows for another run"
+    assert f"flat: in these starts any difference is within 15 %{because}." in explained(*cells, margin_pct=15.0)
+    assert f"flat: in these starts any difference is within 35 %{because}." not in explained(*cells, margin_pct=35.0)
 
 
 def test_a_value_that_was_not_granted_in_words():
