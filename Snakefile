@@ -58,7 +58,7 @@ rule partial_report:
 
 
 rule import:
-    """Draw the report with runs that were taken elsewhere, which `--config runs=FILE` names; nothing is measured."""
+    """Draw the report with runs that were measured elsewhere, which `--config runs=FILE` names; nothing is measured."""
     input:
         runs=lambda wildcards: runs_to_import(),
         report=PATHS.report,

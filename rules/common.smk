@@ -40,7 +40,7 @@ try:
     STUDY = load_study(STUDY_FILE, Path(config["results"]))
     CELLS = {cell.id: cell for cell in expand_study(STUDY)}
     MODELS = resolved_models(STUDY)
-    # Of runs that were taken elsewhere: the files that their mapping file names.
+    # Of runs that were measured elsewhere: the files that their mapping file names.
     RUN_FILES = list(files_of(Path(config["runs"]))) if "runs" in config else []
 except InputError as e:
     raise WorkflowError(str(e)) from None
@@ -214,6 +214,6 @@ def table(name):
 
 
 def written(name, of=""):
-    """Both files of a table of the report, as outputs `table` and `csv`; `of` tells two tables of one rule apart."""
+    """Both files of a table of the report, as outputs `table` and `csv`; `of` distinguishes two tables of one rule."""
     TABLES.append(name)
     return {f"{of}table": table(name), f"{of}csv": table(name).with_suffix(".csv")}

@@ -50,7 +50,7 @@ rule measure_round:
 
 
 rule measure:
-    """Measure one cell by its name; nothing asks for it but the command line.
+    """Measure one cell by its name; only the command line requests it.
 
     A cell that has been measured is measured in a further start, and its first one stays.
     """

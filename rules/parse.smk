@@ -3,7 +3,7 @@
 if "runs" in config:
 
     rule read_imported:
-        """Read runs that were taken elsewhere, as the mapping file of `--config runs=FILE` names them."""
+        """Read runs that were measured elsewhere, as the mapping file of `--config runs=FILE` names them."""
         input:
             runs=config["runs"],
             files=RUN_FILES,
@@ -19,7 +19,7 @@ if "runs" in config:
 
 
 rule parse:
-    """Read the evidence of one GPU's cells; unchanged cells are taken over from the previous call."""
+    """Read the evidence of one GPU's cells; results for unchanged cells are kept from the previous call."""
     input:
         ended=PATHS.ended("{gpu}"),
         code=sources("parse.cell_tables"),

@@ -71,7 +71,7 @@ rule fetch_sharegpt:
 
 
 rule check_study:
-    """Whether the installed engines take the study's settings; needs no GPU, and no other target runs it."""
+    """Whether the installed engines accept the study's settings; needs no GPU, and no other target runs it."""
     log:
         PATHS.root / "logs/check_study.log",
     conda:
@@ -135,7 +135,7 @@ rule climb_ladders:
 
 
 rule calibrate:
-    """Climb the ladders of every device that is here; plans and the report then predict with them."""
+    """Climb the ladders of every device of this machine; plans and the report then predict with them."""
     input:
         [PATHS.ladders_climbed("+".join(gpus)) for gpus in calibrated_gpus()],
 

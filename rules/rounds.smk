@@ -76,7 +76,7 @@ def plan_rounds(cells, batches_of):
 
 
 def begun():
-    """The mark that all measuring needs; Snakemake's settings are not known before a rule asks for it."""
+    """The mark that all measuring needs; Snakemake's settings are not known before a rule needs it."""
     if workflow.execution_settings and workflow.execution_settings.no_hooks:
         raise WorkflowError("--no-hooks: nothing can be measured, because a hook writes the lists of what is measured")
     return PATHS.begun
@@ -95,7 +95,7 @@ def batches_of_decided(number):
 
 
 def all_batches():
-    """The batches of this call, as far as they are known. Snakemake asks again after each decision."""
+    """The batches of this call, as far as they are known. Snakemake evaluates this again after each decision."""
     yield from BATCHES.values()
     number = DECIDED
     while number:

@@ -23,7 +23,7 @@ ASSUMED = "one start, and an assumed spread between starts"
 class AnotherStart:
     """Logarithms of what a further start will measure: means, squared standard errors and degrees of freedom.
 
-    The errors cover the mean of the study and the further start itself. They are NaN if nothing shows what varies.
+    The errors cover the mean of the study and the further start itself. They are NaN if the variation is not known.
     """
 
     mean: FloatArray

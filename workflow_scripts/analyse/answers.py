@@ -43,7 +43,7 @@ SCHEMA = table_schema(
     TEXT("differs_in", "a knob, `engine`, or `again`: the same cell in its other passes and starts"),
     TEXT("value baseline", "of what differs; empty if the study leaves the knob out"),
     TEXT("cell_id baseline_cell_id", "the two cells"),
-    TEXT("compared_by", "`tokens`; or `text` if a server does not tell tokens"),
+    TEXT("compared_by", "`tokens`; or `text` if a server does not report tokens"),
     INTEGER("requests", "requests that both served"),
     INTEGER("same", "requests with the same answer, to the last token"),
     NUMBER("same_share", "the same as a share of the requests, 0 to 1"),
@@ -58,7 +58,7 @@ SCHEMA = table_schema(
 
 
 class Answer(NamedTuple):
-    """An answer; `token_ids` is None if a server told only the text."""
+    """An answer; `token_ids` is None if a server reported only the text."""
 
     token_ids: tuple[int, ...] | None
     text: str

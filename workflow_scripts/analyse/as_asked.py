@@ -9,7 +9,7 @@ _KNOB, _EFFECTIVE = "knob_", "effective."
 
 
 def not_as_asked(knobs: pd.DataFrame, told: pd.DataFrame) -> pd.Series:
-    """For each cell the settings that took effect instead of those that were asked for; null if nothing differs.
+    """For each cell the effective settings that differ from the requested ones; null if none does.
 
     Args:
         knobs: columns `knob_NAME` with what the study sets, null or `auto` where it leaves the choice to the engine.

@@ -7,7 +7,7 @@ All uncertainties are resolved in the table's favour: memory and arithmetic run 
 fully, prompts are read in steps in which other requests decode, tok/s counts prompt tokens unless the column says
 output, and a name shared by several cards means the one with the highest ceiling. A number above such a ceiling is
 wrong, or means something else than its table says. A number below the ceiling may still be wrong. The exit code is 0
-whatever the verdicts are.
+for all verdicts.
 
 The audit assumes: the model and the type of its weights, one device per row, one new token per sequence and step (no
 speculative decoding), and prompts that are read in full (no shared prefix).

@@ -190,8 +190,8 @@ SCHEMA = table_schema(
     TEXT("dtype", "type in which the model was computed, as the engine reports; what `native` resolved to"),
     TEXT(
         "source",
-        "`measured`, `imported` for a run that was taken elsewhere (docs/importing.md), or `simulated` for a pretended "
-        "GPU of a test",
+        "`measured`, `imported` for a run that was measured elsewhere (docs/importing.md), or `simulated` for a "
+        "pretended GPU of a test",
     ),
     knobs=True,
 )
@@ -277,7 +277,7 @@ def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
 
 
 def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Path | None = None) -> pd.DataFrame:
-    """The table for all cells of a study; `parsed` holds a folder for each GPU, `imported` runs taken elsewhere."""
+    """The table for all cells of a study; `parsed` holds a folder for each GPU, `imported` runs measured elsewhere."""
     grid, texts = grid_rows(study, cells), shared_texts(study)
     measured = [
         _of_gpu(parsed, gpu, grid, texts)

@@ -3,9 +3,9 @@
     kvsweep check-server --study config/studies/serving.yaml --url http://localhost:8000
 
 The promise of the study (`snakemake export` writes it) names the cell. Its first requests are sent once, at most as
-many as arrived within `--seconds`; how many is announced before. The same requests of each start of the study say what
+many as arrived within `--seconds`; their number is printed first. The same requests of each start of the study say what
 one more start would measure. The server is `slower` if a latency is shown to be longer, `as measured` if all are shown
-not to be longer by the study's margin, and else `not decided`. Settings that differ from the measured ones are listed.
+not to be longer by the study's margin, otherwise `not decided`. Settings that differ from the measured ones are listed.
 
 Exit codes: 0: as measured; 1: slower; 2: bad input, or no load could be sent; 3: not decided.
 """
@@ -136,7 +136,7 @@ def client_faults(server: Row, client_cpu_cores: float) -> Iterator[str]:
 def differing_settings(
     promise: Promise, models: list[Mapping[str, Any]], metrics: Mapping[str, Any], model: str
 ) -> list[str]:
-    """Settings of the server that are not those of the study, as it tells them at /v1/models and /metrics."""
+    """Settings that the server reports at /v1/models and /metrics and that differ from the study's."""
     told: dict[str, Any] = {}
     for key in metrics:
         if cache := _CACHE.fullmatch(key):

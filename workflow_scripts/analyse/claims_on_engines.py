@@ -135,7 +135,7 @@ def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("thirty-to-a-hundred-times-faster", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf)")
 def many_times_faster(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Supported or contradicted by the fastest cells of both engines, whatever HuggingFace was allowed to do."""
+    """Supported or contradicted by the fastest cells of both engines, for each kind of batching by HuggingFace."""
     low, high = claim.range("throughput_ratio")
     one = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
     rates = evidence.published.claim("engines-on-one-a100")
@@ -184,7 +184,7 @@ def _published_engine(name: str, row: Row, where: str) -> Iterator[Finding]:
 
 @rule("improvement-ratio", test=f"{SWEEP_STUDY} (sweeps hf-baseline and same-work-as-hf; table engine_decomposition)")
 def improvement_ratio(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Contradicted if the same vLLM cell has several ratios, depending on what HuggingFace was allowed to do."""
+    """Contradicted if the same vLLM cell has several ratios, depending on how HuggingFace batches."""
     one = evidence.published.claim("vllm-over-hf-on-a100").value("throughput_ratio")
     rates = evidence.published.claim("engines-on-one-a100")
     other = rates.value("vllm_tokens_per_s") / rates.value("hf_tokens_per_s")

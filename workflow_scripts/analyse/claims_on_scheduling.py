@@ -27,7 +27,7 @@ HIT_POINTS, EVICTED_POINTS = 0.5, 1.0
 
 @rule("prompts-limit-concurrency", test=f"{CLAIMS_STUDY} (sweep prompts)")
 def prompts_limit_concurrency(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Sequences that ran at once with so many prompts: the claim may mean their peak or their mean over time."""
+    """Sequences that ran at once with this number of prompts: the claim may mean their peak or their mean over time."""
     prompts, (low, high) = claim.value("prompts"), claim.range("concurrency")
     text = (
         f"All requests of an offline benchmark wait from its start. So {plain(prompts)} of them run at once if "

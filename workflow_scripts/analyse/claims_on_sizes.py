@@ -92,7 +92,7 @@ def weights_on_a100s(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _shares_at_most(utilization: float) -> dict[str, float]:
-    """For the GPUs of the lab, the share of memory (%) that is left if nothing but the weights of the 8B model is."""
+    """For each GPU of the lab, the share of memory (%) that the weights of the 8B model leave."""
     weights, shares = facts_of(LLAMA_8B).weight_bytes, {}
     for name in sorted(FOUR_GPUS.gpus):
         memory = load_gpus()[name].usable_memory_bytes or load_gpus()[name].memory_bytes

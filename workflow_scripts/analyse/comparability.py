@@ -1,7 +1,7 @@
 """Whether a cell of one study may be compared with the same cell of another one, and if not, why.
 
-Two cells may differ in what a comparison is for: host, device, processor, versions, and what these make of settings
-that a study leaves to the engine. They may not differ in what was asked: weights, requests, protocol. Each rule gives a
+Two cells may differ in what a comparison is for: host, device, processor, versions, and the settings that an engine
+chooses because of these. They may not differ in what the study requests: weights, requests, protocol. Each rule gives a
 sentence. `report/page/comparability.js` has the same rules for the page; a test compares the two.
 """
 
@@ -27,7 +27,7 @@ class Side:
 
 
 class Rule(NamedTuple):
-    """A reason not to compare: `why` gives a sentence, or None if the rule has nothing against it."""
+    """A reason not to compare: `why` gives a sentence, or None if the rule allows the comparison."""
 
     name: str
     why: Callable[[Side, Side], str | None]

@@ -2,9 +2,9 @@
 
     kvsweep compare results/demo other/results/demo --markdown comparison.md --json comparison.json
 
-A is what was measured before and B what was measured now: the folder of a study, an unpacked archive, or a report.
-Ratios are of B over A. Where two cells must not be compared, it says why. A rate that was measured on one occasion
-promises nothing beyond it, so a cell counts as changed only if it changed by more than occasions vary.
+A is the earlier run and B the present one: the folder of a study, an unpacked archive, or a report.
+Ratios are of B over A. If two cells cannot be compared, it says why. A rate that was measured on one occasion
+says nothing about other occasions, so a cell counts as changed only if it changed by more than occasions vary.
 
 Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
 2: bad input, or no cell can be compared.

@@ -37,7 +37,7 @@ class CellRatio(Record):
 
 
 class Refused(Record):
-    """A cell that both measured and that must not be compared, with all reasons."""
+    """A cell that both measured but that cannot be compared, with all reasons."""
 
     cell: str
     why: list[str]
@@ -65,8 +65,8 @@ class Found(Record):
 class PairAgreement(Record):
     """A comparison of two cells that both studies made.
 
-    `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how what one of them
-    states contradicts the other, or None.
+    `inside`: whether B's ratio lies in A's interval; None without an interval. `contradiction`: how the two contradict
+    each other, or None.
     """
 
     kind: str
@@ -118,8 +118,8 @@ def comparison(a: Digest, b: Digest, occasions_vary_pct: float = OCCASIONS_VARY_
     """Compare study B with study A. The margin is A's.
 
     Args:
-        a: what was measured before, or is the reference.
-        b: what was measured now.
+        a: the earlier run, or the reference.
+        b: the present run.
         occasions_vary_pct: standard deviation of a rate between occasions, in per cent.
     """
     of_a, of_b = ({cell.id: cell for cell in digest.cells} for digest in (a, b))
@@ -208,7 +208,7 @@ def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreem
         kind, cell, baseline = _key(a, pair)
         if not {cell, baseline} <= compared:
             continue
-        # Which of two devices comes first is told by their speed, so another run may name them in the other order.
+        # Which of two devices comes first depends on their speed, so another run may name them in the other order.
         other = in_b.get((kind, cell, baseline))
         turned = None if other else in_b.get((kind, baseline, cell))
         found = _found(other) if other else _turned(turned) if turned else None
@@ -257,7 +257,7 @@ def _stated(found: Found) -> int | None:
 
 
 def contradiction(a: Found, b: Found) -> str | None:
-    """How what one of two comparisons states contradicts the other; None if nothing does.
+    """How two comparisons contradict each other; None if they do not.
 
     >>> a = Found(ratio=1.46, low=1.38, high=1.55, scope=None, verdict=CHANGES)
     >>> contradiction(a, Found(ratio=1.04, low=0.98, high=1.1, scope=None, verdict="not decided"))
@@ -273,7 +273,7 @@ def contradiction(a: Found, b: Found) -> str | None:
 
 
 def _different(a: Digest, b: Digest, ended: Sequence[tuple[Side, Side]]) -> list[Different]:
-    """In what the studies and their common cells differ: settings, environments, limits."""
+    """How the studies and their common cells differ: settings, environments, limits."""
     found: dict[str, list[tuple[Any, Any]]] = {}
     for difference in differences(a.settings, b.settings):
         found.setdefault(f"study: {difference.path}", []).append((difference.a, difference.b))

@@ -112,7 +112,7 @@ SCHEMA = table_schema(
 
 # The model counts as a knob.
 _OF_MODEL = Knob(MODEL, settles=("dtype", "quantization"))
-# Settings that follow from many others and have a column or a table of their own.
+# Settings that follow from many others and have their own column or table.
 _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_cores"}
 
 

@@ -258,10 +258,10 @@ def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
 
 
 def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int]:
-    """Rows of HuggingFace with single requests and with the static batch that is most like so many sequences.
+    """Rows of HuggingFace with single requests and with the static batch that is closest to `sequences`.
 
-    What was measured of both kinds decides on the type of the cache, then the batch's size, then the name. How fast the
-    cells were does not: two of a speed would change places from run to run.
+    What was measured of both kinds decides on the type of the cache, then the batch's size, then the name. Speed does
+    not decide: two equally fast cells would change places from run to run.
     """
     static = static.assign(cache=static["knob_cache_implementation"].fillna("").astype(str))
     sizes = static["knob_batch_size"].astype(float)

@@ -112,8 +112,8 @@ def is_same(found: float, published: float) -> bool:
 
 
 def against_interval(low: float, high: float, scope: Any, published: float) -> str | None:
-    """What a measured interval says of a published number: nothing if some of its values are the same and others not,
-    or if there is none.
+    """What a measured interval says about a published number: nothing if only a part of the interval agrees with it, or
+    if there is no interval.
 
     >>> against_interval(2.8, 3.0, None, 2.95), against_interval(2.0, 2.5, None, 2.95)
     ('supported', 'contradicted')

@@ -25,7 +25,7 @@ from workflow_scripts.analyse.statistics import (
 
 # If more further starts than this are needed, they are not worth asking for.
 MOST_FURTHER_STARTS = 100
-# The part of the error that the last look has. The earlier looks share the rest: they are for what is clear early.
+# The share of the error for the last look. The earlier looks share the rest: they decide only clear cases.
 _OF_LAST_LOOK = 0.8
 
 
@@ -37,7 +37,7 @@ class Looks:
     at_most: int = 1
 
     def share(self, rounds: FloatArray | int) -> FloatArray:
-        """The part of the error that the look after so many rounds has.
+        """The share of the error that belongs to the look after this number of rounds.
 
         >>> Looks(2, 5).share(np.array([2, 4, 5, 6])).round(3).tolist(), Looks(3, 3).share(3).tolist()
         ([0.067, 0.067, 0.8, 0.8], 1.0)
@@ -59,8 +59,8 @@ class Decisions(NamedTuple):
         verdict: `flat`, `changes` or `not decided`.
         needed: further starts of both cells that would decide if means and variances stay as observed; NaN if not
             known or more than MOST_FURTHER_STARTS; 0 if decided.
-        least: the same if the ratio lies a standard error away from the observed one, where it decides sooner. What
-            even these starts would not decide is not worth measuring.
+        least: the same if the ratio lies a standard error away from the observed one, where fewer starts decide.
+            Comparisons that need more than these are not worth measuring.
     """
 
     found: Comparisons
@@ -95,7 +95,7 @@ def further_starts(
 ) -> FloatArray:
     """Minimum number of further starts of both cells that would decide, if means and variances stay as observed.
 
-    NaN if no two starts show what starts vary, or if MOST_FURTHER_STARTS are not enough. Means move as starts are
+    NaN if no two starts show how much starts vary, or if MOST_FURTHER_STARTS are not enough. Means move as starts are
     added, so the number may not be enough.
 
     Args:

@@ -1,4 +1,4 @@
-"""Runs that were taken elsewhere, as rows of the cells table with the source `imported`.
+"""Runs that were measured elsewhere, as rows of the cells table with the source `imported`.
 
 A rate above what the data sheet allows makes a row `invalid`, as for measured cells.
 """
@@ -39,7 +39,7 @@ _MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot
 
 
 def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:
-    """The cells table, followed by one row per run that was taken elsewhere."""
+    """The cells table, followed by one row per run that was measured elsewhere."""
     rows = imported_cells(runs, study)
     names = [*cells.columns, *(name for name in rows if name not in cells)]
     known = [part.dropna(axis=1, how="all") for part in (cells, rows.convert_dtypes())]

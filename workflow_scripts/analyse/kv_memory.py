@@ -1,7 +1,7 @@
 """Bytes that an engine reserved for keys and values, beside those that held a token.
 
 Engines reserve memory in different ways. vLLM and HuggingFace's continuous batching allocate a pool of blocks when
-they start, whatever the requests need later. HuggingFace's static batches allocate a cache for each batch:
+they start, regardless of what the requests need later. HuggingFace's static batches allocate a cache for each batch:
 DynamicCache for the padded batch's tokens so far, StaticCache at once for the batch's full length.
 """
 

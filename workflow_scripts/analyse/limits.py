@@ -252,7 +252,7 @@ def _broken_text(row: Mapping[Hashable, Any]) -> str:
 def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
     """Mark every cell with a repeat above a ceiling as `invalid`; `reason` says which ceiling.
 
-    One impossible repeat makes the clock or the counts of all repeats of its cell doubtful. Their values stay.
+    One impossible repeat makes the clock or the counts of all repeats of its cell unreliable. Their values stay.
     """
     if limits.empty:  # no device has known rates
         return cells

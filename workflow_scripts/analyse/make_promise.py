@@ -38,7 +38,7 @@ _PREDICTED = ("weights", "activation", "cuda_graphs", "other", "kv_cache")
 
 
 def promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None = None) -> Promise:
-    """What the study promises of the cell that is asked for, or of the recommended one.
+    """What the study promises of the requested cell, or of the recommended one.
 
     Raises:
         PromiseError: there is no such cell, or nothing may be promised of it.

@@ -23,7 +23,7 @@ TWO_MODES = "the starts of a cell fall into two groups, so no one number describ
 TOO_LITTLE_TIME = "it takes more device time than is left"
 ALL_DECIDED = "every comparison is decided"
 NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
-# A variance is known from so many starts on.
+# Minimum number of starts for a variance.
 _LEAST_TO_VARY = 2
 
 
@@ -107,7 +107,7 @@ def _pairs(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Iterator[Row
 
 
 def _further(pair: Row, at_least: int) -> float:
-    """The fewest further starts of both cells that may decide; if nothing is known, those that show what varies."""
+    """The fewest further starts of both cells that may decide; if no variance is known, those that show it."""
     needed = pair["starts_needed_at_least"]
     if np.isnan(needed) and pair["starts"] < _LEAST_TO_VARY:
         needed = _LEAST_TO_VARY - pair["starts"]

@@ -1,8 +1,8 @@
 """Statistics of two occasions: the same cells measured at different times, on other hosts or by other versions.
 
-A rate that was measured on one occasion promises nothing beyond it: what an occasion does to a cell is in none of its
-intervals. So an interval of two occasions covers what varied within each, and a verdict allows in addition for what
-occasions vary. `report/page/occasions.js` computes the same in the page; a test compares the two.
+A rate that was measured on one occasion says nothing about others: its intervals do not cover the effect of an occasion
+on a cell. So an interval of two occasions covers the variation within each, and a verdict also allows for the variation
+between occasions. `report/page/occasions.js` computes the same in the page; a test compares the two.
 
 Sources: [Welch] as in `statistics`; [Satterthwaite] An approximate distribution of estimates of variance components,
 Biometrics Bulletin 2, 1946.
@@ -33,7 +33,8 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
     """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
 
     The interval is Welch's. Verdicts allow for a standard deviation of `vary_pct` per cent between occasions, which
-    includes what starts vary if a cell has only one, and that few starts may all be in one of a cell's two modes.
+    includes the variation between starts if a cell has only one, and the risk that few starts are all in one of a
+    cell's two modes.
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 # and records from before processors were recorded, have no processor.
 ENVIRONMENT = ("lock_sha256", "processor")
 
-# The identity of a cell. Cells of different studies or sources are never pooled either, whatever their names.
+# The identity of a cell. Cells of different studies or sources are never pooled either, even if their names are equal.
 IDENTITY = ("study", "source", "gpu", "engine", "model", "workload", "knobs", "cell_id", *ENVIRONMENT)
 
 # What cells must share to be pooled: a device, an engine and its environment.
@@ -120,9 +120,9 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
 
 def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
     """The column of each start: its round, or its card where the cells of a device and engine were on several.
-    A card is another column than any round or other card, so that only starts on the same card are paired.
+    Each card has its own column, so that only starts on the same card are paired.
 
-    A second start in a round has a column of its own. Also the groups that were on several cards.
+    A second start in a round also has its own column. Also the groups that were on several cards.
     """
     several = starts.groupby("group")["card"].nunique()
     between_cards = several.index[several > 1].tolist()

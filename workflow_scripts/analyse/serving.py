@@ -121,7 +121,7 @@ _OF_CELL = (
     *("study", "source", "cell_id", "gpu", "engine", "endpoint", "model", "workload", "knobs"),
     *("load", "request_rate_per_s", "ramp_to_per_s", "burstiness", "users"),
 )
-# What tells starts apart when they are summed up.
+# Columns that distinguish starts when they are summed up.
 _OF_START = ("round", "device_uuid")
 SUMMARY_SCHEMA = table_schema(
     "serving_summary",

@@ -1,7 +1,7 @@
 """How much starts of an engine vary: pooled over cells that are alike, never over one that stands out.
 
 Arrays have the shape (..., cells, rounds); leading axes, if any, are independent studies. A round's effect on all cells
-of a device and engine is taken out first, so what remains is how a start of one cell differs from the next.
+of a device and engine is taken out first, so what remains is the difference between starts of one cell.
 
 Sources: [Bartlett] Properties of sufficiency and statistical tests, Proc. R. Soc. A 160, 1937; [Cochran] The
 distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941; [Kalibera] Kalibera and Jones,
@@ -37,8 +37,9 @@ class Spread(NamedTuple):
     """Variance of logarithms between starts, for each cell.
 
     `variance` and `df` are those of the cells that are pooled (NaN and 0 if there are none); `pooled` says whether the
-    cell is one of them; `bimodal` whether its starts fall into two groups. `rounds` has one axis more: what each round
-    did to the pooled cells together, or to the cell alone if it is not pooled; `share` is the cell's share in that.
+    cell is one of them; `bimodal` whether its starts fall into two groups. `rounds` has one axis more: the effect of
+    each round on the pooled cells together, or on the cell alone if it is not pooled; `share` is the cell's share in
+    that.
     """
 
     variance: FloatArray

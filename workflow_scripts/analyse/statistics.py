@@ -1,9 +1,9 @@
-"""Ratios of cells with their intervals, what they decide, and for what they hold: the statistics of all tables.
+"""Ratios of cells with their intervals, what they decide, and what they cover: the statistics of all tables.
 
 Rates and times are compared as logarithms: there a ratio of two cells is a difference, and so is a margin in per cent.
-The unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so what a round does to
-both cells cancels. An interval is that of another run: of as many starts, of which 95 % have their ratio in it.
-Verdicts are about the ratio itself. Several independent studies can be computed at once, along leading axes.
+The unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so the effect of a
+round on both cells cancels. An interval is that of another run: of as many starts, of which 95 % have their ratio in
+it. Verdicts are about the ratio itself. Several independent studies can be computed at once, along leading axes.
 
 Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
 Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
@@ -39,7 +39,7 @@ ASSUMED_SD = 0.15
 OCCASION_SD = 0.06
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
-# Fewer starts of a cell that has two equal modes fall all into one of them too often: in 1 of 8 cells or more.
+# With fewer starts, all starts of a cell with two equal modes fall into one of them too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
 # A pair that varies more than the pooled cells suggest is not pooled; size of the test.
 _OWN_VARIANCE_ALPHA = 0.1
@@ -105,7 +105,7 @@ class Samples:
 
 
 def _scope(half: FloatArray, several: BoolArray, between_cards: BoolArray) -> npt.NDArray[np.object_]:
-    """For what an interval of one or of several starts holds; None if it is not known how wide it is."""
+    """What an interval of one or of several starts covers; None if its width is not known."""
     scope = np.where(several, np.where(between_cards, BETWEEN_CARDS, BETWEEN_STARTS), WITHIN_START).astype(object)
     scope[np.isnan(half)] = None
     return scope
@@ -114,8 +114,8 @@ def _scope(half: FloatArray, several: BoolArray, between_cards: BoolArray) -> np
 def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
     """Geometric means of cells over their starts with the intervals of another run, and the scope of each.
 
-    An interval from several starts covers what a round does to the cell. That from one start covers only what its
-    repeats vary. A cell whose starts fall into two groups has none, and then no scope.
+    An interval from several starts covers the effect of rounds on the cell. That from one start covers only the
+    variation of its repeats. A cell whose starts fall into two groups has none, and then no scope.
 
     Three starts with a standard deviation of 2 %, and one start with three repeats that vary by 1 %:
 
@@ -135,8 +135,8 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
 def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Means of the logarithms of cells over their starts, with squared standard errors and degrees of freedom.
 
-    The error of one start is that of its repeats. It is NaN if nothing shows what varies, and if the starts of the cell
-    fall into two groups.
+    The error of one start is that of its repeats. It is NaN if the variation is not known, and if the starts of the
+    cell fall into two groups.
     """
     n = samples.starts.astype(float)
     mean, variance = _moments(samples.log)
@@ -156,7 +156,7 @@ class Comparisons:
         shown: squared error and degrees of freedom of the interval that is shown, which `compare` makes that of another
             run; where both cells have one start it covers only their repeats, and where they share no round there is
             none.
-        scope: for what that interval holds; None if there is none.
+        scope: what that interval covers; None if there is none.
         pooled: whether the variance is that of all cells of the device and engine, or of both devices or engines.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
         occasions: variance that another occasion adds to the interval that is shown.
@@ -204,7 +204,7 @@ class Comparisons:
         return not_below
 
     def after(self, further: FloatArray | float) -> "Comparisons":
-        """The same if both had so many further starts of the same means and variances."""
+        """The same if both had this number of further starts with the same means and variances."""
         n = self.starts + further
         df = np.where(self.pooled, self.df * np.maximum(n - 1, 1) / np.maximum(self.starts - 1, 1), n - 1)
         variance = np.where((self.starts > 1) | self.pooled, self.variance, np.nan)
@@ -235,9 +235,9 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
     Within a device and engine the variance is pooled over the cells that are alike; for two devices or engines it is
-    composed of what cells of each vary and what rounds do to the two. A pair that varies more than the pooled cells
-    suggest has its own variance. Where both share one round only, or none, what is tested allows for
-    ASSUMED_SD between starts. Two devices with several cards each share none: cards of one are not those of the other.
+    composed of how the cells of each vary and how rounds affect the two. A pair that varies more than the pooled cells
+    suggest has its own variance. Where both share one round only, or none, what is tested allows for ASSUMED_SD between
+    starts. Two devices with several cards each share none: cards of one are not those of the other.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
@@ -393,7 +393,7 @@ def decisive_ends(low: float, high: float, scope: Any) -> tuple[float, float]:
 
 
 def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tuple[float, float, float]:
-    """A quantile of independent values with its exact 95 % interval, which ends at two of the values; all NaN if there
+    """A quantile of independent values with its exact 95 % interval, whose ends are two of the values; all NaN if there
     are too few for one: a 99th percentile takes 368.
 
     The number of values below the quantile is binomial, so no distribution is assumed.
@@ -415,7 +415,7 @@ def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tup
 
 
 def interval_text(value: float, low: float, high: float, unit: str = "", scope: Any = None) -> str:
-    """A value with its unit and its interval, and for what that holds, in words.
+    """A value with its unit, its interval, and what the interval covers, in words.
 
     >>> interval_text(2.9541, 2.93, 2.98, " times the rate", WITHIN_START)
     '2.95 times the rate (95 % interval 2.93 to 2.98, within one start)'

@@ -213,7 +213,7 @@ def _normalised(name: str) -> str:
 
 
 class _Models(Mapping[str, Model]):
-    """Models by name. Each is read when it is asked for, so an unused broken entry never makes a study fail."""
+    """Models by name. Each is read when it is needed, so an unused broken entry never makes a study fail."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.parent.name: path for path in sorted(folder.glob("*/model.yaml"))}
@@ -248,7 +248,7 @@ def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
 
     Those that a study or a tool named itself are there too.
 
-    An invalid entry raises CatalogError when it is asked for.
+    An invalid entry raises CatalogError when it is needed.
 
     Raises:
         CatalogError: the folder is missing.

@@ -7,7 +7,7 @@ Parsing waits for this list, which has a hash of each outcome.
 A batch is a list of starts of cells, in one round, which one job measures: those of one GPU type on a cluster, those
 of all devices on one machine. Its key follows from them and from the cells' definitions, and its file tells the job
 what to measure. Only the cells' own files decide what is done: a start is done if its `outcome.json` belongs to the
-cell's present definition, whichever batch, call or machine produced it.
+cell's present definition, no matter which batch, call or machine produced it.
 """
 
 import sys

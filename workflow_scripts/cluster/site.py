@@ -33,7 +33,7 @@ SITE = Path("config/site.yaml")
 
 # Allowances, not measurements: for libraries and engine processes, and for weights that pass through host memory.
 _HOST_BASE_MB, _HOST_MB_PER_GPU, _HOST_MB_PER_WEIGHT_MB = 16_000, 4_000, 1.25
-_UNKNOWN_WEIGHTS_BYTES = 16e9  # on a device without memory of its own
+_UNKNOWN_WEIGHTS_BYTES = 16e9  # on a device without its own memory
 _CORES_BASE, _CORES_PER_GPU = 4, 4
 _MB = 1e6
 

@@ -1,4 +1,4 @@
-"""Prometheus rules that tell when a server no longer keeps what the study promised."""
+"""Prometheus rules that fire when a server no longer keeps what the study promised."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -45,8 +45,8 @@ def alerts(deployment: Deployment, watch: Watch) -> list[dict[str, Any]]:
     found = [
         _alert(
             SATURATED,
-            # As in the study: of what arrives, more than a share stays, at least some requests, and later requests
-            # take longer. Arrivals are what is answered and what stays; a request waits for the queue before it.
+            # As in the study: more than a share of the arrivals stays, at least some requests, and later requests
+            # take longer. Arrivals are requests answered plus those that stay. A request waits for the queue.
             f"{grows} > {share:g} * ({served} + {grows})"
             f" and {grows} * {watch.window_s} >= {p.growth_requests:g}"
             f" and {q.growth(WAITING)} > {share:g} * {served}",
@@ -120,7 +120,7 @@ def alerts_yaml(deployment: Deployment, watch: Watch) -> str:
 
 
 def prometheus_yaml(deployment: Deployment, watch: Watch) -> str:
-    """Prometheus' own file: whom to ask, how often, and which rules to apply."""
+    """Prometheus' own file: which server to query, how often, and which rules to apply."""
     times = {"scrape_interval": Noted(f"{watch.scrape_s}s", f"at least ten times in the window of {watch.window_s} s")}
     return noted_yaml(
         {

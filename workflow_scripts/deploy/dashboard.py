@@ -51,7 +51,12 @@ def views(deployment: Deployment, watch: Watch) -> Iterator[View]:
         *_constant(p.sustained_per_s, "study: kept up with"),
         *_constant(p.too_much_per_s, "study: too much"),
     ]
-    yield View("Requests per second", "reqps", arrivals, "What arrives is what is answered and what stays. " + seen)
+    yield View(
+        "Requests per second",
+        "reqps",
+        arrivals,
+        "Arrivals are the answered requests plus the growth of requests in the server. " + seen,
+    )
     counts_from = "The server counts from a request's arrival there, the study from its scheduled sending. "
     ttft = [*_now(q, TTFT), *_measured(deployment, "ttft_s_p50"), *_constant(p.slo.get("ttft_s"), "SLO of the study")]
     yield View("Time to first token", "s", ttft, counts_from + seen)

@@ -15,7 +15,7 @@ GPU_IMAGE, CPU_IMAGE = "vllm/vllm-openai:v{}", "public.ecr.aws/q9t5s3a7/vllm-cpu
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v2.42.0", "grafana/grafana:10.1.0"
 # vLLM's imports take up to this on two cores; a study's fork server has done them before the time that it measures.
 IMPORT_S = 85
-# A start may take so many times what was measured: a slower disk, or other work on the machine.
+# A start may take this many times as long as measured: a slower disk, or other work on the machine.
 START_FACTOR, PROBE_S = 3, 5
 GIB = 2**30
 MODELS = "/models"

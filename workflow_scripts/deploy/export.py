@@ -98,8 +98,8 @@ def write_deployment(deployment: Deployment, watch: Watch, folder: Path) -> None
     STUDY,
     option("--promise", type=Path, required=True, help="promise.json, which `kvsweep promise` writes"),
     option("--site", type=Path, default=SITE, help="the site file, for the Slurm job (%(default)s)"),
-    option("--window-s", type=positive, default=60, help="seconds over which alerts and panels look (%(default)s)"),
-    option("--scrape-s", type=positive, default=5, help="seconds between two looks of Prometheus (%(default)s)"),
+    option("--window-s", type=positive, default=60, help="window of alerts and panels in seconds (%(default)s)"),
+    option("--scrape-s", type=positive, default=5, help="scrape interval of Prometheus in seconds (%(default)s)"),
     option("--target", default=Watch.target, help="where Prometheus finds the server (%(default)s)"),
     out("folder of the deployment"),
 )

@@ -1,4 +1,6 @@
-"""What vLLM's server tells Prometheus, under the names of the pinned release, and the queries that read it."""
+"""The metrics that vLLM's server exports to Prometheus, under the names of the pinned release, and the queries that
+read it.
+"""
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"

@@ -43,7 +43,7 @@ class _Failure:
 
 
 def judge(lines: Sequence[Line]) -> Verdict:
-    """Decide what became of the engine.
+    """Decide how the engine ended.
 
     Life after a failure cancels it, except a failure that no engine survives: only a new start cancels that. What
     happens after a benchmark has printed its result does not count, unless a new engine was started. An error of one

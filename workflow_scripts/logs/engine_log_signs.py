@@ -29,7 +29,7 @@ STOPS = re.compile(
 
 # --- signs of failure ---
 
-# Causes with a status of their own, in the words of vLLM, torch and the operating system.
+# Causes that determine the status, in the words of vLLM, torch and the operating system.
 CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
     (
         "kv_too_small",

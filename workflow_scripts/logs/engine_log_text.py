@@ -188,8 +188,8 @@ def _cut_lengths(lines: Sequence[str]) -> set[int]:
 
     A terminal leaves several lines of exactly its width, all with different ends, and none that is longer: an engine
     prints its configuration in one line of thousands of characters. Ranks that print the same text also leave lines of
-    one length, but those have the same end. If escape codes were lost, the lines of each kind of prefix have a length
-    of their own.
+    one length, but those have the same end. If escape codes were lost, the lines of each kind of prefix have their own
+    length.
     """
     ends: dict[int, set[str]] = defaultdict(set)
     for line in lines:

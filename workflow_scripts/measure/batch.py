@@ -6,7 +6,7 @@ Each cell runs as its own command with its own log and exit status: a cell that 
 cells share what an allocation saves: the wait in the queue, the node's page cache, the compile cache and the warm
 parent of the engines. A start that already has its outcome, from an earlier attempt or another job, is skipped.
 
-Exit code 0: every cell has an outcome, whatever it is; 1: some have none. In a study of several rounds these are left
+Exit code 0: every cell has an outcome of any kind; 1: some have none. In a study of several rounds these are left
 to the next call after the last attempt, and the exit code is 0, so that the later rounds are measured.
 """
 

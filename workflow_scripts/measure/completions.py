@@ -25,7 +25,7 @@ async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
     Returns:
         A `RequestFuncOutput`. Times are from the performance counter and count from the moment of sending; `itl` has
         the times between pieces. Counts are those of the server's usage report. `token_ids` are those of the answer, if
-        the server tells them.
+        the server reports them.
     """
     from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 

@@ -29,7 +29,7 @@ class RequestRecord:
     `queued_s` is the scheduled arrival; for a request to a server it may lie before `sent_s`. `itl_s` holds the times
     between the pieces of a streamed answer; a piece is one token, unless client or server falls behind.
     A request with an `error` is not counted. `token_ids` and `text` are the answer, if the workload keeps answers and
-    the engine tells them.
+    the engine reports them.
     """
 
     request_id: str

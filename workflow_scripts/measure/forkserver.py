@@ -2,7 +2,7 @@
 
 Importing vLLM takes 20 to 30 s; forking a process that has imported it takes milliseconds. The first measuring
 command on a host that needs certain libraries starts a server with exactly these. The server ends by itself after some
-time without work. Each job is a session of its own, with its own log, and ends with the command that asked for it: the
+time without work. Each job has its own session and its own log, and ends with the command that requested it: the
 server holds one connection per job and kills the whole session, with all its process groups, when the connection ends.
 The server does not import the pipeline's measuring code, so that every child runs it as it is on disk.
 
@@ -192,7 +192,7 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
                         events.register(job.connection, selectors.EVENT_READ, job)
                         events.register(job.pidfd, selectors.EVENT_READ, job)
                 elif key.data.pid in jobs:
-                    # Either the child has ended, or the command that asked for it.
+                    # Either the child has ended, or the command that requested it.
                     job = jobs.pop(key.data.pid)
                     events.unregister(job.connection)
                     events.unregister(job.pidfd)
@@ -240,7 +240,7 @@ def _end(job: _Job) -> None:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill all processes of a session, whatever their groups and parents, and repeat until no new one is found."""
+    """Kill all processes of a session, of any group and parent, and repeat until no new one is found."""
     killed: set[int] = set()
     while members := _session(leader) - killed:
         for pid in members:

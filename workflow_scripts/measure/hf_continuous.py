@@ -126,7 +126,7 @@ class HfContinuous:
         """Block sharing is off, so nothing is kept between repeats."""
 
     def metrics(self) -> Metrics:
-        """Torch's peak memory on a GPU; `transformers` has no counters of its own here."""
+        """Torch's peak memory on a GPU; `transformers` has no counter for it."""
         return device_memory(self._setup)
 
     def take_steps(self) -> list[Step]:

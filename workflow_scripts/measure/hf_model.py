@@ -46,7 +46,7 @@ def with_random_weights(setup: EngineSetup, folder: Path) -> Path:
 
 
 def generation_arguments(sampling: Sampling | None) -> dict[str, Any]:
-    """Arguments of `GenerationConfig` or `generate` that choose tokens; what a model says of its own plays no part.
+    """Arguments of `GenerationConfig` or `generate` that choose tokens; the model's own settings are ignored.
 
     >>> generation_arguments(None), generation_arguments(Sampling(temperature=0.7, seed=1))
     ({'do_sample': False}, {'temperature': 0.7, 'do_sample': True, 'top_k': 0})
@@ -59,7 +59,7 @@ def generation_arguments(sampling: Sampling | None) -> dict[str, Any]:
 
 
 def seed_the_pass(sampling: Sampling | None) -> None:
-    """Begin a pass with the seed that is asked for; transformers draws all requests' numbers from one generator."""
+    """Begin a pass with the workload's seed; transformers draws all requests' numbers from one generator."""
     if sampling is not None and sampling.seed is not None:
         import torch
 

@@ -1,4 +1,4 @@
-"""What the process that measures a cell is told: the record `job.json`."""
+"""The input of the process that measures a cell: the record `job.json`."""
 
 import math
 from pathlib import Path

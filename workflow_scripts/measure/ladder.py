@@ -4,9 +4,9 @@
 
 writes `results/{study}/prepared/ladders/{gpu}/{engine}/{model}/{variant}.json`. The engine runs as it does for a cell:
 forked, under the device's lock, with the settings of one of the study's cells. One start has half of the model's layers
-and random weights, because only another depth tells the fixed time of a step from the time to read the weights. On a
-CPU the model itself is started twice, and the starts of all other ladders come between, because a shared machine is not
-equally fast at all times. `--gpu cpu-1core cpu-all` climbs those of both in turns, so that more time lies between.
+and random weights, because only another depth separates the fixed time of a step from the time to read the weights. On
+a CPU the model itself is started twice, and the starts of all other ladders come between, because a shared machine is
+not equally fast at all times. `--gpu cpu-1core cpu-all` climbs those of both in turns, so that more time lies between.
 """
 
 import os
@@ -65,7 +65,7 @@ class ClimbError(RuntimeError):
 
 
 class Climbing:
-    """A ladder that is being climbed: what its engine is told, and what was measured so far."""
+    """A ladder that is being climbed: the input of its engine, and what was measured so far."""
 
     def __init__(self, study: Study, ladder: Ladder, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
@@ -247,8 +247,8 @@ def _forked(
 def order(count: int, backwards: bool = False) -> list[int]:
     """Which rung each pass serves: all rungs in each round, in random order.
 
-    In the first round each rung is passed twice, because a rung's first pass only warms up: whatever was passed when
-    the time is over can be used. A second start goes `backwards`, and reaches what the first one had no time for.
+    In the first round each rung is passed twice, because a rung's first pass only warms up: every rung that was passed
+    when the time is over can be used. A second start goes `backwards`, and reaches what the first one had no time for.
 
     >>> order(3)[:6], order(3, backwards=True)[:6], len(order(3))
     ([1, 1, 2, 2, 0, 0], [0, 0, 2, 2, 1, 1], 15)

@@ -69,7 +69,7 @@ class ServerProcess:
     def guarded(self) -> Iterator[None]:
         """While the body runs, kill the rest of the group as soon as its leader has ended.
 
-        A child forked from the leader holds its listening socket, so that a client that connects would wait for ever.
+        A child forked from the leader holds its listening socket, so that a client that connects would wait forever.
         """
         over = threading.Event()
 

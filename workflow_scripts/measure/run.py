@@ -58,7 +58,7 @@ class _Pass:
 
 
 class _Measured:
-    """What is known so far; always written at the end, whatever happens before."""
+    """What is known so far; always written at the end, even after a failure."""
 
     def __init__(self) -> None:
         self.outcome: Verdict = "ok"
@@ -102,7 +102,7 @@ class _Measured:
 
 
 def measure(job: Job) -> None:
-    """Measure one cell; whatever the engine does, what was observed until then is written."""
+    """Measure one cell; even if the engine fails, what was observed until then is written."""
     measured = _Measured()
     definition = job.definition
     gpu = load_gpus()[definition.gpu]
@@ -228,7 +228,7 @@ def _one_pass(engine: Engine, requests: Sequence[Request], repeat: int, measured
 
 
 def with_texts(records: Sequence[RequestRecord], model_dir: Path) -> Sequence[RequestRecord]:
-    """The records with the texts of kept tokens, for engines that tell only tokens."""
+    """The records with the texts of kept tokens, for engines that report only tokens."""
     if all(record.token_ids is None or record.text is not None for record in records):
         return records
     from transformers import AutoTokenizer

@@ -3,8 +3,8 @@
     kvsweep send-load --study config/studies/serving.yaml --requests 60 --url http://localhost:8000 \\
         --cell h100-sxm/vllm-serve/llama-3.1-8b-instruct/chat/seqs256-len4096-util0.9-rate1 --out sent.json
 
-`kvsweep check-server` calls this and compares the answers with those of the study. No more than the announced requests
-are sent, each once. Prefixes that the server has cached before are not used: the requests have a new cache salt.
+`kvsweep check-server` calls this and compares the answers with those of the study. Only the announced requests are
+sent, each once. Prefixes that the server has cached before are not used: the requests have a new cache salt.
 """
 
 import ipaddress

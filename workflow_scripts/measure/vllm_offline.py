@@ -49,7 +49,7 @@ class VllmOffline:
         return effective_settings(self._llm.llm_engine.vllm_config)
 
     def _layout(self, ranks: int) -> dict[str, Any]:
-        """Arguments for the GPU's layout on a CPU, if it is asked for: a single rank runs in the engine core."""
+        """Arguments for the GPU's layout on a CPU, if it is requested: a single rank runs in the engine core."""
         if self._setup.device_kind != "cpu" or os.environ[LAYOUT] == "0":
             return {}
         fork_the_engine_core()
@@ -88,7 +88,7 @@ class VllmOffline:
         core.get_output = noted
 
     def _watch_the_core(self) -> None:
-        """If the core's process ends, put an error among its outputs; otherwise vLLM would wait for ever."""
+        """If the core's process ends, put an error among its outputs; otherwise vLLM would wait forever."""
         core = self._llm.llm_engine.engine_core
         reader = getattr(core, "output_queue_thread", None)
         if reader is None:  # the core is in this process

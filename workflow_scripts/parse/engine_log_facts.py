@@ -128,7 +128,7 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
     # --- block size --------------------------------------------------------------------------------------------------
-    # The value that the engine set is preferred to the one that was asked for.
+    # The value that the engine set is preferred to the requested one.
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM|model config)\b).*?" + _BLOCK_SIZE),

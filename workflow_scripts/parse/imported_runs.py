@@ -1,4 +1,4 @@
-"""Read runs taken elsewhere: the result files and traces that a mapping file names.
+"""Read runs measured elsewhere: the result files and traces that a mapping file names.
 
     kvsweep read-imported --runs runs.yaml --out results/demo/imported.jsonl
 

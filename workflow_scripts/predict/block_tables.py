@@ -106,7 +106,7 @@ class Table:
         return self.number, r.owner(place), place
 
     def may_be_found(self, r: Owner, place: int) -> bool:
-        """Whether a later prompt may go on from here: of a window, at the prompt's end or where texts part."""
+        """Whether a later prompt may go on from here: of a window, at the prompt's end or where texts diverge."""
         if self.reach is None or self.chunked:
             return True
         ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
@@ -225,7 +225,7 @@ class KeptStateTable(Table):
                 self.blocks.new.add(block.content)
 
     def may_be_found(self, r: Owner, place: int) -> bool:
-        """Whether this is the state at the end of the prompt's last block, or where texts part."""
+        """Whether this is the state at the end of the prompt's last block, or where texts diverge."""
         return place + 1 in ((r.prompt - 1) // self.block_size, r.junction // self.block_size)
 
     def free(self, r: Owner, event: str) -> None:

@@ -1,7 +1,7 @@
 """The costs of steps that a prediction uses, in this order: a ladder of this device, a project file, its rates.
 
-A ladder of another model on the same device, engine and kernels comes after those of the model itself. What is used is
-always said.
+A ladder of another model on the same device, engine and kernels comes after those of the model itself. A prediction
+always names what it used.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from workflow_scripts.study.protocol import PROTOCOL_VERSION
 
 # Records of ladders that the project holds for particular devices: GPU/ENGINE/MODEL/VARIANT.json.
 PROJECT_FILES = CONFIG / "calibration"
-# No prediction is called more exact than this, however well it meets the rungs of a ladder.
+# No band is narrower than this, even if the prediction meets the rungs of a ladder better.
 LEAST_ERROR_PCT = 10.0
 
 

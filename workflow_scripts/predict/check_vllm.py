@@ -77,7 +77,7 @@ def vllm_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
 def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | None]:
     os.environ |= _ENVIRONMENT
     quiet = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # whatever libraries print while they are imported
+    for stream in (1, 2):  # anything that libraries print while they are imported
         os.dup2(quiet, stream)
     choose_gpu = _stand_on(settings[0].gpu)
     from vllm.engine.arg_utils import EngineArgs
@@ -106,7 +106,7 @@ def _faults_of_one_platform(settings: Sequence[EngineSetting]) -> list[Fault | N
         return None
 
     def fault(setting: EngineSetting) -> Fault | None:
-        # A server has knobs of its own besides vLLM's arguments.
+        # A server has further knobs besides vLLM's arguments.
         values = setting.knobs.set_values()
         asked = VllmKnobs.model_validate({name: values[name] for name in VllmKnobs.model_fields if name in values})
         words = refusal(setting, asked)

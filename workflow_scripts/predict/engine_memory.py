@@ -107,7 +107,7 @@ class EngineSettings:
         return tuple(int(part) for part in found[1].split("."))
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
-        """Whether prefixes are cached: as asked for, else by the default, which left out models with states until 0.28.
+        """Whether prefixes are cached: as set, else by the default, which left out models with states until 0.28.
 
         (vllm-project/vllm#50991)
         """
@@ -137,7 +137,7 @@ class PipelineRank:
 
 
 def batch_of(settings: EngineSettings, facts: ModelFacts, gpu: Gpu) -> Batch:
-    """The sizes asked for, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which depend on the GPU."""
+    """The sizes as set, else vLLM's defaults (`EngineArgs.get_batch_defaults`), which depend on the GPU."""
     memory_gib = (gpu.usable_memory_bytes or gpu.memory_bytes or 0) / GIB
     offline = settings.usage == "offline"
     if gpu.kind == "cpu":

@@ -1,6 +1,6 @@
 """Forecast of a study: one record per cell of what it should do, before it is measured.
 
-Cells whose engines make the same decisions share one schedule, on whatever device. docs/plan.md says how a prediction
+Cells whose engines make the same decisions share one schedule, on any device. docs/plan.md says how a prediction
 is made and what a record holds.
 """
 
@@ -76,7 +76,7 @@ def tasks_of(
             unpredictable.append(found)
         else:
             decides, requests, task = found
-            # If requests arrive over time, decisions depend on the engine's speed: the cell has a schedule of its own.
+            # If requests arrive over time, decisions depend on the engine's speed: the cell has its own schedule.
             own = cell.id if requests.arrival_s is not None else None
             key = (cell.workload, len(requests), decides, own)
             groups.setdefault(key, (requests, []))[1].append(task)

@@ -54,7 +54,7 @@ def _knob_options() -> Iterator[AddOption]:
 
 
 def one_cell(args: Namespace) -> Study:
-    """A study with only the cell asked for.
+    """A study with only the requested cell.
 
     Raises:
         StudyError, CatalogError: a name or value that is not allowed.

@@ -12,7 +12,7 @@ Value = str | float | None
 
 @dataclass(frozen=True)
 class Band:
-    """A predicted value and the ends of its band; an end that nobody knows is None."""
+    """A predicted value and the ends of its band; an unknown end is None."""
 
     value: float
     low: float | None = None
@@ -21,7 +21,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one cell should do; None is what is not predicted.
+    """What one cell should do; a value that is not predicted is None.
 
     `unknown` says why there is no prediction, `infeasible` why the engine would refuse the cell.
     """

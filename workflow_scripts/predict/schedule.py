@@ -1,4 +1,4 @@
-"""What an engine runs when: the requests as input, the settings that decide, and the schedule as result.
+"""What an engine computes in each step: the requests as input, the settings that decide, and the schedule as result.
 
 A schedule says which work each step does, not how long it takes. If all requests are there from the start, nothing
 in it depends on time, so one schedule serves every device: combine step times with its segments instead of making it
@@ -132,7 +132,7 @@ class Segments:
         return len(self.steps)
 
     def within(self, limit: int | None, chunked: bool) -> "Within":
-        """What tokens look at in layers that look back over at most `limit` tokens, or over chunks of so many.
+        """What tokens look at in layers that look back over at most `limit` tokens, or over chunks of `limit` tokens.
 
         Raises:
             ScheduleError: the schedule is one of a model whose layers look at all tokens.
@@ -205,7 +205,7 @@ class Schedule:
     find in the prefix cache when it was scheduled again.
 
     `evicted_blocks`: how often a block of a text that prompts share lost its content to another one; None for pools of
-    several kinds of layers, whose blocks are not told apart.
+    several kinds of layers, whose blocks are not distinguished.
     `peak_blocks_held`: maximum number of KV blocks that sequences held in any step.
     `needs_blocks`: with at least this many blocks (including the one that the engine reserves) every decision is the
     same; None if it holds only for `settings.num_blocks`, because blocks were short.

@@ -32,7 +32,7 @@ FIT_ROUNDS, SETTLED = 20, 1e-4
 # A step that took more than this many times what is expected of it was disturbed, and weighs less.
 DISTURBED = 2.0
 # Costs for which a device's rates give a first value. A factor of two away from it weighs as much as an error of
-# GUIDE_WEIGHT of the time of one step, so it decides only where the steps leave it open.
+# GUIDE_WEIGHT of the time of one step, so it decides only where the steps do not.
 GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
 GUIDE_WEIGHT = 0.1
 # Settings of a scheduler that an engine shows under these names once it runs.
@@ -51,8 +51,8 @@ class Rung:
     """One rung in one start of the engine: its schedule and work, and what its passes without the first measured.
 
     `rows` and `times_s` are what costs are fitted to: the work and the time of each step of each pass or, if the engine
-    does not tell its steps, from the start of each pass until its first tokens and until its end. `wall_s` and `ttft_s`
-    are medians.
+    does not report its steps, from the start of each pass until its first tokens and until its end. `wall_s` and
+    `ttft_s` are medians.
     """
 
     start: int
@@ -89,7 +89,7 @@ class StepFit:
 def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: StepCosts | None = None) -> StepFit:
     """Costs fitted to all rungs of a ladder, with a band from rungs that were held out in turn.
 
-    `guide` has the costs by the device's rates, for what the steps do not tell apart.
+    `guide` has the costs by the device's rates, for costs that the steps cannot separate.
 
     Raises:
         FitError: no rung of the model itself has a complete pass after its first.

@@ -31,8 +31,8 @@ from workflow_scripts.predict.schedule import (
 
 _WORK = [name for name in Segments.__dataclass_fields__ if name not in ("steps", "idle_s")]
 
-# A request that lost its blocks so often with no other running, and without a new token, never ends. What remains in
-# the prefix cache may help it after a few times.
+# A request that lost its blocks this often while no other was running, and without a new token, never ends. What
+# remains in the prefix cache may help it after a few times.
 _HOPELESS = 100
 
 
@@ -93,7 +93,7 @@ class StepScheduler:
         self.step_time, self.observe = step_time, observe
         self.waiting: deque[_Request] = deque()
         self.running: list[_Request] = []
-        self.someone_ended = False  # the engine tells this in a step, even if it has no work
+        self.someone_ended = False  # the engine reports this in a step, even if it has no work
         self.now_s = self.free_s = 0.0
         self.step = 0
 

@@ -71,7 +71,7 @@ def _too_long(settings: EngineSettings, facts: ModelFacts) -> str | None:
 
 
 def _beyond_the_gpu(facts: ModelFacts, gpu: Gpu, settings: EngineSettings) -> str | None:
-    """Why the blocks asked for do not fit; None if they do, or on a CPU, where nothing limits them but its memory."""
+    """Why the requested blocks do not fit; None if they do, or on a CPU, where nothing limits them but its memory."""
     asked = settings.num_gpu_blocks_override
     if asked is None or gpu.kind == "cpu":
         return None

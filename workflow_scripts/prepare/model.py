@@ -1,4 +1,4 @@
-"""Write the folder that an engine is started on: config, tokenizer and, if asked for, weights.
+"""Write the folder that an engine is started on: config, tokenizer and, if requested, weights.
 
     kvsweep prepare-model --study config/studies/demo.yaml --model tiny-llama-57m \\
         --out results/demo/prepared/models/tiny-llama-57m

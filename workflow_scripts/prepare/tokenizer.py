@@ -26,7 +26,7 @@ class TokenizerError(InputError):
 def build_tokenizer(vocab_size: int, special_tokens: Mapping[int, str]) -> Tokenizer:
     """A byte-level BPE tokenizer without merges that has exactly `vocab_size` tokens, the same on every call.
 
-    Special tokens (id -> text) have the ids asked for, the 256 bytes the lowest other ids. The rest of the vocabulary
+    Special tokens (id -> text) have the given ids, the 256 bytes the lowest other ids. The rest of the vocabulary
     is filler: no text encodes to it, but if a model generates it, it can be decoded.
 
     >>> tokenizer = build_tokenizer(300, {0: "<s>", 299: "</s>"})
@@ -62,8 +62,8 @@ def write_tokenizer(folder: Path, config: Mapping[str, Any]) -> None:
     """
     ids = {role: _as_list(config.get(f"{role}_token_id")) for role in ("bos", "eos", "pad")}
     special_tokens = {i: f"<|special-{i}|>" for role in ids for i in ids[role]}
-    # transformers' class for Qwen models looks for its own tokens under this name, whatever the settings; without it
-    # the class would append them to the vocabulary.
+    # transformers' class for Qwen models looks for its own tokens under this name, regardless of the settings; without
+    # it the class would append them to the vocabulary.
     special_tokens |= dict.fromkeys(ids["eos"][:1], "<|endoftext|>")
     write_text(folder / "tokenizer.json", build_tokenizer(vocabulary_size(config), special_tokens).to_str())
     write_json(

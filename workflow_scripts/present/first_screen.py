@@ -1,5 +1,6 @@
-"""The first screen of the page: what the study found, one scorecard per device, model and workload, and how far to
-trust the numbers."""
+"""The first screen of the page: what the study found, one scorecard per device, model and workload, and how reliable
+the numbers are.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,7 +140,7 @@ def _engines(report: Report) -> Iterator[str]:
         return
     row = records(fastest.sort_values("improvement_ratio_low", ascending=False, kind="stable").head(1))[0]
     place = f"{row['gpu']}, {row['workload']}"
-    # A table of an earlier version has no verdicts; there the interval tells.
+    # A table of an earlier version has no verdicts; there the interval decides.
     low, high = row["improvement_ratio_low"], row["improvement_ratio_high"]
     shown = row["verdict"] in SHOWN if "verdict" in row else low > 1 or high < 1
     if shown:
@@ -206,7 +207,7 @@ def _intervals(report: Report) -> Iterator[tuple[str, str]]:
         repeats += f", {span(starts[starts > 0])} starts per cell"
     effects = report.tables.get("effects")
     scopes = [] if effects is None or "scope" not in effects else list(effects["scope"].dropna().unique())
-    # What an interval does not cover, such as another start, it promises nothing about.
+    # An interval says nothing about what it does not cover, such as another start.
     covered = [f"if they differ only by what varies {listed(scopes, 'or')}"] if scopes else []
     yield "Intervals", "; ".join([", ".join(["in brackets: 95 % of further runs", *covered]), repeats])
 

@@ -150,7 +150,7 @@ def _plain(value: Any, digits: int) -> Any:
 
 
 def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | None]:
-    """The values with so many significant digits; whole numbers keep all, and what is not finite is null.
+    """The values with this number of significant digits; whole numbers keep all, and what is not finite is null.
 
     >>> _numbers(np.array([131072.0, 0.0123456, -98765.4, 0.0, np.nan]), 5)
     [131072, 0.012346, -98765, 0, None]

@@ -96,6 +96,6 @@ def _chosen(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     # Row r is kept if it is the first in one of `most` equal parts.
     part = (place * most // count).where(count > most, place)
     kept = rows[~rows[["cell_id", "repeat"]].assign(part=part).duplicated()]
-    # Times keep a tenth of a millisecond, however long the repeat.
+    # Times keep a tenth of a millisecond, in a repeat of any length.
     times = {column: kept[column].round(4) for column in COLUMNS[name] if column.endswith("_s") and column in kept}
     return kept.assign(**times)

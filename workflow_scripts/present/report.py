@@ -47,7 +47,7 @@ class Report:
     def grid(self) -> pd.DataFrame:
         """The cells of the study as in `Tables.grid`.
 
-        The reason of a missing cell is the last line of its log; that of a measured cell tells of starts that failed.
+        The reason of a missing cell is the last line of its log; that of a measured cell names starts that failed.
         """
         grid = self.tables.grid
         logs = {cell: self.logs(cell)[-1] for cell in grid.loc[grid["outcome"] == "missing", "cell_id"]}
@@ -72,7 +72,7 @@ class Report:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """For each cell, by its id, what tells it from others: device, engine, model, workload and settings."""
+        """For each cell, by its id, what distinguishes it from others: device, engine, model, workload and settings."""
         differing = [name for name in NAMES if self.grid[name].nunique() > 1]
         places = self.grid[differing].agg(", ".join, axis=1) if differing else [""] * len(self.grid)
         ids = self.grid["cell_id"]

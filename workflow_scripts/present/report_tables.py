@@ -137,7 +137,7 @@ class Tables:
     def grid(self) -> pd.DataFrame:
         """One row per cell: of its first start that may be compared, else of the first that ended ok, else the first.
 
-        The column `failed_starts` tells of the other starts of a cell that ended ok; null if none failed.
+        The column `failed_starts` names the other starts of a cell that ended ok; null if none failed.
         """
         cells = self.cells.reset_index(drop=True)
         ok = cells["outcome"].eq("ok")

@@ -38,9 +38,9 @@ EFFECT_COLUMNS: Mapping[str, str] = {
     "starts_needed": "Further starts needed to decide",
     "bound_by": "Running sequences limited by",
 }
-# Knobs whose effects have a section of their own.
+# Knobs whose effects have their own section.
 OWN_SECTION = ("max_num_seqs", "block_size", "enable_prefix_caching", "num_speculative_tokens")
-# What `pairs_that_differ_in` tells pair by pair.
+# What `pairs_that_differ_in` reports pair by pair.
 _TOLD_APART = ("enable_prefix_caching", "num_speculative_tokens", "model")
 
 
@@ -68,7 +68,7 @@ def verdicts_on(knob: str) -> Part:
 
 
 def verdicts_of_others(report: Report) -> Iterator[Block]:
-    """For each knob without a section of its own the verdicts over all of its values, and the largest change."""
+    """For each knob without its own section the verdicts over all of its values, and the largest change."""
     effects = report.tables.need("effects", "knob", "comparison", "ratio", "verdict")
     others = effects[(effects["comparison"] == "overall") & ~effects["knob"].isin([*OWN_SECTION, *_TOLD_APART])]
     if len(others):

@@ -2,7 +2,7 @@
 
     kvsweep archive --study config/studies/demo.yaml --out results/demo/demo.zip
 
-The archive is a checkout of its own: after unpacking, `snakemake --cores all partial_report --config study=study.yaml`
+The archive is a complete checkout: after unpacking, `snakemake --cores all partial_report --config study=study.yaml`
 draws the report again from its cells. `sha256sum --check` checks `manifest-sha256.txt`, and
 `ro-crate-metadata.json` describes the content to programs (RO-Crate, https://w3id.org/ro/crate).
 """

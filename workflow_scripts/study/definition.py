@@ -141,7 +141,7 @@ def json_sha256(value: JsonValue) -> str:
 
 
 def definition_sha256(definition: Definition) -> str:
-    """SHA-256 of what a cell measures, whatever the number of repeats."""
+    """SHA-256 of what a cell measures, for any number of repeats."""
     return recorded_sha256(definition.as_json())
 
 

@@ -123,7 +123,7 @@ def _points(sweep: Sweep) -> int:
 
 
 def _fault_of(cell: Cell, study: Study) -> str | None:
-    """Why the cell cannot be run, whatever the engine does; None if it can."""
+    """Why the cell cannot be run, regardless of the engine; None if it can."""
     context, needed = cell.knobs.longest_request, study.workloads[cell.workload].total_tokens_needed()
     if context is not None and needed is not None and needed > context:
         return f"requests of workload {cell.workload!r} have {needed} tokens, max_model_len is {context}"

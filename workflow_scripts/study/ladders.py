@@ -215,7 +215,7 @@ def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[lis
 
 
 def identity(device: Device) -> dict[str, object]:
-    """What tells a device from others: a GPU's UUID and driver, a CPU's processor and number of cores.
+    """What distinguishes a device from others: a GPU's UUID and driver, a CPU's processor and number of cores.
 
     >>> identity({"name": "CPU", "processor": "CPU (X 6-1): avx2", "cores": [2, 3], "memory_total_bytes": 1})
     {'processor': 'CPU (X 6-1): avx2', 'cores': 2}

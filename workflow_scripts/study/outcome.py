@@ -93,7 +93,7 @@ class Measured(Record):
 
 
 class Outcome(Record):
-    """How a cell ended: what was asked for, what took effect, and where it was measured.
+    """How a cell ended: what was requested, what took effect, and where it was measured.
 
     `outcome`: `ok`; `infeasible`: the engine cannot do this (block size refused, KV cache too small, out of memory
     at start); `timeout`; `engine_error`; `invalid`: it ran, but a check on the result failed.

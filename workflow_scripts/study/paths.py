@@ -106,7 +106,7 @@ class StudyPaths:
 
     @property
     def imported(self) -> Path:
-        """Runs that were taken elsewhere, one record per run; it exists once some were imported."""
+        """Runs that were measured elsewhere, one record per run; it exists once some were imported."""
         return self.root / "imported.jsonl"
 
     @property
@@ -148,7 +148,7 @@ class StudyPaths:
         return self.root / "locks" / f"{(cell.id if isinstance(cell, Cell) else cell).replace('/', '--')}.lock"
 
     def wrong_nodes(self, gpu: str) -> Path:
-        """Folder with one file per cluster node that did not have the GPU type asked for."""
+        """Folder with one file per cluster node that did not have the requested GPU type."""
         return self.root / "wrong_nodes" / gpu
 
     def parsed(self, gpu: str) -> Path:

@@ -53,7 +53,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many starts of cells have ended, of how many that are asked for, and which are being measured.
+    """How many starts of cells have ended, how many are requested, and which are being measured.
 
     `at_s`, `last_end_s`: Unix times of looking, and of the last end. `left_s`: seconds until all have ended, if each
     cell takes as long as those like it; None if nothing is being measured or nothing has ended. `waiting`: devices with
@@ -200,7 +200,7 @@ def _first_sample_s(trace: Path) -> float | None:
 
 
 def _is_one_machine(paths: StudyPaths) -> bool:
-    """Whether a call measures on one machine, whose cells wait for each other, whatever their device."""
+    """Whether a call measures on one machine, whose cells wait for each other, also on different devices."""
     batches = paths.batch(_HERE, "*").parent.glob("*.json")
     return any(not batch.with_suffix(".done").exists() for batch in batches)
 

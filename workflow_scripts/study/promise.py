@@ -14,7 +14,7 @@ PROMISE = "promise.json"
 
 
 class PromiseError(InputError):
-    """A study that promises nothing of the setting that was asked for, or a record that cannot be used."""
+    """A study that promises nothing of the requested setting, or a record that cannot be used."""
 
 
 class Promised(Record):

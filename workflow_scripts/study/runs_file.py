@@ -1,4 +1,4 @@
-"""The mapping file of runs that were taken elsewhere: which files there are, and what they do not say."""
+"""The mapping file of runs that were measured elsewhere: which files there are, and what they do not say."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Print what became of every cell of a study, with reasons and logs.
+"""Print the outcome of every cell of a study, with reasons and logs.
 
     kvsweep status --study config/studies/demo.yaml
 
@@ -127,7 +127,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
     ),
 )
 def main(args: Namespace) -> None:
-    """Print what became of every cell of a study."""
+    """Print the outcome of every cell of a study."""
     study = load_study(args.study)
     paths = StudyPaths(args.results, study.name)
     if args.watch:

@@ -1,4 +1,4 @@
-"""Runs that were taken elsewhere, from their files to rows of the cells table."""
+"""Runs that were measured elsewhere, from their files to rows of the cells table."""
 
 import json
 from pathlib import Path

@@ -126,7 +126,7 @@ def _draw(ax: Axes, moment: Moment, size: int, places: Sequence[int]) -> None:
             outlines.setdefault(colour, []).append(_rectangle(at[place], request, 1))
             if share == 1:
                 ax.text(at[place], request, str(block), ha="center", va="center", fontsize=font_pt, color=PAPER)
-    # One path per colour: a square of its own for each block would make the page several times as large.
+    # One path per colour: a separate square for each block would make the page several times as large.
     for colour, paths in filled.items():
         ax.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=colour, linewidth=0))
         ax.add_patch(PathPatch(Path.make_compound_path(*outlines[colour]), fill=False, edgecolor=colour))

@@ -1,4 +1,4 @@
-"""The tables that people print: every device by max-num-seqs and by block size, with HuggingFace beside them."""
+"""Summary tables: every device by max-num-seqs and by block size, with HuggingFace beside them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

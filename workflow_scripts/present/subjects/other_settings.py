@@ -1,4 +1,4 @@
-"""Effects of the settings that have no section of their own, and of the model."""
+"""Effects of the settings that do not have their own section, and of the model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

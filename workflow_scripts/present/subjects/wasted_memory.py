@@ -40,7 +40,7 @@ LEVEL: Mapping[str, Layout] = {
 
 
 def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count all layers together, which are all rows of a table made before kinds were told apart."""
+    """The rows that count all layers together, which are all rows of a table made before kinds were distinguished."""
     return waste[waste["layer_kind"].isna()] if "layer_kind" in waste else waste
 
 

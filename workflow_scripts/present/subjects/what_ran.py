@@ -27,7 +27,7 @@ from workflow_scripts.study.definition import resolved_models
 
 
 def counts(report: Report) -> Iterator[Block]:
-    """How many cells were asked for, and how many had each outcome."""
+    """How many cells the study has, and how many had each outcome."""
     grid, study = report.grid, report.study
     outcomes = grid["outcome"].value_counts()
     became = ", ".join(f"{outcomes[o]} {outcome_words(o)}" for o in OUTCOMES if o in outcomes)
