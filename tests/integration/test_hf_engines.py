@@ -282,7 +282,7 @@ def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start_and_woul
     assert (verdict, told in words) == ("infeasible", True)
 
     # Without the refusal transformers itself fails, at the start or at the first request.
-    monkeypatch.setattr(hf_continuous, "why_paged_cache_is_refused", lambda facts: None)
+    monkeypatch.setattr(hf_continuous, "why_model_is_refused", lambda model_dir: None)
     engines: list[Any] = []
     monkeypatch.setattr(hf_continuous.HfContinuous, "_note_steps", lambda engine: engines.append(engine))
     with pytest.raises(

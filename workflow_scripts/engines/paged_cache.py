@@ -4,8 +4,10 @@ Source: `generation/continuous_batching/cache.py` of transformers 5.19. Its page
 values, and its layers attend to all tokens or to a window.
 """
 
+from pathlib import Path
+
 from workflow_scripts.physics.layers import Attention, LatentAttention, State
-from workflow_scripts.physics.model_facts import ModelFacts
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
 _CACHE = "the paged cache of transformers holds keys and values"
 # Their attention is code of their own, which does not read the paged cache.
@@ -36,3 +38,11 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
     if facts.model_type in _OWN_ATTENTION:
         return f"the attention of {facts.model_type} in transformers does not read its paged cache"
     return None
+
+
+def why_model_is_refused(model_dir: Path) -> str | None:
+    """The same for the model of a folder; None too for a family of which nothing is known, which may work."""
+    try:
+        return why_paged_cache_is_refused(read_model_facts(model_dir, weights=False))
+    except ModelFactsError:
+        return None

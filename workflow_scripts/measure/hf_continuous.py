@@ -1,16 +1,14 @@
 """HuggingFace continuous batching: `transformers`' own scheduler over a paged cache, as `generate_batch` uses it."""
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from workflow_scripts.engines.paged_cache import why_paged_cache_is_refused
+from workflow_scripts.engines.paged_cache import why_model_is_refused
 from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
 from workflow_scripts.measure.torch_state import torch_state
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Request
 
@@ -34,9 +32,8 @@ class HfContinuous:
         """
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        with contextlib.suppress(ModelFactsError):  # a family that nothing is known of may work
-            if refused := why_paged_cache_is_refused(read_model_facts(self._setup.model_dir, weights=False)):
-                raise NotImplementedError(refused)
+        if refused := why_model_is_refused(self._setup.model_dir):
+            raise NotImplementedError(refused)
         self._model = load_hf_model(self._setup)
         self._manager = self._model.init_continuous_batching(
             generation_config=GenerationConfig(

@@ -12,11 +12,15 @@ from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.paged_cache import why_model_is_refused
 from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
 
 def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
-    """The fault of each setting that transformers refuses, else None, in the order of `settings`."""
+    """The fault of each setting that transformers refuses, else None, in the order of `settings`.
+
+    A model that its paged cache cannot hold is no fault of a setting: the cell is predicted to end as infeasible.
+    """
     model_of = _model_reader()
 
     def fault(setting: EngineSetting) -> Fault | None:
@@ -24,7 +28,7 @@ def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
             model = model_of(setting.model_dir, setting.dtype)
             if isinstance(setting.knobs, HfStaticKnobs):
                 _static_batch(setting.knobs)
-            elif isinstance(setting.knobs, HfContinuousKnobs):
+            elif isinstance(setting.knobs, HfContinuousKnobs) and not why_model_is_refused(setting.model_dir):
                 _paged_cache(model, setting.knobs, setting.gpu)
         except Exception as e:
             return Fault(tuple(setting.knobs.set_values()), " ".join(f"{type(e).__name__}: {e}".split()))
