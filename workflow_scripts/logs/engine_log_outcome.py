@@ -220,7 +220,8 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
         return _Failure(index, message, "error", generic=True, chained=chained)
     if raised:
         # A traceback that a logger printed may be from one request; any other one ended its process.
-        return _Failure(index, message, "error", chained=chained, harmless=line.level is not None)
+        words = message if signs.NAMED.match(body) or signs.NAMELESS.match(body) else None
+        return _Failure(index, words, "error", chained=chained, harmless=line.level is not None)
     if quoted and not re.search(r"\bretry", body):
         return _Failure(index, message, "error", harmless=True)
     return None

@@ -10,8 +10,8 @@ Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 STARTS = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM (?:API )?server version")
 LIVES = re.compile(
     r"init engine \(profile|Graph capturing finished in|cache_config_info with initialization"
-    r"|Avg (?:prompt|generation) throughput|Application startup complete|Uvicorn running on|Started server process"
-    r"|Starting vLLM (?:API )?server|Processed prompts: +100%|Core engine process \d+ ready"
+    r"|Avg (?:prompt|generation) throughput|SpecDecoding metrics: |Application startup complete|Uvicorn running on"
+    r"|Started server process|Starting vLLM (?:API )?server|Processed prompts: +100%|Core engine process \d+ ready"
     r"|\"POST /v1/\S+ HTTP/[\d.]+\" 200"
 )
 # These also show that an engine came up, but may be printed after it has failed.
@@ -121,6 +121,8 @@ _EXCEPTION = (
     r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w+\))?(?::|$)"
 )
 EXCEPTION = re.compile(_EXCEPTION)
+# How the last line of a traceback begins, whatever the exception's name.
+NAMED = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?::|$)")
 # A program's own words before an exception that it met. It may go on, unless the exception names a cause.
 ANNOUNCED = re.compile(rf"[^:]{{0,60}}(?i:error|exception|fail|crash)[^:]{{0,40}}: +`?{_EXCEPTION}")
 # Exceptions recognised by their message alone: the name in front of it may have been cut off.

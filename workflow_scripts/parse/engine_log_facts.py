@@ -132,6 +132,7 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM|model config)\b).*?" + _BLOCK_SIZE),
+    _row(_first, r"(?<![\w-])block_size={block_size:count}, enable_prefix_caching=(?:True|False),"),  # cut off before
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32

@@ -368,6 +368,10 @@ PRINTED = {
         "Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output tokens/s",
         {"requests_per_s": 1.23, "total_tokens_per_s": 456.7, "output_tokens_per_s": 123.4, "status": "ok"},
     ),
+    "arguments whose beginning was cut off": (
+        "False, block_size=32, enable_prefix_caching=False, disable_sliding_window=False, use_v2_block_manager=False",
+        {"block_size": 32},
+    ),
     "throughput before 0.6.5": (
         "Throughput: 0.49 requests/s, 125.48 tokens/s",
         {"requests_per_s": 0.49, "total_tokens_per_s": 125.48, "output_tokens_per_s": None},

@@ -599,6 +599,20 @@ def test_scary_words_that_are_no_failure(line):
     assert parse_engine_log(START + READY + line + "\n").status == "ok"
 
 
+def test_a_line_that_is_no_exception_is_not_its_message():
+    frames = '  File "/x/fire.py", line 475, in _Fire\n    call(\n  File "/x/fire.py", line\n'
+
+    facts = parse_engine_log(f"Traceback (most recent call last):\n{frames}141, in Fire\n")
+
+    assert (facts.status, facts.error) == ("error", None)
+
+
+def test_speculation_shows_that_an_engine_serves():
+    line = "(APIServer pid=1) INFO 05-30 16:24:18 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 3.33\n"
+
+    assert parse_engine_log(line).status == "ok"
+
+
 LIVED = [
     "INFO 05-30 16:24:18 [launcher.py:28] Available routes are:\n",
     "INFO 05-30 16:24:18 [launcher.py:36] Route: /health, Methods: GET\n",
