@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from tests.unit.made_studies import write_study
 from workflow_scripts.parse.cell_facts import TABLES
 from workflow_scripts.study.definition import cell_definition, definition_sha256, resolved_models
 from workflow_scripts.study.grid import Cell, expand
@@ -32,31 +32,21 @@ CELLS_A_POINT = len(GPUS) * 5 * 5  # GPUs x block sizes x max-num-seqs, for each
 def write_study_file(folder: Path, cells: int, workload: Mapping[str, Any] = MADE_UP) -> Path:
     """Write a study file of about `cells` cells (a multiple of 100) on one workload; return its path."""
     steps = max(1, cells // CELLS_A_POINT)
-    content = {
-        "schema_version": 1,
-        "name": f"generated-{cells}",
-        "question": "None: every number here is made up by a generator, to try analysis at scale.",
-        "repeats": REPEATS,
-        "workloads": {"made-up": dict(workload)},
-        "engine_defaults": {"vllm": {"max_model_len": 4096}},
-        "sweeps": [
-            {
-                "name": "all",
-                "gpu": list(GPUS),
-                "engine": "vllm",
-                "model": "llama-3.1-8b-instruct",
-                "workload": "made-up",
-                "knobs": {
-                    "block_size": [8, 16, 32, 64, 128],
-                    "max_num_seqs": [1, 4, 16, 64, 256],
-                    "gpu_memory_utilization": [round(0.5 + 0.45 * i / steps, 4) for i in range(steps)],
-                },
-            }
-        ],
-    }
-    path = folder / f"generated-{cells}.yaml"
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    return path
+    utilizations = [round(0.5 + 0.45 * i / steps, 4) for i in range(steps)]
+    knobs = {"block_size": [8, 16, 32, 64, 128], "max_num_seqs": [1, 4, 16, 64, 256]}
+    return write_study(
+        folder,
+        {
+            "gpu": list(GPUS),
+            "model": "llama-3.1-8b-instruct",
+            "knobs": {**knobs, "gpu_memory_utilization": utilizations},
+        },
+        name=f"generated-{cells}",
+        question="None: every number here is made up by a generator, to try analysis at scale.",
+        repeats=REPEATS,
+        workloads={"made-up": dict(workload)},
+        engine_defaults={"vllm": {"max_model_len": 4096}},
+    )
 
 
 def write_generated_study(folder: Path, cells: int, starts: int = 1) -> Path:

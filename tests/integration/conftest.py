@@ -14,90 +14,63 @@ import yaml
 from tests.browser import Tab, browser
 from tests.integration import served_study
 from tests.pretended_gpu import build
+from tests.unit.made_studies import fixed, study_content
 from tests.unit.present.synthetic import write_results
 from workflow_scripts.present import figures, page
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-STUDY = {
-    "schema_version": 1,
-    "name": "small",
-    "question": "do the engines run?",
-    "repeats": 2,
-    "cell_time_limit_s": 150,
-    "workloads": {
+TINY = {"gpu": "cpu-all", "model": "tiny-llama-57m"}
+BLOCKS = {"block_size": 32, "max_num_seqs": 4}
+STUDY = study_content(
+    {
+        **TINY,
+        "name": "vllm",
+        "gpu": ["cpu-1core", "cpu-all", "h200"],
+        "workload": ["short", "endless"],
+        "knobs": {"block_size": [16, 32], "max_num_seqs": 4},
+    },
+    {
+        **TINY,
+        "name": "prefix",
+        "workload": "prefix",
+        "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
+    },
+    {**TINY, "name": "ranks", "knobs": {**BLOCKS, "tensor_parallel_size": 2, "attention_backend": "FLASH_ATTN"}},
+    {
+        **TINY,
+        "name": "int8",
+        "model": "tiny-llama-57m-w8a8",
+        "knobs": {**BLOCKS, "attention_backend": "FLASH_ATTN"},
+    },
+    {
+        **TINY,
+        "name": "hf-static",
+        "engine": "hf-static",
+        "knobs": {"batch_size": 4, "cache_implementation": ["dynamic", "static"]},
+    },
+    {
+        **TINY,
+        "name": "hf-continuous",
+        "engine": "hf-continuous",
+        "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 128},
+    },
+    name="small",
+    question="do the engines run?",
+    repeats=2,
+    cell_time_limit_s=150,
+    workloads={
         "short": {
             "kind": "synthetic",
             "num_prompts": 6,
             "prompt_tokens": {"median": 16, "sigma": 0.5, "minimum": 4, "maximum": 48},
             "output_tokens": {"median": 8, "sigma": 0.5, "minimum": 2, "maximum": 16},
         },
-        "endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 400},
-        "prefix": {
-            "kind": "shared_prefix",
-            "num_prompts": 4,
-            "prefix_tokens": 64,
-            "prompt_tokens": 8,
-            "output_tokens": 2,
-        },
+        "endless": fixed(64, 16, 400),
+        "prefix": fixed(4, 8, 2, kind="shared_prefix", prefix_tokens=64),
     },
-    "engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
-    "sweeps": [
-        {
-            "name": "vllm",
-            "gpu": ["cpu-1core", "cpu-all", "h200"],
-            "engine": "vllm",
-            "model": "tiny-llama-57m",
-            "workload": ["short", "endless"],
-            "knobs": {"block_size": [16, 32], "max_num_seqs": 4},
-        },
-        {
-            "name": "prefix",
-            "gpu": "cpu-all",
-            "engine": "vllm",
-            "model": "tiny-llama-57m",
-            "workload": "prefix",
-            "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
-        },
-        {
-            "name": "ranks",
-            "gpu": "cpu-all",
-            "engine": "vllm",
-            "model": "tiny-llama-57m",
-            "workload": "short",
-            "knobs": {
-                "block_size": 32,
-                "max_num_seqs": 4,
-                "tensor_parallel_size": 2,
-                "attention_backend": "FLASH_ATTN",
-            },
-        },
-        {
-            "name": "int8",
-            "gpu": "cpu-all",
-            "engine": "vllm",
-            "model": "tiny-llama-57m-w8a8",
-            "workload": "short",
-            "knobs": {"block_size": 32, "max_num_seqs": 4, "attention_backend": "FLASH_ATTN"},
-        },
-        {
-            "name": "hf-static",
-            "gpu": "cpu-all",
-            "engine": "hf-static",
-            "model": "tiny-llama-57m",
-            "workload": "short",
-            "knobs": {"batch_size": 4, "cache_implementation": ["dynamic", "static"]},
-        },
-        {
-            "name": "hf-continuous",
-            "gpu": "cpu-all",
-            "engine": "hf-continuous",
-            "model": "tiny-llama-57m",
-            "workload": "short",
-            "knobs": {"page_size": 32, "num_blocks": 64, "max_batch_tokens": 128},
-        },
-    ],
-}
+    engine_defaults={"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
+)
 
 
 @pytest.fixture(scope="session")

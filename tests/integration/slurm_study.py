@@ -10,6 +10,7 @@ import yaml
 
 from tests.integration.conftest import CHECKOUT
 from tests.integration.slurm_lab import GPU_TYPES, SlurmLab
+from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.study.outcome import Outcome, read_outcome
 
 KNOBS = "bs32-seqs4-len512-eager1-cpukv1"
@@ -50,25 +51,19 @@ class LabCheckout:
 
     def write_study(self, sweeps: list[dict[str, Any]], **changes: Any) -> None:
         """Write the study: each sweep needs what it varies, the rest is filled in."""
-        base = {"engine": "vllm", "model": "tiny-llama-57m", "workload": "short"}
         knobs = {"block_size": 32, "max_num_seqs": 4}
-        study = {
-            "schema_version": 1,
-            "name": "lab",
-            "question": "does the cluster measure every cell once?",
-            "repeats": 2,
-            "cell_time_limit_s": 240,
-            "workloads": {
-                "short": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 16, "output_tokens": 8},
-                "endless": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 16, "output_tokens": 480},
-            },
-            "engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}},
-            "sweeps": [
-                {"name": f"sweep-{number}", **base, **sweep, "knobs": {**knobs, **sweep.get("knobs", {})}}
-                for number, sweep in enumerate(sweeps)
-            ],
-        }
-        (self.root / "lab.yaml").write_text(yaml.safe_dump({**study, **changes}, sort_keys=False))
+        filled = [
+            {
+                "name": f"sweep-{number}",
+                "model": "tiny-llama-57m",
+                **sweep,
+                "knobs": {**knobs, **sweep.get("knobs", {})},
+            }
+            for number, sweep in enumerate(sweeps)
+        ]
+        known = {"repeats": 2, "cell_time_limit_s": 240, "workloads": {"short": fixed(), "endless": fixed(64, 16, 480)}}
+        known |= {"engine_defaults": {"vllm": {"max_model_len": 512, "enforce_eager": True, "cpu_kv_cache_gib": 1}}}
+        write_study(self.root, *filled, name="lab", **known | changes)
 
     def command(self, *arguments: str) -> list[str]:
         """`snakemake --profile slurm` on the study; status checks are more frequent than on a shared cluster."""

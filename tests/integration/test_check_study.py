@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.unit.made_studies import fixed, write_study
 from workflow_scripts.predict.check_study import check_cells, fault_lines, main
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import load_study
@@ -15,14 +15,7 @@ NGRAM = {"speculative_method": "ngram", "num_speculative_tokens": [0, 4], "promp
 
 
 def sweep(name: str, engine: str = "vllm", gpu: str | list[str] = "h200", **knobs: object) -> dict[str, object]:
-    return {
-        "name": name,
-        "gpu": gpu,
-        "engine": engine,
-        "model": "llama-3.1-8b-instruct",
-        "workload": "w",
-        "knobs": knobs,
-    }
+    return {"name": name, "gpu": gpu, "engine": engine, "model": "llama-3.1-8b-instruct", "knobs": knobs}
 
 
 REFUSED = {
@@ -53,11 +46,7 @@ TAKEN = [
 
 
 def write(folder: Path, sweeps: list[dict[str, object]]) -> Path:
-    path = folder / "asked.yaml"
-    workloads = {"w": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}}
-    study = {"schema_version": 1, "name": "asked", "question": "?", "workloads": workloads, "sweeps": sweeps}
-    path.write_text(yaml.safe_dump(study), encoding="utf-8")
-    return path
+    return write_study(folder, *sweeps, name="asked", workloads={"w": fixed(2, 8, 4)})
 
 
 def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(

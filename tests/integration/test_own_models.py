@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
+from tests.unit.made_studies import fixed, write_study
 from tests.unit.prepare.fake_hub import serving
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -56,25 +56,18 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_own_models_are_measured_to_the_report(
     tmp_path: Path, repository: dict[str, bytes], environment: dict[str, str]
 ) -> None:
-    folder, results, study = tmp_path / "given", tmp_path / "results", tmp_path / "own.yaml"
+    folder, results = tmp_path / "given", tmp_path / "results"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(OLMO))
     models = {
         "given": {"folder": str(folder)},
         "theirs": {"hub": "org/own", "revision": COMMIT, "trust_remote_code": True},
     }
-    sweep = {"gpu": "cpu-1core", "engine": "hf-static", "model": list(models), "workload": "load"}
-    content = {
-        "schema_version": 1,
-        "name": "own",
-        "question": "Are models measured that nothing is known of?",
-        "repeats": 1,
-        "cell_time_limit_s": 150,
-        "workloads": {"load": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 8, "output_tokens": 4}},
-        "models": models,
-        "sweeps": [{"name": "all", **sweep, "knobs": {"batch_size": 2, "cache_implementation": "dynamic"}}],
-    }
-    study.write_text(yaml.safe_dump(content))
+    knobs = {"batch_size": 2, "cache_implementation": "dynamic"}
+    sweep = {"gpu": "cpu-1core", "engine": "hf-static", "model": list(models), "knobs": knobs}
+    workloads = {"load": fixed(2, 8, 4)}
+    times = {"repeats": 1, "cell_time_limit_s": 150}
+    study = write_study(tmp_path, sweep, name="own", models=models, workloads=workloads, **times)
 
     def call(hub: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         own = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}

@@ -9,6 +9,7 @@ import yaml
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.pretended_gpu import CATALOGUE, IDLE, POWER_CAP, Pretended
+from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse import cells as analyse_cells
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.parse import cell_tables as parse_cells
@@ -16,23 +17,19 @@ from workflow_scripts.present import page
 from workflow_scripts.study.outcome import read_outcome
 
 CELL = "pretended-gpu/hf-static/tiny-llama-57m/steady/static-batch4-cachedynamic"
-STUDY = {
-    "schema_version": 1,
-    "name": "pretended",
-    "question": "does what NVML tells reach the page?",
-    "repeats": 1,
-    "workloads": {"steady": {"kind": "fixed", "num_prompts": 8, "prompt_tokens": 16, "output_tokens": 96}},
-    "sweeps": [
-        {
-            "name": "one",
-            "gpu": "pretended-gpu",
-            "engine": "hf-static",
-            "model": "tiny-llama-57m",
-            "workload": "steady",
-            "knobs": {"batch_size": 4, "cache_implementation": "dynamic"},
-        }
-    ],
-}
+STUDY = study_content(
+    {
+        "name": "one",
+        "gpu": "pretended-gpu",
+        "engine": "hf-static",
+        "model": "tiny-llama-57m",
+        "knobs": {"batch_size": 4, "cache_implementation": "dynamic"},
+    },
+    name="pretended",
+    question="does what NVML tells reach the page?",
+    repeats=1,
+    workloads={"steady": fixed(8, 16, 96)},
+)
 WATTS, MEMORY_USED_BYTES = 250, 30_000_000_000
 
 

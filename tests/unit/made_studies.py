@@ -13,9 +13,9 @@ from workflow_scripts.study.study_file import Study
 
 
 def fixed(num_prompts: int = 4, prompt_tokens: int = 16, output_tokens: int = 8, **changes: Any) -> dict[str, Any]:
-    """A workload of equal requests."""
-    lengths = {"num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    return {"kind": "fixed", **lengths, **changes}
+    """A workload of equal requests, or with another `kind` of ones that share text."""
+    sizes = {"num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return {"kind": "fixed", **sizes, **changes}
 
 
 def study_content(*sweeps: dict[str, Any], name: str = "try", **changes: Any) -> dict[str, Any]:

@@ -7,42 +7,24 @@ import pandas as pd
 import yaml
 
 from tests.unit.analyse.synthetic_cells import starts_table
+from tests.unit.made_studies import fixed, made_study
 from workflow_scripts.analyse.claims import RULES  # importing it enters all rules
 from workflow_scripts.analyse.evidence import Evidence, read_tables, verdict
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.catalog.gpus_and_models import CONFIG
 from workflow_scripts.catalog.published import Published
-from workflow_scripts.study.study_file import Study
 
 PUBLISHED = Published(CONFIG / "published")
 LLAMA = "llama-3.1-8b-instruct"
 PLACE = {"study": "try", "source": "measured", "gpu": "h200", "model": LLAMA, "workload": "chat"}
-STUDY = Study.model_validate(
-    {
-        "schema_version": 1,
-        "name": "try",
-        "question": "?",
-        "claims": [claim.id for claim in PUBLISHED.claims],
-        "workloads": {
-            "chat": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 8},
-            "prefix": {
-                "kind": "shared_prefix",
-                "num_prompts": 24,
-                "prefix_tokens": 256,
-                "prompt_tokens": 16,
-                "output_tokens": 8,
-            },
-            "half": {
-                "kind": "shared_prefix",
-                "num_prompts": 24,
-                "prefix_tokens": 256,
-                "prompt_tokens": 16,
-                "output_tokens": 8,
-                "share": 0.5,
-            },
-        },
-        "sweeps": [{"name": "one", "gpu": "h200", "engine": "vllm", "model": LLAMA, "workload": "chat"}],
-    }
+STUDY = made_study(
+    {"name": "one", "model": LLAMA},
+    claims=[claim.id for claim in PUBLISHED.claims],
+    workloads={
+        "chat": fixed(4, 8, 8),
+        "prefix": fixed(24, 16, 8, kind="shared_prefix", prefix_tokens=256),
+        "half": fixed(24, 16, 8, kind="shared_prefix", prefix_tokens=256, share=0.5),
+    },
 )
 
 

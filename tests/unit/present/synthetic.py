@@ -15,6 +15,7 @@ import workflow_scripts.analyse.claims
 import workflow_scripts.analyse.fragmentation
 import workflow_scripts.analyse.limits
 import workflow_scripts.analyse.serving  # noqa: F401 - these enter the schemas of their tables
+from tests.unit.made_studies import fixed, study_content
 from workflow_scripts.analyse import answers, study_digest
 from workflow_scripts.analyse.cell_intervals import cell_intervals
 from workflow_scripts.analyse.effects import knob_effects
@@ -36,72 +37,49 @@ SCRIPT = "<script>alert('from a log')</script>"
 BYTES_PER_TOKEN = 131_072
 SPEED = {"h200": 4.8, "a100-sxm-80gb": 2.0, "l40s": 0.86}
 
-STUDY = {
-    "schema_version": 1,
-    "name": "synthetic",
-    "question": f"Are made-up numbers drawn as they are? {SCRIPT}",
-    "repeats": 3,
-    "claims": ["improvement-ratio"],
-    "workloads": {
+LLAMA = {"model": "llama-3.1-8b-instruct"}
+STUDY = study_content(
+    {
+        **LLAMA,
+        "name": "grid",
+        "gpu": list(SPEED),
+        "knobs": {"block_size": [8, 16, 32, 64], "max_num_seqs": [1, 4, 16, 64, 256]},
+    },
+    {
+        **LLAMA,
+        "name": "prefix-caching",
+        "gpu": ["h200", "l40s"],
+        "workload": ["chat", "system-prompt"],
+        "knobs": {"block_size": 16, "max_num_seqs": 64, "enable_prefix_caching": [True, False]},
+    },
+    {**LLAMA, "name": "hf", "gpu": ["h200", "l40s"], "engine": "hf-static", "knobs": {"batch_size": [1, 16, 64]}},
+    {
+        **LLAMA,
+        "name": "served",
+        "engine": "vllm-serve",
+        "knobs": {"block_size": 16, "max_num_seqs": 64, "request_rate_per_s": [1, 4, 16]},
+    },
+    {
+        **LLAMA,
+        "name": "pressure",
+        "workload": "system-prompt",
+        "knobs": {"block_size": 16, "max_num_seqs": 64, "num_gpu_blocks_override": [257, 1025]},
+    },
+    name="synthetic",
+    question=f"Are made-up numbers drawn as they are? {SCRIPT}",
+    repeats=3,
+    claims=["improvement-ratio"],
+    workloads={
         "chat": {
             "kind": "synthetic",
             "num_prompts": 64,
             "prompt_tokens": {"median": 200, "sigma": 0.6, "maximum": 1024},
             "output_tokens": {"median": 120, "sigma": 0.6, "maximum": 512},
         },
-        "system-prompt": {
-            "kind": "shared_prefix",
-            "num_prompts": 64,
-            "keep_answers": True,
-            "prefix_tokens": 512,
-            "prompt_tokens": 64,
-            "output_tokens": 32,
-        },
+        "system-prompt": fixed(64, 64, 32, kind="shared_prefix", prefix_tokens=512, keep_answers=True),
     },
-    "engine_defaults": {"vllm": {"max_model_len": 4096}},
-    "sweeps": [
-        {
-            "name": "grid",
-            "gpu": list(SPEED),
-            "engine": "vllm",
-            "model": "llama-3.1-8b-instruct",
-            "workload": "chat",
-            "knobs": {"block_size": [8, 16, 32, 64], "max_num_seqs": [1, 4, 16, 64, 256]},
-        },
-        {
-            "name": "prefix-caching",
-            "gpu": ["h200", "l40s"],
-            "engine": "vllm",
-            "model": "llama-3.1-8b-instruct",
-            "workload": ["chat", "system-prompt"],
-            "knobs": {"block_size": 16, "max_num_seqs": 64, "enable_prefix_caching": [True, False]},
-        },
-        {
-            "name": "hf",
-            "gpu": ["h200", "l40s"],
-            "engine": "hf-static",
-            "model": "llama-3.1-8b-instruct",
-            "workload": "chat",
-            "knobs": {"batch_size": [1, 16, 64]},
-        },
-        {
-            "name": "served",
-            "gpu": "h200",
-            "engine": "vllm-serve",
-            "model": "llama-3.1-8b-instruct",
-            "workload": "chat",
-            "knobs": {"block_size": 16, "max_num_seqs": 64, "request_rate_per_s": [1, 4, 16]},
-        },
-        {
-            "name": "pressure",
-            "gpu": "h200",
-            "engine": "vllm",
-            "model": "llama-3.1-8b-instruct",
-            "workload": "system-prompt",
-            "knobs": {"block_size": 16, "max_num_seqs": 64, "num_gpu_blocks_override": [257, 1025]},
-        },
-    ],
-}
+    engine_defaults={"vllm": {"max_model_len": 4096}},
+)
 
 
 def write_study(folder: Path) -> Path:
