@@ -1,5 +1,7 @@
 """Cells tables made up for tests, with all columns that docs/tables.md names."""
 
+import math
+
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA
@@ -70,3 +72,19 @@ def starts_table(*cells):
     """The same with a start in a round of its own for each rate, instead of a repeat of one start."""
     rows = table(*cells)
     return rows.assign(start=rows["repeat"] + 1, round=rows["repeat"] + 1)
+
+
+def around(mean, sd=0.001, turn=0):
+    """Rates of three starts with this geometric mean and standard deviation of their logarithms.
+
+    Two cells of one `turn` vary alike, so their ratio does not vary at all; of two turns its standard deviation is
+    sqrt(3) sd.
+    """
+    rates = [mean * math.exp(-sd), mean, mean * math.exp(sd)]
+    return rates[turn:] + rates[:turn]
+
+
+def only(found):
+    """The one row of a table."""
+    assert len(found) == 1
+    return found.iloc[0]

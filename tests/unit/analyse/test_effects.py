@@ -9,23 +9,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import cell, starts_table, table
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table, table
 from workflow_scripts.analyse.effects import SCHEMA, knob_effects, main
 from workflow_scripts.analyse.further_starts import Looks
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.study.study_file import load_study
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
-
-
-def around(mean, sd=0.001, turn=0):
-    """Three starts with this geometric mean and standard deviation of their logarithms.
-
-    Two cells of one `turn` vary alike, so their ratio does not vary at all; of two turns its standard deviation is
-    sqrt(3) sd.
-    """
-    rates = [mean * math.exp(-sd), mean, mean * math.exp(sd)]
-    return rates[turn:] + rates[:turn]
 
 
 def effects(*cells, margin_pct=2.0, comparison=None):
@@ -35,11 +25,6 @@ def effects(*cells, margin_pct=2.0, comparison=None):
 
 def flag(value):
     return None if pd.isna(value) else bool(value)
-
-
-def only(found):
-    assert len(found) == 1
-    return found.iloc[0]
 
 
 # --- what is compared with what

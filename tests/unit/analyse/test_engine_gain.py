@@ -8,16 +8,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import cell, starts_table
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import another_run
 from workflow_scripts.analyse.engine_gain import DECOMPOSITION_SCHEMA, SCHEMA, engine_tables, main
 from workflow_scripts.analyse.tables import read_table, write_table
 
 DEMO = Path(__file__).parents[3] / "config" / "studies" / "demo.yaml"
-
-
-def around(mean, sd=0.001):
-    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
 
 
 def vllm(rate, seqs=16, **options):
@@ -41,11 +37,6 @@ def improvements(*cells):
 
 def steps(*cells):
     return DECOMPOSITION_SCHEMA.validate(engine_tables(starts_table(*cells))[1])
-
-
-def only(found):
-    assert len(found) == 1
-    return found.iloc[0]
 
 
 # --- every vLLM cell against every HuggingFace cell

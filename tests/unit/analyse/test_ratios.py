@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import cell, starts_table
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import another_run
 from tests.unit.made_rates import rates_record
 from workflow_scripts.analyse.ratios import (
@@ -32,15 +32,6 @@ LAB = CHECKOUT / "config" / "published" / "paged_attention_lab_max_num_seqs.csv"
 def ratios(*cells, measured=None, metric="output_tokens_per_s"):
     found = SCHEMA.validate(device_ratios(starts_table(*cells), measured))
     return found[found["metric"] == metric].reset_index(drop=True)
-
-
-def only(found):
-    assert len(found) == 1
-    return found.iloc[0]
-
-
-def around(mean, sd=0.001):
-    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
 
 
 SEQS = {"max_num_seqs": 16}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from tests.unit.analyse.synthetic_cells import cell, starts_table
+from tests.unit.analyse.synthetic_cells import around, cell, only, starts_table
 from tests.unit.analyse.synthetic_starts import another_run
 from tests.unit.study.test_serve_command import DUMMY, HUB
 from workflow_scripts.analyse.recommend import SCHEMA, main, pareto_front, recommendations
@@ -24,10 +24,6 @@ MODELS = {
 }
 
 
-def around(mean, sd=0.001):
-    return [mean * math.exp(-sd), mean, mean * math.exp(sd)]
-
-
 def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
     """A cell whose latencies are the same in all repeats, with 99th percentiles p99 times the median."""
     knobs = {"max_num_seqs": seqs} | options.pop("knobs", {})
@@ -38,11 +34,6 @@ def config(seqs, rate, tpot=0.01, *, ttft=0.1, p99=1.5, **options):
 def recommended(*cells, role=None, margin_pct=2.0, models=MODELS, **bounds):
     found = SCHEMA.validate(recommendations(starts_table(*cells), margin_pct, models, **bounds))
     return found[found["role"] == role].reset_index(drop=True) if role else found
-
-
-def only(found):
-    assert len(found) == 1
-    return found.iloc[0]
 
 
 # --- the fastest

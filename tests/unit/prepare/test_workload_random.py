@@ -54,63 +54,25 @@ def distributions(draw):
     )
 
 
-fixed = st.builds(
-    FixedWorkload, kind=st.just("fixed"), num_prompts=st.just(1), seed=seeds, prompt_tokens=tokens, output_tokens=tokens
-)
-synthetic = st.builds(
-    SyntheticWorkload,
-    kind=st.just("synthetic"),
-    num_prompts=st.just(1),
-    seed=seeds,
-    prompt_tokens=distributions(),
-    output_tokens=distributions(),
-)
-shared_prefix = st.builds(
-    SharedPrefixWorkload,
-    kind=st.just("shared_prefix"),
-    num_prompts=st.just(1),
-    seed=seeds,
-    prefix_tokens=tokens,
-    prompt_tokens=tokens,
-    output_tokens=tokens,
-    share=st.floats(0, 1),
-    users=st.integers(1, 5),
-)
-identical = st.builds(
-    IdenticalWorkload,
-    kind=st.just("identical"),
-    num_prompts=st.just(1),
-    seed=seeds,
-    prompt_tokens=tokens,
-    output_tokens=tokens,
-)
-several_answers = st.builds(
-    IdenticalWorkload,
-    kind=st.just("identical"),
-    num_prompts=st.just(1),
-    seed=seeds,
-    prompt_tokens=tokens,
-    output_tokens=tokens,
-    samples=st.integers(1, 5),
-)
-multi_turn = st.builds(
-    MultiTurnWorkload,
-    kind=st.just("multi_turn"),
-    num_prompts=st.just(1),
-    seed=seeds,
-    turns=st.integers(2, 5),
-    prompt_tokens=tokens,
-    output_tokens=tokens,
-    users=st.integers(1, 4),
-)
-long_context = st.builds(
+def specs(kind, **fields):
+    """Specifications of a kind of workload, of any seed."""
+    known = {
+        "kind": st.just(kind.model_fields["kind"].annotation.__args__[0]),
+        "num_prompts": st.just(1),
+        "seed": seeds,
+    }
+    return st.builds(kind, **known, **{"prompt_tokens": tokens, "output_tokens": tokens} | fields)
+
+
+fixed = specs(FixedWorkload)
+synthetic = specs(SyntheticWorkload, prompt_tokens=distributions(), output_tokens=distributions())
+shared_prefix = specs(SharedPrefixWorkload, prefix_tokens=tokens, share=st.floats(0, 1), users=st.integers(1, 5))
+identical = specs(IdenticalWorkload)
+several_answers = specs(IdenticalWorkload, samples=st.integers(1, 5))
+multi_turn = specs(MultiTurnWorkload, turns=st.integers(2, 5), users=st.integers(1, 4))
+long_context = specs(
     LongContextWorkload,
-    kind=st.just("long_context"),
-    num_prompts=st.just(1),
-    seed=seeds,
     context_tokens=st.lists(st.integers(16, 200), min_size=1, max_size=3),
-    prompt_tokens=tokens,
-    output_tokens=tokens,
     questions=st.integers(1, 3),
 )
 sharing = st.one_of(shared_prefix, identical, several_answers, multi_turn, long_context)
