@@ -65,13 +65,13 @@ function content(a, b) {
 
 function source(a, b) {
   if (a.cell.source !== b.cell.source) return `its numbers are ${a.cell.source} in A and ${b.cell.source} in B`;
-  return a.cell.source === "simulated" ? "its numbers are simulated, so they show nothing" : null;
+  return a.cell.source === "simulated" ? "its numbers are simulated and say nothing about a GPU" : null;
 }
 
 const RULES = [
   (a, b) => {
     const sides = [["A", a], ["B", b]].filter(([, { cell }]) => !cell.comparable).map(([letter]) => letter);
-    return sides.length ? `in ${sides.join(" and ")} it was measured by another definition than the study's` : null;
+    return sides.length ? `in ${sides.join(" and ")} it was measured with another definition than the study's` : null;
   },
   source,
   (a, b) => unlike(a, b, "protocol", (one, other) => `it was measured by protocol ${one} in A and ${other} in B`),

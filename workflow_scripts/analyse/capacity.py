@@ -250,7 +250,7 @@ def _explanation(row: Row) -> str | None:
 
 def _feasibility(row: Row) -> Iterator[str]:
     if row["outcome"] in RAN and not pd.isna(row["predicted_infeasible"]):
-        yield f"It ran, although it was predicted not to: {row['predicted_infeasible']}."
+        yield f"It ran, although it was predicted to be infeasible: {row['predicted_infeasible']}."
     if row["outcome"] == "infeasible" and pd.isna(row["predicted_infeasible"]) and pd.isna(row["predicted_unknown"]):
         yield f"The engine refused what was predicted to run: {str(row['reason']).rstrip('.')}."
 
@@ -258,7 +258,7 @@ def _feasibility(row: Row) -> Iterator[str]:
 def _block_size(row: Row) -> Iterator[str]:
     predicted, observed = row["predicted_block_size"], row["observed_block_size"]
     if not pd.isna(predicted) and not pd.isna(observed) and predicted != observed:
-        yield f"The engine took blocks of {observed:g} tokens, not of {predicted:g}."
+        yield f"The engine used blocks of {observed:g} tokens, not of {predicted:g}."
 
 
 def _tokens(row: Row) -> Iterator[str]:
@@ -270,12 +270,12 @@ def _tokens(row: Row) -> Iterator[str]:
         return
     side = "more" if error_pct > 0 else "fewer"
     yield (
-        f"Predicted are {row[f'predicted_{name}']:,.0f} {what}, {abs(error_pct):.1f} % {side} than the"
+        f"The prediction is {row[f'predicted_{name}']:,.0f} {what}, {abs(error_pct):.1f} % {side} than the"
         f" {row[f'observed_{name}']:,.0f} {'published' if row['source'] == PUBLISHED else 'seen'}."
     )
     types = [row["predicted_dtype"], row["dtype"]]
     if not pd.isna(types).any() and types[0] != types[1]:
-        yield f"The prediction is for {types[0]}, native where it was made; it was computed in {types[1]}."
+        yield f"The prediction is for {types[0]}, native where it was predicted; the model ran in {types[1]}."
     version = row["predicted_for_version"]
     if not pd.isna(version) and version not in str(row["engine_version"]):
         yield f"The prediction is for vLLM {version}, this is {row['engine_version']}."
@@ -292,7 +292,7 @@ def _line(row: Row) -> str:
         f"The blocks at different utilizations are those of a device with {implied / GIB:.2f} GiB of which"
         f" {row['implied_overhead_bytes'] / GIB:.2f} GiB are weights and overhead; predicted are"
         f" {predicted / GIB:.2f} GiB and {row['predicted_overhead_bytes'] / GIB:.2f} GiB. So"
-        + (" the size of the device differs, which no missed term explains." if differs else " the overhead differs.")
+        + (" the size of the device differs, which no missing term explains." if differs else " the overhead differs.")
     )
 
 
@@ -310,7 +310,7 @@ def _terms(row: Row) -> str:
         if not pd.isna(row[f"{term}_error_pct"])
     ]
     if not known:
-        return "No term of the memory was printed, so which one differs is not known."
+        return "The log has no terms of the memory, so it is not known which one differs."
     return f"Predicted against printed: {', '.join(known)}."
 
 

@@ -87,13 +87,13 @@ def said(value: Any) -> str:
 
 def _not_defined(a: Side, b: Side) -> str | None:
     sides = [name for name, of in (("A", a), ("B", b)) if not of.cell.comparable]
-    return f"in {' and '.join(sides)} it was measured by another definition than the study's" if sides else None
+    return f"in {' and '.join(sides)} it was measured with another definition than the study's" if sides else None
 
 
 def _source(a: Side, b: Side) -> str | None:
     if a.cell.source != b.cell.source:
         return f"its numbers are {a.cell.source} in A and {b.cell.source} in B"
-    return "its numbers are simulated, so they show nothing" if a.cell.source == SIMULATED else None
+    return "its numbers are simulated and say nothing about a GPU" if a.cell.source == SIMULATED else None
 
 
 def _protocol(a: Side, b: Side) -> str | None:

@@ -201,13 +201,13 @@ def _cell(text: str) -> str:
 
 
 def per_cent(text: str) -> float:
-    """The type of an option that is a number of per cent, from 0 to below 100."""
+    """The type of an option that is a percentage, from 0 to below 100."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < 100:
-        raise ArgumentTypeError(f"{text!r} is not a number of per cent from 0 to below 100")
+        raise ArgumentTypeError(f"{text!r} is not a percentage from 0 to below 100")
     return value
 
 
@@ -223,7 +223,7 @@ OCCASIONS = option(
 
 @command(
     "compare",
-    option("a", type=Path, help="measured before: a study's folder, an unpacked archive, or a report"),
+    option("a", type=Path, help="the earlier run: a study's folder, an unpacked archive, or a report"),
     option("b", type=Path, help="measured now"),
     OCCASIONS,
     option("--markdown", type=Path, metavar="FILE", help="write the comparison as Markdown"),

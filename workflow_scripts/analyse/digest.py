@@ -142,5 +142,5 @@ def parsed(text: str, place: Path) -> Digest:
     ):
         least = 0 if what == "pairs" else -1
         if not all(least <= at < len(values) for at in places):
-            raise DigestError(f"{place}: not a digest: {what} names a place that is not there")
+            raise DigestError(f"{place}: not a digest: {what} names an entry that does not exist")
     return digest

@@ -18,9 +18,9 @@ from workflow_scripts.analyse.statistics import NOT_DECIDED
 from workflow_scripts.study.rounds import OpenComparison
 
 # Why comparisons are given up, and why a study ends.
-TOO_MANY_STARTS = "it takes more starts than the study allows"
-TWO_MODES = "the starts of a cell fall into two groups, so no one number describes it"
-TOO_LITTLE_TIME = "it takes more device time than is left"
+TOO_MANY_STARTS = "it needs more starts than the study allows"
+TWO_MODES = "the starts of a cell fall into two groups, so no single number describes it"
+TOO_LITTLE_TIME = "it needs more device time than is left"
 ALL_DECIDED = "every comparison is decided"
 NONE_DECIDABLE = "no undecided comparison can be decided within the study's starts and budget"
 # Minimum number of starts for a variance.

@@ -36,7 +36,7 @@ def model_of_folder(name: str, folder: Path, stored: Path | None = None) -> Mode
     config = folder / "config.json"
     if not config.is_file():
         if stored is None or not stored.is_file():
-            raise CatalogError(f"model {name!r}: {config}: there is no such file; a folder of a model has one")
+            raise CatalogError(f"model {name!r}: {config}: there is no such file; the folder of a model needs one")
         config = stored
     return _model(name, config, load_format="dummy")
 

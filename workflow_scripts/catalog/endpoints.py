@@ -61,9 +61,7 @@ class Endpoint(Record):
     )
     ignores_eos: Annotated[
         bool,
-        Field(
-            description="it generates as many tokens as it is asked for; if false, those that it generated are counted"
-        ),
+        Field(description="it generates as many tokens as requested; if false, those that it generated are counted"),
     ] = True
     extra_body: Annotated[
         dict[str, Any], Field(description="further fields of each request, such as the one that ignores end tokens")
@@ -95,7 +93,7 @@ class Endpoint(Record):
         if self.base_url is None and self.api_key_env:
             raise ValueError("api_key_env belongs to a base_url; a command gets a key of this run as {api_key}")
         if any("{api_key}" in word for word in (*(self.command or ()), *(self.stop_command or ()))):
-            raise ValueError("a key on a command line is seen by everybody on the machine; give it in environment")
+            raise ValueError("a key on a command line is visible to everybody on the machine; give it in environment")
         for text in (*(self.command or ()), *(self.stop_command or ()), *self.environment.values()):
             for name in re.findall(r"\{(\w*)\}", text):
                 if name not in PLACEHOLDERS:

@@ -81,11 +81,11 @@ class Gpu(Record):
         if given != set(self.sources):
             raise ValueError(f"{self.name}: sources must name exactly the fields with a value: {sorted(given)}")
         if (self.kind == "cuda") != (self.nvml_names is not None):
-            raise ValueError(f"{self.name}: nvml_names belong to the kind cuda, and to it alone")
+            raise ValueError(f"{self.name}: nvml_names are allowed only for the kind cuda")
         if (self.kind == "cuda") != (self.compute_capability is not None):
-            raise ValueError(f"{self.name}: compute_capability belongs to the kind cuda, and to it alone")
+            raise ValueError(f"{self.name}: compute_capability is allowed only for the kind cuda")
         if self.cpu_cores is not None and self.kind != "cpu":
-            raise ValueError(f"{self.name}: cpu_cores belong to the kind cpu")
+            raise ValueError(f"{self.name}: cpu_cores are allowed only for the kind cpu")
         if {name.startswith(PRETENDED) for name in self.nvml_names or ("",)} != {self.simulated}:
             raise ValueError(f"{self.name}: simulated belongs to nvml_names that begin with {PRETENDED!r}, and to them")
         return self

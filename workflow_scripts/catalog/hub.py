@@ -52,7 +52,7 @@ def fetch(repo: str, revision: str, patterns: Sequence[str], repo_type: str = "m
             f"{repo} is gated: accept its licence on the hub and set HF_TOKEN to a token of that account"
         ) from None
     except RepositoryNotFoundError:
-        raise HubError(f"{repo}: not on the hub, or private; HF_TOKEN is the way to a private one") from None
+        raise HubError(f"{repo}: not on the hub, or private; set HF_TOKEN for a private one") from None
     except LocalEntryNotFoundError:
         raise HubError(
             f"{repo} at {revision}: the hub cannot be reached and the cache does not hold it; run this once where "

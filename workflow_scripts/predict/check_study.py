@@ -119,5 +119,5 @@ def main(args: Namespace) -> None:
         print(note)
     if faults:
         raise InputError("\n".join(faults))
-    asked = " and ".join(_version(name, e.packages) for name, e in libraries.items()) or "no engine that can be asked"
-    print(f"{args.study}: {len(cells)} cells, and no setting that is refused by {asked}")
+    asked = " and ".join(_version(name, e.packages) for name, e in libraries.items()) or "no engine"
+    print(f"{args.study}: {len(cells)} cells, no setting refused; checked with {asked}")

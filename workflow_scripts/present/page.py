@@ -98,9 +98,7 @@ def _sha256(text: str) -> str:
     TABLES,
     option("--figures", type=Path, required=True, help="folder that `kvsweep figures` wrote"),
     option("--cells", type=Path, required=True, help="folder of the cells; their logs are linked"),
-    option(
-        "--prepared", type=Path, help="folder with workloads/, for what requests really were (default: beside CELLS)"
-    ),
+    option("--prepared", type=Path, help="folder with workloads/, for the actual requests (default: beside CELLS)"),
     option("--parsed", type=Path, help="folder with the facts of each GPU (default: parsed beside CELLS)"),
     out("the HTML file to write"),
 )

@@ -123,7 +123,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
         nargs="?",
         const=WATCH_S,
         metavar="SECONDS",
-        help="look again every so many seconds, %(const)s if none are given, until all cells have ended",
+        help="look again every SECONDS (default: %(const)s), until all cells have ended",
     ),
 )
 def main(args: Namespace) -> None:

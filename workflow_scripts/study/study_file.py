@@ -171,17 +171,19 @@ class Study(StrictRecord):
     name: Name
     question: Annotated[str, Field(min_length=1, description="what the study is to answer; the report opens with it")]
     repeats: Annotated[
-        int, Field(ge=1, description="timed passes over the workload in a start of a cell, after warm-up")
+        int, Field(ge=1, description="timed passes over the workload per start of the engine, after warm-up")
     ] = 3
     starts: Annotated[
         Starts,
         Field(
-            description="starts of its engine in which a cell is measured, each in another round; more starts repeat"
-            " nothing that was measured"
+            description="starts of the engine per cell, each in another round; more starts repeat nothing that was"
+            " measured"
         ),
     ] = ONE_START
     cell_time_limit_s: Annotated[float, Field(gt=0, description="a cell that runs longer ends as `timeout`")] = 1800
-    equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this, a knob is `flat`")] = 2.0
+    equivalence_margin_pct: Annotated[float, Field(gt=0, le=50, description="within this margin, a knob is `flat`")] = (
+        2.0
+    )
     server_start_limit_s: Annotated[
         float, Field(gt=0, description="a server that is not healthy by then ends its cell as `timeout`")
     ] = 600

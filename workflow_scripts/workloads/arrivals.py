@@ -33,8 +33,7 @@ class Load(StrictRecord):
         Knob("burst"),
     ] = None
     users: Annotated[
-        Annotated[int, Field(ge=1, description="maximum number of requests that the client has under way at once")]
-        | None,
+        Annotated[int, Field(ge=1, description="maximum number of requests that the client has in flight")] | None,
         Knob("users", value_in="running_peak", said="{} users"),
     ] = None
 

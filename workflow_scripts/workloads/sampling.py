@@ -26,14 +26,16 @@ class Sampling(StrictRecord):
     ] = None
     repetition_penalty: Annotated[
         float | None,
-        Field(gt=0, le=100, description="above 1: tokens that were there are less probable", exclude_if=_is_none),
+        Field(
+            gt=0, le=100, description="above 1: tokens that occurred before become less probable", exclude_if=_is_none
+        ),
     ] = None
     seed: Annotated[
         int | None,
         Field(
             ge=0,
             lt=2**31,
-            description="of the first request; the next one has the next; without it, engines draw their own numbers",
+            description="seed of the first request, each further one has the next; without it, engines choose",
             exclude_if=_is_none,
         ),
     ] = None

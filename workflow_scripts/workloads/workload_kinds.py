@@ -201,13 +201,13 @@ class SharedPrefixWorkload(SharedTextWorkload):
 
     kind: Literal["shared_prefix"]
     prefix_tokens: Annotated[int, Field(ge=1, description="length of the shared system prompt")]
-    prompt_tokens: Annotated[int, Field(ge=1, description="tokens of a request's own after the prefix")]
+    prompt_tokens: Annotated[int, Field(ge=1, description="unique tokens of each request after the prefix")]
     share: Annotated[float, Field(ge=0, le=1, description="share of the requests that begin with a prefix")] = 1.0
     users: Annotated[
         int,
         Field(
             ge=1,
-            description="users who take turns, each with a system prompt of its own",
+            description="users who take turns, each with their own system prompt",
             exclude_if=lambda users: users == 1,
         ),
     ] = 1
@@ -243,7 +243,7 @@ class MultiTurnWorkload(SharedTextWorkload):
     turns: Annotated[int, Field(ge=2, description="requests of one conversation")]
     prompt_tokens: Annotated[int, Field(ge=1, description="tokens that the user adds in a turn")]
     output_tokens: Annotated[int, Field(ge=1, description="tokens of an answer")]
-    users: Annotated[int, Field(ge=1, description="conversations that go on at once, a turn of each in turn")] = 1
+    users: Annotated[int, Field(ge=1, description="conversations at once; their turns alternate")] = 1
 
     def tokens_of_prompt(self, index: int) -> int:
         """Prompt lengths grow with each turn.

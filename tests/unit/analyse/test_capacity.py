@@ -166,7 +166,9 @@ def test_hundredths_of_a_gib_hide_more_of_a_small_cache():
 def test_blocks_are_whole_and_of_the_size_that_took_effect():
     row = row_of(available_kv_cache_gib=1.5 * 2**21 * 4 / GIB, block_size_effective=64, kv_cache_tokens=64)
     assert row["recomputed_kv_cache_tokens"] == 64
-    assert row["explanation"].startswith("The engine took blocks of 64 tokens, not of 16. Predicted are 581,632 tokens")
+    assert row["explanation"].startswith(
+        "The engine used blocks of 64 tokens, not of 16. The prediction is 581,632 tokens"
+    )
 
 
 def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed():
@@ -199,7 +201,7 @@ def test_an_explanation_holds_predicted_terms_against_those_of_the_log():
         "explanation"
     ]
     assert text == (
-        "Predicted are 581,632 tokens, 9.2 % more than the 532,480 seen. Predicted against printed:"
+        "The prediction is 581,632 tokens, 9.2 % more than the 532,480 seen. Predicted against printed:"
         " weights 15.00 GiB against 15.00 GiB, activation and graphs 3.00 GiB against 9.00 GiB,"
         " KV cache 71.00 GiB against 65.00 GiB."
     )
@@ -209,8 +211,8 @@ def test_without_terms_in_the_log_it_is_not_known_which_one_misses():
     nothing = dict.fromkeys(["model_weights_gib", "peak_activation_gib", "available_kv_cache_gib", "cuda_graph_gib"])
     text = row_of(kv_cache_tokens=700000, **nothing)["explanation"]
     assert text == (
-        "Predicted are 581,632 tokens, 16.9 % fewer than the 700,000 seen."
-        " No term of the memory was printed, so which one differs is not known."
+        "The prediction is 581,632 tokens, 16.9 % fewer than the 700,000 seen."
+        " The log has no terms of the memory, so it is not known which one differs."
     )
 
 
@@ -222,14 +224,14 @@ def test_another_version_than_the_one_predicted_for_is_told():
 
 def test_blocks_are_compared_where_no_tokens_are_known():
     text = row_of(kv_cache_tokens=None, num_gpu_blocks=20000)["explanation"]
-    assert text.startswith("Predicted are 36,352 blocks, 81.8 % more than the 20,000 seen.")
+    assert text.startswith("The prediction is 36,352 blocks, 81.8 % more than the 20,000 seen.")
 
 
 def test_what_ran_although_it_was_predicted_not_to_is_told():
     refused = {"infeasible": "no attention backend takes blocks of 16 tokens on cpu"}
     for outcome in ("ok", "invalid"):
         assert row_of(refused, outcome=outcome)["explanation"] == (
-            "It ran, although it was predicted not to: no attention backend takes blocks of 16 tokens on cpu."
+            "It ran, although it was predicted to be infeasible: no attention backend takes blocks of 16 tokens on cpu."
         )
     row = row_of(refused, outcome="infeasible", reason="ValueError: No common block size.")
     assert pd.isna(row["explanation"])
@@ -254,7 +256,9 @@ def test_a_cell_that_was_not_run_has_its_prediction_alone():
 def test_blocks_that_are_given_have_no_version_and_no_terms():
     given = dict.fromkeys([*L4], None) | {"bytes_per_token": 131072, "bytes_per_block": 2**21}
     row = row_of(given, num_gpu_blocks=30000, kv_cache_tokens=480000, available_kv_cache_gib=None)
-    assert row["explanation"].startswith("Predicted are 581,632 tokens, 21.2 % more than the 480,000 seen. No term")
+    assert row["explanation"].startswith(
+        "The prediction is 581,632 tokens, 21.2 % more than the 480,000 seen. The log has"
+    )
 
 
 # --- blocks at several utilizations ----------------------------------------------------------------------------------
@@ -279,7 +283,7 @@ def test_blocks_at_several_utilizations_tell_the_device_from_the_overhead():
         rows["explanation"]
         .str.contains(
             "those of a device with 50.00 GiB of which 19.00 GiB are weights and overhead; predicted are 100.00 GiB and"
-            " 19.00 GiB. So the size of the device differs, which no missed term explains.",
+            " 19.00 GiB. So the size of the device differs, which no missing term explains.",
             regex=False,
         )
         .all()
@@ -328,8 +332,8 @@ def test_published_blocks_have_the_prediction_beside_them_and_are_named_so():
     # Two points make a line: (17234 - 8788) blocks of 589,824 bytes over 0.4 of the memory.
     assert first["implied_memory_bytes"] == pytest.approx(8446 * 589824 / 0.4)
     assert first["implied_overhead_bytes"] == pytest.approx((8446 / 0.4 * 0.5 - 8788) * 589824)
-    assert first["explanation"].startswith("Predicted are 295,104 tokens, 109.9 % more than the 140,608 published.")
-    assert second["explanation"].startswith("Predicted are 34,487 blocks, 100.1 % more than the 17,234 published.")
+    assert first["explanation"].startswith("The prediction is 295,104 tokens, 109.9 % more than the 140,608 published.")
+    assert second["explanation"].startswith("The prediction is 34,487 blocks, 100.1 % more than the 17,234 published.")
     assert "device with 11.60 GiB of which 0.97 GiB" in first["explanation"]
     assert pd.isna(first["study"])
     assert (first["observed_block_size"], pd.isna(first["consistent"])) == (16, True)

@@ -66,7 +66,7 @@ def test_a_measure_without_an_error_is_never_decided() -> None:
 @pytest.mark.parametrize(
     ("of_b", "rule", "why"),
     [
-        ({"comparable": False}, "definition", "in B it was measured by another definition than the study's"),
+        ({"comparable": False}, "definition", "in B it was measured with another definition than the study's"),
         ({"source": "simulated"}, "source", "its numbers are measured in A and simulated in B"),
         ({"source": "measured elsewhere"}, "source", "its numbers are measured in A and measured elsewhere in B"),
         ({"environment": {"protocol": ["2"]}}, "protocol", "it was measured by protocol 3 in A and 2 in B"),
@@ -285,11 +285,11 @@ def test_places_that_are_not_there_are_bad_input(tmp_path: Path, capsys: pytest.
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record))
     assert compare.main([str(path), str(path)]) == 2
-    assert "content names a place that is not there" in capsys.readouterr().err
+    assert "content names an entry that does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["-1", "100", "much", "nan"])
 def test_what_occasions_vary_is_a_number_of_per_cent(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compare.main(["a", "b", "--occasions-vary", text])
-    assert "is not a number of per cent from 0 to below 100" in capsys.readouterr().err
+    assert "is not a percentage from 0 to below 100" in capsys.readouterr().err

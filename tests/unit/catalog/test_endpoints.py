@@ -32,7 +32,7 @@ def test_the_catalogue_is_valid_and_its_servers_listen_on_the_loopback_address_a
         ({"base_url": "http://127.0.0.1:1"}, "either a command or a base_url"),
         ({"command": None}, "either a command or a base_url"),
         ({"api_key_env": "KEY"}, "belongs to a base_url"),
-        ({"command": ["serve", "--api-key={api_key}"]}, "seen by everybody"),
+        ({"command": ["serve", "--api-key={api_key}"]}, "visible to everybody"),
         ({"command": ["serve", "--key={password}"]}, r"\{password\} is unknown; placeholders: port"),
         ({"served_model": "{name}"}, r"served_model: \{name\} is not filled in there; placeholder: model_dir"),
         ({"command": None, "base_url": "http://key@host"}, "pattern"),
