@@ -125,6 +125,8 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         body, stream = line.body, streams[line.rank]
         if line.level in ("DEBUG", "INFO", "WARNING") or not body.strip() or signs.BOXED.match(body):
             continue
+        if index == len(lines) - 1 and index and lines[index - 1].text.startswith(line.text):
+            continue  # The log is cut off within a prefix.
         indent = len(body) - len(body.lstrip())
         if signs.SURVIVED.search(body):
             stream.announced = True
@@ -149,6 +151,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
         elif _goes_on(line, indent, stream):
             if not stream.raising:
                 stream.raising, stream.start, stream.indent, stream.flat = True, index, 0, False
+            stream.survives = stream.survives and not signs.ENGINES_LOOP.search(body)
             stream.flat = stream.flat or (indent <= stream.indent and bool(signs.FRAME.match(body)))
             stream.statement = _statement(index, body, stream.statement)
         else:
@@ -156,6 +159,8 @@ def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
             stream.raising = stream.chained = False
             if not (raised and stream.survives) and (failure := _failure(lines, index, raised, chained)):
                 yield failure
+    if lines and signs.ENGINES_ERROR.search(lines[-1].text) and not any(stream.raising for stream in streams.values()):
+        yield _Failure(len(lines) - 1, None, "error", harmless=True)
     for stream in streams.values():
         if stream.raising and not stream.survives:
             if stream.statement:
@@ -216,6 +221,8 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
         return _Failure(index, message, "error", certain=True)
     if signs.KILLED.search(body):
         return _Failure(index, message, "oom")
+    if signs.COMPILER.match(body):
+        return _Failure(index, message, "error", harmless=True)
     if reported and generic:
         return _Failure(index, message, "error", generic=True, chained=chained)
     if raised:

@@ -10,17 +10,24 @@ Status = Literal["ok", "kv_too_small", "oom", "unsupported_block_size", "error"]
 STARTS = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM (?:API )?server version")
 LIVES = re.compile(
     r"init engine \(profile|Graph capturing finished in|cache_config_info with initialization"
-    r"|Avg (?:prompt|generation) throughput|SpecDecoding metrics: |Application startup complete|Uvicorn running on"
+    r"|Avg (?:prompt|generation) throughput(?:: *\d|:?$)|Spec(?:Decoding|ulative) metrics: |RUNNING: \d+ \| WAITING: \d"
+    r"|Application startup complete|Uvicorn running on|ready to roll"
     r"|Started server process|Starting vLLM (?:API )?server|Processed prompts: +100%|Core engine process \d+ ready"
-    r"|\"POST /v1/\S+ HTTP/[\d.]+\" 200"
+    r"|\"POST /(?:v\d/|generate|invocations)\S* HTTP/[\d.]+\" 200"
 )
 # These also show that an engine came up, but may be printed after it has failed.
 LIVED = re.compile(
-    r"Processed prompts: +[1-9]\d?%|Waiting for application startup|Available routes are:"
+    r"Processed prompts: +\d\d?%|Waiting for application startup|Available routes are:"
     r"|Route: /\w+, Methods|Supported[_ ]tasks: \["
-    r"|Added request \S+|Finished request \S+|\"GET /(?:health|v1/models) HTTP/[\d.]+\" 200"
+    r"|(?:Added|Received|Finished|Aborted|Preempted|Resumed) request \S+|LMCache INFO: Reqid: \S+"
+    r"|\"(?:GET|POST) /\S* HTTP/[\d.]+\" [2-4]\d\d|It took [\d.]+ seconds to (?:fall asleep|wake up)"
+    r"|Starting (?:initial single prompt test|main benchmark) run|Traffic request rate: |Adding requests: +\d+%"
+    r"|Prompt: ['\"].*Generated text: "
 )
-RESULT = re.compile(r"Successful requests: +[1-9]|Throughput: [\d.]+ requests/s|\"(?:completed|num_requests)\": [1-9]")
+RESULT = re.compile(
+    r"Successful requests: +[1-9]|Request throughput(?: \(req/s\))? *[:|] +(?!0\.0+\b)\d"
+    r"|Throughput: [\d.]+ requests/s|Avg latency: [\d.]+ seconds|\"(?:completed|num_requests)\": [1-9]"
+)
 
 # Somebody stopped a server: what it prints afterwards, such as dying workers, is no failure of the engine.
 STOPS = re.compile(
@@ -43,15 +50,14 @@ CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
     (
         "oom",
         re.compile(
-            r"(?:CUDA|HIP|XPU|NPU|HPU|device|cuda(?:Malloc\w*)?) (?:error: )?out of memory|\bOutOfMemoryError\b"
-            r"|\w*[eE]rror: out of memory|(?:[cC]uda|HIP) (?:failure|error).{0,80}'out of memory'"
-            r"|(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)"
+            r"(?i:\bout of (?:\w+ )?memory\b)|\bOutOfMe\w*|(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)"
+            r"|(?i:\b(?:lack of|insufficient|not enough) (?:\w+ )?memory\b)"
             r"|(?:OUT_OF_(?:DEVICE_|HOST_)?|RT_)MEMORY(?:_ALLOCATION)?\b|PT_DEVMEM Allocation failed"
             r"|Failed to allocate (?:memory\b|[\d.]+ ?[KMG]i?B)|Allocation on device"
             r"|RESOURCE_EXHAUSTED|DefaultCPUAllocator: .*memory|std::bad_alloc"
-            r"|Cannot allocate memory|^(?:\w+: )?[Oo]ut of (?:device |host |GPU )?memory\b"
+            r"|Cannot allocate memory|running low on memory"
             r"|(?:^|[._])(?:_Array)?MemoryError\b"
-            r"|less than (?:desired (?:GPU|CPU) memory utilization|the engine's budget)",
+            r"|less than (?:desired (?:GPU|CPU) memory utilization|the engine's budget)"
         ),
     ),
     (
@@ -68,9 +74,10 @@ CAUSES: tuple[tuple[Status, re.Pattern[str]], ...] = (
         ),
     ),
 )
-# Blocks of something other than the KV cache, and a type that has nothing to do with a size.
-OTHER_BLOCKS = re.compile(
-    r"(?i)(?:weight|quantization|scale|mamba|prefetch|thread|hash|[kn]-dimension|heterogeneous|fp4 only supports)"
+# Blocks of something other than the KV cache, a type that has nothing to do with a size, and advice.
+NO_CAUSE = re.compile(
+    r"(?i)\b(?:if|in case|may|might|avoid|prevent|potential)\b[^.]{0,60}\bout of memory"
+    r"|(?:weight|quantization|scale|mamba|prefetch|thread|hash|[kn]-dimension|heterogeneous|fp4 only supports)"
     r"[ _-]block[ _-]?sizes?|block_size has unsupported type"
 )
 # The operating system killed a process. Usually memory ran out, but a scheduler's time limit looks the same.
@@ -78,7 +85,7 @@ KILLED = re.compile(
     r"^(?:\S+: line \d+: +)?(?:\d+ )?Killed\b|^\w*sh: killed\b|^\[\d+\] .{0,20}\bkilled\b"
     r"|task \d+: (?:Killed|Out Of Memory)|oom[-_]kill(?!\w* 0\b)|OOMKilled"
     r"|Out of memory: Kill|[Ee]xit(?: ?[Cc]ode| status|ed with code)?[:= (]+(?:-9|137)\b|(?:signal|by signal) 9\b"
-    r"|killed due to memory pressure"
+    r"|killed due to memory pressure|exceeds the memory usage threshold"
 )
 TIME_LIMIT = re.compile(r"DUE TO TIME LIMIT|CANCELLED AT")
 # Failures without an exception; the line itself says what failed.
@@ -87,20 +94,28 @@ OTHER_FAILURE = re.compile(
     r"|\[FATAL ERROR\]|^thread '.{1,40}' panicked at|^\S+ exited with code (?!0$|130$|137$|143$)\d"
     r"|\(core dumped\)|^\w*sh: (?:abort|segmentation fault)\b"
     r"|terminate called after throwing|^what\(\): |Bus error|Memory access fault by GPU"
-    r"|Process group watchdog thread terminated with exception|Engine iteration timed out|^Failed: [cC]uda error"
+    r"|(?:Process group|NCCL) watchdog thread terminated with exception|Engine iteration timed out"
+    r"|^Failed: [cC]uda error"
     r"|error while attempting to bind|(?:Successful requests: +|\"completed\": )0\b"
-    r"|No module named '?vllm|vllm: (?:command )?not found"
+    r"|No module named (?:'vllm'|vllm$)|vllm: (?:command )?not found"
+    r"|^LLVM ERROR: |^Error: [A-Z]\w+$|^(?:Aborted|Illegal instruction|Floating point exception)$"
+    r"|\*\*\* SIG(?:SEGV|ABRT|BUS|ILL|FPE)\b"
+    r"|^(?:free|malloc|munmap_chunk|realloc)\(\): |^(?:double free|corrupted )|error while loading shared libraries"
+    r"|task \d+: Exited with exit code [1-9]|Error response from daemon|CrashLoopBackOff"
 )
 # The engine is gone, but this line does not say why.
 GENERIC = re.compile(
     r"Engine core initialization failed|EngineCore (?:failed|encountered|hit)|Engine process failed|EngineDeadError"
     r"|Engine loop (?:has died|is not running)|Background loop (?:has errored|is not running|is stopped)"
     r"|background task failed|WorkerProc (?:initialization failed|failed|hit)|fatal signal from worker"
-    r"|died unexpectedly|died with exit code|Worker failed with error|output_handler failed"
+    r"|died unexpectedly|died(?: with|,) exit code|Failed core proc|Dumping input data for"
+    r"|is already dead|terminating server process"
+    r"|Worker failed with error|output_handler failed"
     r"|Error execut(?:ing method|\w*(?: \w*)?$)"  # perhaps cut off within a word
     r"|Exception in worker \w+ while processing|Call to \w+ method failed"
     r"|(?:stack ?trace|root cause).{0,20}above|[Ss]ee (?:root cause|stack ?trace)"
     r"|Application startup failed|RayTaskError|Actor\w*Error\b|ChildFailedError"
+    r"|Failed to (?:start|launch|load) (?:the )?(?:model|engine|server)\b|\b[Ss]erver failed to start\b"
     r"|CancelledError|BrokenPipeError|ConnectionResetError|ZMQError"
 )
 # Somebody ended it; this is no failure of the engine.
@@ -116,17 +131,19 @@ NEXT_OF_A_GROUP = re.compile(r"\s*\+[+-]+ \d+ -+$")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 # Python reports an exception that the process survives: of one request, or during cleaning up.
 SURVIVED = re.compile(r"Exception in ASGI application|Exception ignored in")
+# Inside such a traceback: not the request failed, but what serves all requests.
+ENGINES_LOOP = re.compile(r", in (?:run_engine_loop|run_busy_loop|engine_step)$")
+# What a compiler that an engine runs reports: it may have another way.
+COMPILER = re.compile(r"(?:\S+:\d+:\d+: (?:fatal )?error|error: \S+:\d+:\d+): ")
 _EXCEPTION = (
-    r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
+    r"(?:\w+\.)*[A-Z]\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
     r"|BackendCompilerFailed|Unsupported|ExceptionGroup)\b(?:\(\w+\))?(?::|$)"
 )
 EXCEPTION = re.compile(_EXCEPTION)
 # How the last line of a traceback begins, whatever the exception's name.
 NAMED = re.compile(r"[A-Za-z_][\w.]*(?:\(\w+\))?(?::|$)")
-# A program's own words before an exception that it met. It may go on, unless the exception names a cause.
-ANNOUNCED = re.compile(rf"[^:]{{0,60}}(?i:error|exception|fail|crash)[^:]{{0,40}}: +`?{_EXCEPTION}")
 # Exceptions recognised by their message alone: the name in front of it may have been cut off.
-NAMELESS = re.compile(
+_NAMELESS = (
     r"(?:CUDA|HIP|XPU|NPU|HPU) out of memory\. Tried to allocate|No available memory for the cache blocks"
     r"|The model's max seq len \(\d+\) is larger|To serve at least one request with the models?'s max seq len"
     r"|Cannot auto-fit max_model_len|Free memory on device .{1,60} is less than desired"
@@ -140,7 +157,15 @@ NAMELESS = re.compile(
     r"|Model architectures \[.{1,80}\] (?:are not supported|failed to be inspected)|Failed to infer device type"
     r"|The checkpoint you are trying to load has model type|Total number of attention heads \(\d+\) must be divisible"
     r"|(?:AsyncEngineDeadError|EngineDeadError|MQEngineDeadError)\b|RESOURCE_EXHAUSTED: "
+    r"|Value error, .{1,600}\[type=\w+"
 )
+NAMELESS = re.compile(_NAMELESS)
+# A program's own words before an exception that it met. It may go on, unless the exception names a cause.
+ANNOUNCED = re.compile(
+    rf"[^:]{{0,60}}(?i:error|exception|fail|crash)(?:[^:]|:(?=\d)){{0,40}}: +`?(?:{_EXCEPTION}|{_NAMELESS})"
+)
+# The engine's own process logs an error only when it is about to end.
+ENGINES_ERROR = re.compile(r"\bERROR \S+ \S+ \[?(?:v1/engine/)?core\.py:\d+\]")
 # An exception that is part of another message: `future: <Task ... exception=ValueError('...')>`.
 REPR = re.compile(r"\b(?P<name>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<words>.*?)(?P=quote)[,)]")
 FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
@@ -153,5 +178,5 @@ RAY_GUESSES = re.compile(r"potential root causes")
 
 def status_of(message: str) -> Status | None:
     """The status that the words of a message stand for, if they name a cause."""
-    message = OTHER_BLOCKS.sub("", message)
+    message = NO_CAUSE.sub("", message)
     return next((status for status, words in CAUSES if words.search(message)), None)

@@ -32,9 +32,12 @@ _ENGINE_RECORD = re.compile(
     r"(?P<body>.*)",
     re.DOTALL,
 )
-# Uvicorn's `INFO:  text`; `name - INFO - text` and `[INFO] text` of logging; `| INFO  | a:b:7 - text` of loguru.
+# Uvicorn's `INFO:  text`; `name - INFO - text` and `[INFO] text` of logging; `| INFO  | a:b:7 - text` of loguru;
+# `name 7 INFO  text` or `7 name INFO [a.py:b():7] text` of model servers.
 _OTHER_RECORD = re.compile(
-    rf"(?:(?:[\w.]+ )?- |\| |\[)?{_LEVEL}\b\s*\]?\s*(?:\| [\w.]+:\S+:\d+ - |[:\-])?\s*(?P<body>.*)", re.DOTALL
+    r"(?:(?:[\w.]+ )?- |\| |\[|\d+ [a-z][\w.]* (?=[A-Z]+ +\[)|[a-z][\w.]* \d+ (?=[A-Z]+ +))?"
+    rf"{_LEVEL}\b\s*\]?\s*(?:\| [\w.]+:\S+:\d+ - |[:\-])?\s*(?P<body>.*)",
+    re.DOTALL,
 )
 
 _PROCESS = (
@@ -45,7 +48,15 @@ _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\
 _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
 # Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
-_LOOSE_PREFIXES = (r"[\w./@-]+\s+\| ", r"\d+: ", r"# ", r"[>▎] (?:- )?", r"`+(?=\S)", r"vLLM STD(?:OUT|ERR): ")
+_LOOSE_PREFIXES = (
+    r"[\w./@-]+\s+\| ",
+    r"\d+: ",
+    r"# ",
+    r"[>▎] (?:- )?",
+    r"`+(?=\S)",
+    r"\s*\*\*(?=[^\s*])",
+    r"vLLM STD(?:OUT|ERR): ",
+)
 # FastChat names the stream and calls all of stderr an error; others put a bar before or after their date.
 _FRAMES = r"\| (?:INFO|ERROR) \| std(?:out|err) \| ?|\s*\| (?=\[?\d{4}-\d\d|\()"
 # mpirun names rank and stream, model servers level and thread; Python draws a line beside a group of exceptions.
@@ -78,6 +89,9 @@ _SHARE_OF_A_PREFIX = 0.2
 _RECORDS = re.compile(
     rf"(?:{_PROCESS.replace('?P<process>', '')})?\b{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d (?=\[?[\w./]+:\d+\])"
 )
+# Where the frames of a traceback and its exception begin, if an editor has put them into one line.
+_FRAMES_IN_A_LINE = re.compile(r"(?<=\s)File \"[^\"]{1,300}\", line \d+, in ")
+_EXCEPTION_IN_A_LINE = re.compile(r"(?<=\s)(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
 
 
 @dataclass(frozen=True)
@@ -208,8 +222,19 @@ def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
             records = _ESCAPED.sub(r"\1", _ANSI.sub("", piece))
-            starts = [0, *(found.start() for found in list(_RECORDS.finditer(records))[1:]), len(records)]
+            starts = [0, *_starts_within(records), len(records)]
             yield from ((number, records[start:end]) for start, end in itertools.pairwise(starts))
+
+
+def _starts_within(line: str) -> list[int]:
+    """Where an editor has put several lines into this one: before all records but the first, or before frames."""
+    if records := list(_RECORDS.finditer(line))[1:]:
+        return [found.start() for found in records]
+    frames = list(_FRAMES_IN_A_LINE.finditer(line))
+    if len(frames) < 2:
+        return []
+    exceptions = _EXCEPTION_IN_A_LINE.finditer(line, frames[-1].end())
+    return [found.start() for found in [*frames, *exceptions]]
 
 
 # What a log driver or a logger that writes JSON calls the message, and how severe it is.

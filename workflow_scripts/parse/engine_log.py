@@ -11,7 +11,7 @@ Colours, prefixes of log collectors and a terminal's hard line breaks do no harm
 import json
 import re
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workflow_scripts.common.command import command, option
@@ -20,6 +20,8 @@ from workflow_scripts.logs.engine_log_outcome import Verdict, judge
 from workflow_scripts.logs.engine_log_signs import Status
 from workflow_scripts.logs.engine_log_text import Line, decode, read_lines
 from workflow_scripts.parse.engine_log_facts import Reading, Row, Value, find_readings
+
+_HEADLINE = re.compile(r"= [\w ]{0,30}\bBenchmark Result =")
 
 
 class RankReading(Record):
@@ -82,7 +84,7 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     """
     lines = read_lines(text)
     found = find_readings(lines)
-    values, read_from = _bind(found)
+    values, read_from = _bind(found, lines)
     verdict = _with_memory(judge(lines), values, read_from, lines)
     if verdict.line is not None:
         read_from["error" if verdict.error else "status"] = verdict.line
@@ -102,11 +104,11 @@ def parse_engine_log(text: str) -> EngineLogFacts:
     )
 
 
-def _bind(found: Sequence[tuple[Row, list[Reading]]]) -> tuple[dict[str, Value], dict[str, int]]:
+def _bind(found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]) -> tuple[dict[str, Value], dict[str, int]]:
     """For each fact the value that counts, from the first row that has one, and the line where it was printed."""
     values: dict[str, Value] = {}
     read_from: dict[str, int] = {}
-    for row, readings in found:
+    for row, readings in _of_the_last_result(found, lines):
         if row.key not in values:
             reading = row.pick(readings, row.key)
             values |= reading.values
@@ -114,10 +116,36 @@ def _bind(found: Sequence[tuple[Row, list[Reading]]]) -> tuple[dict[str, Value],
     return values, read_from
 
 
+def _of_the_last_result(
+    found: Sequence[tuple[Row, list[Reading]]], lines: Sequence[Line]
+) -> Iterator[tuple[Row, list[Reading]]]:
+    """Leave out what benchmarks before the last one printed: the last result may be cut off, but is not mixed.
+
+    A result prints its rate of requests before its other numbers, or sorts them. It may have a headline.
+    """
+    benchmarks = [(row.key, reading.line) for row, readings in found if row.of_a_result for reading in readings]
+    rates = sorted({line for key, line in benchmarks if key == "requests_per_s"})
+    start = 0
+    if len(rates) > 1:
+        start = rates[-1] if min(line for _, line in benchmarks) == rates[0] else rates[-2] + 1
+    if rates:
+        start = max(
+            [start, *(line.number for line in lines if line.number < rates[-1] and _HEADLINE.search(line.text))]
+        )
+    for row, readings in found:
+        if kept := [reading for reading in readings if not row.of_a_result or reading.line >= start]:
+            yield row, kept
+
+
 def _with_memory(
     verdict: Verdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
 ) -> Verdict:
-    """If an engine had no memory left for its KV cache and did not start, that is why it failed, whatever it says."""
+    """If an engine had no memory left for its KV cache and did not start, that is why it failed, whatever it says.
+
+    An engine that processed prompts had started: one on a processor has no blocks on a GPU.
+    """
+    if any("Processed prompts:" in line.text for line in lines):
+        return verdict
     for fact in ("available_kv_cache_gib", "num_gpu_blocks"):
         value = values.get(fact)
         if isinstance(value, int | float) and value <= 0 and verdict.status in (None, "error"):
@@ -158,7 +186,8 @@ def _one_kind_of_attention(values: dict[str, Value], tokens: int, text: str) -> 
     agrees = True
     if isinstance(concurrency, float) and isinstance(length, int) and length > 0:
         agrees = abs(tokens / length - concurrency) < 0.02
-    return agrees and not re.search(r"decode_context_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text)
+    # V0 told only the tokens of one of its pipeline's stages, but all blocks.
+    return agrees and not re.search(r"(?:decode_context|pipeline)_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text)
 
 
 def _ranks(found: Sequence[tuple[Row, list[Reading]]]) -> dict[str, list[RankReading]]:

@@ -69,6 +69,11 @@ class Row:
     pick: Pick
     per_rank: bool
 
+    @property
+    def of_a_result(self) -> bool:
+        """Whether a benchmark prints it at its end."""
+        return self.key.endswith(("_per_s", "_ms_median", "_ms_p99"))
+
 
 # A number begins only where no digit precedes it, so that a long run of digits is tried only once. A run with more
 # digits than a counter can have is not a number.
@@ -110,11 +115,16 @@ ROWS: tuple[Row, ...] = (
     _row(_first, r"vLLM server version v?(?P<engine_version>\d[^\s,]*)"),  # 0.32, where the terminal has no colours
     _row(_first, r"[█▀▄]\s+version\s+v?(?P<engine_version>\d\S*)"),  # 0.25 and 0.32, beside the logo
     _row(_first, r"vLLM [Vv]ersion ?: v?(?P<engine_version>\d\S*)"),  # collect_env
+    _row(_first, r"\"vllm_version\": \"(?P<engine_version>\d[^\s\"]*)\""),  # its usage statistics
+    _row(_first, r"^(?:\[pip3\] )?vllm(?:==|\s{2,})v?(?P<engine_version>\d\S*)\s*$"),  # a list of packages
     # --- blocks ------------------------------------------------------------------------------------------------------
     # V0, and early V1 that printed no tokens. The first number is the device's: GPU, CUDA, cuda, rocm, hpu, TPU ...
-    _rank_row(_smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}"),
-    _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}"),
-    _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}"),
+    # A letter behind a number: something was printed over its end.
+    _rank_row(
+        _smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"
+    ),
+    _rank_row(_smallest, r"# (?!CPU\b)[A-Za-z]+ blocks: {num_gpu_blocks:count}(?![A-Za-z])"),
+    _rank_row(_smallest, r"# CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"),
     # The beginning of the line was cut off, with the first #.
     _rank_row(
         _smallest,
@@ -132,10 +142,12 @@ ROWS: tuple[Row, ...] = (
     _row(_last, r"(?:Setting|Forcing) (?:kv cache|attention) block size to {block_size:count}"),  # V1
     _row(_first, r"cache_config_info\{[^{}]*?(?<!\w)block_size=\"{block_size:count}\""),  # /metrics
     _row(_first, r"^(?>.*?(?:args|Namespace|EngineArgs|CacheConfig|LLM|model config)\b).*?" + _BLOCK_SIZE),
+    _row(_first, r"^(?>.*?\"vllm_version\": ).*?" + _BLOCK_SIZE),
     _row(_first, r"(?<![\w-])block_size={block_size:count}, enable_prefix_caching=(?:True|False),"),  # cut off before
     _row(_first, r"--block[-_]size[=\s'\",]+{block_size:count}(?! requires)"),  # a command line, echoed
     # --- KV cache ----------------------------------------------------------------------------------------------------
     _rank_row(_smallest, r"KV cache size: {kv_cache_tokens:count} tokens"),  # V1: 0.8 to 0.32
+    _row(_smallest, r"tokens that can be stored in KV cache \({kv_cache_tokens:count}\)"),  # V0, when it refuses
     _rank_row(
         _smallest,
         r"oncurrency for {max_concurrency_tokens_per_request:count} tokens per request: "
@@ -179,6 +191,8 @@ ROWS: tuple[Row, ...] = (
         + _ATTENTION
         + r"\s(?:attention )?backend(?= on V1| on XPU| with (?:HND|NHD) KV| out of| \(selected|\.?\s*$|\. )",
     ),
+    _row(_first, r"Forcing (?P<attention_backend>[A-Z][A-Z\d_]+) backend\b"),
+    _row(_first, r"precluded higher-priority backend\(s\) [\w, ]*\. Using (?P<attention_backend>\w+) instead"),
     _row(_first, r"Overriding with (?P<attention_backend>\w+) out of potential backends"),  # ROCm
     _row(_first, r"KV cache layout for (?P<attention_backend>\w+) backend"),  # 0.25
     # --- while serving -----------------------------------------------------------------------------------------------
@@ -188,12 +202,12 @@ ROWS: tuple[Row, ...] = (
     _row(
         _largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"
     ),  # V0: since the engine's start
-    _row(_total, r"(?<!_)Preemptions: {preemptions:count}"),  # V1: since the line before
+    _row(_total, r"(?<!_)Preemptions(?: detected)?: {preemptions:count}"),  # V1: since the line before
     # --- benchmarks --------------------------------------------------------------------------------------------------
     # `vllm bench serve` and benchmark_serving.py; 0.3 and 0.4.0 had the unit behind the number.
-    _row(_last, r"Request throughput(?: \(req/s\):|:) {requests_per_s:number}"),
-    _row(_last, r"Total [Tt]oken throughput(?: \(tok/s\):|:) {total_tokens_per_s:number}"),
-    _row(_last, r"Output token throughput(?: \(tok/s\):|:) {output_tokens_per_s:number}"),
+    _row(_last, r"Request throughput(?: \(req/s\) [:|]|:) {requests_per_s:number}"),
+    _row(_last, r"Total [Tt]oken throughput(?: \(tok/s\) [:|]|:) {total_tokens_per_s:number}"),
+    _row(_last, r"Output token throughput(?: \(tok/s\) [:|]|:) {output_tokens_per_s:number}"),
     _row(_last, r"Median TTFT(?: \(ms\):|:) {ttft_ms_median:number}"),
     _row(_last, r"P99(?:\.0+)? TTFT(?: \(ms\):|:) {ttft_ms_p99:number}"),
     _row(_last, r"Median TPOT(?: \(ms\):|:) {tpot_ms_median:number}"),
@@ -219,17 +233,17 @@ ROWS: tuple[Row, ...] = (
 _WORTH_A_LOOK = re.compile(
     (
         r"blocks: |blocks is: |_blocks"
-        r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout)"
+        r"|block[-_ ]size|kv_cache_(?:size|memory)|KV [Cc]ache (?:size|memory|is|as|on|layout|\()"
         r"|(?i:kv) cache m|for (?:usable )?KV cache|oncurrency for|loading took|weights? (?:took|take|memory|on)"
         r"|cache engine"
         r"|Available memory"
         r"|for weights?|activation|peak memory|raph (?:capturing|pool|memory)|CUDAGraph|backend"
-        r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion"
+        r"|hit rate|reempt|hroughput|TTFT|TPOT|ITL|per_second|_ms\"|LLM engine|ersion|^vllm|\] vllm=="
     ).replace(" ", r"\s*")
 )
 
 # A line with only this continues a number at the end of the line before.
-_REST_OF_A_NUMBER = re.compile(r"[\d,.]+\s*")
+_REST_OF_A_NUMBER = re.compile(r"[,.]?\d[\d,.]*\s*")
 
 _GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
 
@@ -256,7 +270,8 @@ def find_readings(lines: Sequence[Line]) -> list[tuple[Row, list[Reading]]]:
 
 def _matches(row: Row, text: str, rest: Sequence[str]) -> Iterator[re.Match[str]]:
     within = list(row.pattern.finditer(text))
-    if within and rest and within[-1].end() == len(text) and _REST_OF_A_NUMBER.fullmatch(rest[0]):
+    goes_on = re.search(r"[\d,.]$", text) and rest and _REST_OF_A_NUMBER.fullmatch(rest[0])
+    if within and goes_on and within[-1].end() == len(text):
         within.pop()
     yield from within
     if rest and not within:

@@ -87,9 +87,7 @@ def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, An
 
 
 @command(
-    "read-imported",
-    option("--runs", type=Path, required=True, help="the mapping file"),
-    out("imported.jsonl to write"),
+    "read-imported", option("--runs", type=Path, required=True, help="the mapping file"), out("imported.jsonl to write")
 )
 def main(args: Namespace) -> None:
     """Read the runs of a mapping file."""
@@ -98,4 +96,7 @@ def main(args: Namespace) -> None:
     unread = [record for record in records if record["log"] and record["log"]["error"] and not record["log"]["status"]]
     for record in unread:
         print(f"{record['files'][0]}: {record['log']['error']}")
+    for record in records:
+        if record["trace"] and not any(value is not None for value in record["trace"].values()):
+            print(f"{record['files'][-1]}: nothing of nvidia-smi was recognised in this trace")
     print(f"{args.runs}: {len(records)} runs read")

@@ -36,7 +36,7 @@ REQUEST = {"prompt_tokens": 8, "output_tokens": 4, "queued_s": 10.5, "scheduled_
 
 
 @pytest.fixture
-def cells(tmp_path: Path) -> Path:
+def cells(tmp_path):
     folder = tmp_path / "cells" / CELL
     write_json(folder / "outcome.json", OUTCOME)
     raw = folder / "raw"
@@ -55,7 +55,7 @@ def facts_of(cells: Path) -> dict[tuple[str, int | None], dict[str, object]]:
     return {(f["name"], f["repeat"]): f for f in parse_cell(cells / CELL, CELL).facts}
 
 
-def test_numbers_texts_and_lists_are_facts_with_their_place(cells: Path) -> None:
+def test_numbers_texts_and_lists_are_facts_with_their_place(cells):
     facts = facts_of(cells)
     assert facts["outcome", None]["text"] == "ok"
     assert facts["effective.block_size", None]["value"] == 32
@@ -74,7 +74,7 @@ def test_numbers_texts_and_lists_are_facts_with_their_place(cells: Path) -> None
     assert facts["wall_s", 1]["value"] == 2
 
 
-def test_a_peak_is_its_value_at_the_end_and_memory_before_the_engine_is_known(cells: Path) -> None:
+def test_a_peak_is_its_value_at_the_end_and_memory_before_the_engine_is_known(cells):
     peak = {"torch_max_memory_allocated_bytes": 5}
     write_jsonl(
         cells / CELL / "raw" / "metrics.jsonl",
@@ -85,14 +85,14 @@ def test_a_peak_is_its_value_at_the_end_and_memory_before_the_engine_is_known(ce
     assert facts["trace.process_memory_bytes_before", None]["value"] == 9e6
 
 
-def test_counters_are_their_growth_in_the_repeat(cells: Path) -> None:
+def test_counters_are_their_growth_in_the_repeat(cells):
     facts = facts_of(cells)
     assert facts["metric.hits", 0]["value"] == 2
     assert facts["metric.hist.sum", 0]["value"] == 2
     assert facts["metric.hist.count", 0]["value"] == 4
 
 
-def test_times_count_from_the_start_of_the_repeat(cells: Path) -> None:
+def test_times_count_from_the_start_of_the_repeat(cells):
     rows = parse_cell(cells / CELL, CELL)
     assert rows.requests[0]["queued_s"] == pytest.approx(0.5)
     assert rows.requests[0]["last_token_s"] is None
@@ -101,7 +101,7 @@ def test_times_count_from_the_start_of_the_repeat(cells: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["requests.jsonl", "steps.jsonl", "metrics.jsonl", "device_trace.jsonl"])
-def test_a_truncated_file_costs_only_its_last_record(cells: Path, name: str) -> None:
+def test_a_truncated_file_costs_only_its_last_record(cells, name):
     path = cells / CELL / "raw" / name
     path.write_bytes(path.read_bytes() + b'{"repeat": 0, "reques')
     facts = facts_of(cells)
@@ -111,13 +111,13 @@ def test_a_truncated_file_costs_only_its_last_record(cells: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 9}'])
-def test_a_foreign_outcome_is_damage(cells: Path, content: str) -> None:
+def test_a_foreign_outcome_is_damage(cells, content):
     (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
     facts = facts_of(cells)
     assert list(facts) == [("damaged", None)]
 
 
-def test_evidence_may_be_absent(cells: Path) -> None:
+def test_evidence_may_be_absent(cells):
     for path in (cells / CELL / "raw").iterdir():
         path.unlink()
     rows = parse_cell(cells / CELL, CELL)
@@ -125,7 +125,7 @@ def test_evidence_may_be_absent(cells: Path) -> None:
     assert not any(f["name"] == "damaged" for f in rows.facts)
 
 
-def test_every_start_of_a_cell_is_read_with_its_number(cells: Path, tmp_path: Path) -> None:
+def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
     again = OUTCOME | {"start": {"start": 3, "round": 2, "position": 5, "idle_before_s": 1.5, "boot_id": "b"}}
     write_json(cells / CELL / "start-3/outcome.json", again)
     write_jsonl(cells / CELL / "start-3/raw/requests.jsonl", [{"repeat": 1, "request_id": "0", **REQUEST}])
@@ -145,14 +145,14 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["start-2.old", "start-02", "start-1"])
-def test_a_copy_of_a_start_is_no_start(cells: Path, tmp_path: Path, name: str) -> None:
+def test_a_copy_of_a_start_is_no_start(cells, tmp_path, name):
     write_json(cells / CELL / name / "outcome.json", OUTCOME | {"outcome": "timeout"})
     parse_cells(cells, "cpu-all", tmp_path / "parsed", 1)
     facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
     assert facts.loc[facts["name"] == "outcome", ["start", "text"]].to_numpy().tolist() == [[1, "ok"]]
 
 
-def test_only_changed_cells_are_read_again(cells: Path, tmp_path: Path) -> None:
+def test_only_changed_cells_are_read_again(cells, tmp_path):
     out = tmp_path / "parsed"
     other = cells / CELL.replace("seqs4", "seqs8")
     write_json(other / "outcome.json", {**OUTCOME, "cell_id": "other", "repeats": []})
@@ -167,7 +167,7 @@ def test_only_changed_cells_are_read_again(cells: Path, tmp_path: Path) -> None:
     assert len(pd.read_parquet(out / "requests.parquet")) == 1
 
 
-def test_a_parse_that_was_cut_off_is_not_trusted(cells: Path, tmp_path: Path) -> None:
+def test_a_parse_that_was_cut_off_is_not_trusted(cells, tmp_path):
     out = tmp_path / "parsed"
     parse_cells(cells, "cpu-all", out, 1)
     stamps = read_json(out / "stamps.json")
@@ -177,7 +177,7 @@ def test_a_parse_that_was_cut_off_is_not_trusted(cells: Path, tmp_path: Path) ->
     assert parse_cells(cells, "cpu-all", out, 1) == (1, 0)
 
 
-def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells: Path, tmp_path: Path) -> None:
+def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells, tmp_path):
     parse_cells(cells, "cpu-all", tmp_path / "full", 1)
     parse_cells(cells, "h200", tmp_path / "empty", 1)
     for name in ("facts", "requests", "steps", "trace"):
@@ -186,6 +186,6 @@ def test_a_gpu_without_cells_gives_empty_tables_of_the_same_types(cells: Path, t
         assert empty.dtypes.to_dict() == full.dtypes.to_dict()
 
 
-def test_the_command_refuses_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_a_folder_that_is_not_there(tmp_path, capsys):
     assert main(["--cells", str(tmp_path / "no"), "--gpu", "h200", "--out", str(tmp_path)]) == 2
     assert "there is no such folder of cells" in capsys.readouterr().err

@@ -265,5 +265,6 @@ def test_derived_numbers_need_one_kind_of_attention():
 
     assert parse_engine_log(log.format(161.14) + blocks).derived == {"block_size": 16}
     assert parse_engine_log(log.format(284.25) + blocks).derived == {}
-    assert parse_engine_log(log.format(161.14) + blocks + "decode_context_parallel_size=2").derived == {}
+    for size in ("decode_context_parallel_size", "pipeline_parallel_size"):
+        assert parse_engine_log(log.format(161.14) + blocks + f"{size}=2").derived == {}
     assert parse_engine_log(log.format(161.14) + blocks.replace("165008", "165009")).derived == {}

@@ -34,6 +34,9 @@ PRINTED = {
         "ERROR 08-23 17:24:52 [dump_input.py:72] Dumping input data for V1 LLM engine (v0.24.0) with config: model='m'",
         {"engine_version": "0.24.0"},
     ),
+    "list of packages": ("vllm                              0.5.4", {"engine_version": "0.5.4"}),
+    "pinned package": ("[pip3] vllm==0.8.5.post1", {"engine_version": "0.8.5.post1"}),
+    "other package": ("vllm-flash-attn                   2.6.1", {"engine_version": None}),
     "nccl is not the engine": (f"{STAMP} [pynccl.py:70] vLLM is using nccl==2.26.2", {"engine_version": None}),
     # --- blocks
     "0.2": (
@@ -45,6 +48,10 @@ PRINTED = {
     "ROCm": (f"{STAMP} executor_base.py:110] # rocm blocks: 26041, # CPU blocks: 2048", {"num_gpu_blocks": 26041}),
     "Gaudi": (f"{STAMP} hpu_executor.py:87] # HPU blocks: 2407, # CPU blocks: 256", {"num_gpu_blocks": 2407}),
     "TPU": (f"{STAMP} tpu_executor.py:81] # TPU blocks: 1777", {"num_gpu_blocks": 1777, "num_cpu_blocks": None}),
+    "number under the rest of a progress bar": (
+        "INFO 11-30 05:02:06 llm_engine.py:219] # GPU blocks: 7, # CPU blocks: 20484MB/s]",
+        {"num_gpu_blocks": 7, "num_cpu_blocks": None},
+    ),
     "V1 before 0.8": (f"{STAMP} kv_cache_utils.py:407] # GPU blocks: 33660", {"num_gpu_blocks": 33660}),
     "CPU before 0.7": (
         f"{STAMP} cpu_executor.py:212] # CPU blocks: 7281",
@@ -124,6 +131,15 @@ PRINTED = {
         f"{STAMP} [kv_cache_utils.py:2327] GPU + host KV cache size: 1,048,576 tokens, Maximum concurrency for 131,072 "
         "tokens per request: 8.00x",
         {"kv_cache_tokens": 1048576, "max_concurrency": 8.0, "max_concurrency_tokens_per_request": 131072},
+    ),
+    "V0 when it refuses": (
+        "ERROR 03-25 21:32:48 engine.py:387] The model's max seq len (131072) is larger than the maximum number of tokens "
+        "that can be stored in KV cache (37696). Try increasing `gpu_memory_utilization`.",
+        {"kv_cache_tokens": 37696},
+    ),
+    "the shape of what a connector sends": (
+        f"{STAMP} [mooncake_engine.py:102] num_blocks: 566, block_shape: torch.Size([128, 8, 128])",
+        {"num_gpu_blocks": None},
     ),
     "cut in the first word": (
         "mum concurrency for 32768 tokens per request: 2.69x",
@@ -332,6 +348,15 @@ PRINTED = {
         f"{STAMP} [selector.py:138] Using HND KV cache layout for CPU_ATTN backend.",
         {"attention_backend": "CPU_ATTN"},
     ),
+    "forced": (
+        f"{STAMP} [config.py:101] Forcing TRITON_ATTN backend to prevent mixed-backend numerical divergence.",
+        {"attention_backend": "TRITON_ATTN"},
+    ),
+    "instead of what the block size excludes": (
+        f"{STAMP} [cuda.py:324] --block-size 8 precluded higher-priority backend(s) FLASH_ATTN, TRITON_ATTN. Using "
+        "FLEX_ATTENTION instead, which may result in reduced performance.",
+        {"attention_backend": "FLEX_ATTENTION", "block_size": 8},
+    ),
     "MLA": (f"{STAMP} [cuda.py:200] Using Cutlass MLA backend on V1 engine.", {"attention_backend": "Cutlass MLA"}),
     "MoE is not attention": (f"{STAMP} [x.py:1] Using FlashInfer MoE backend.", {"attention_backend": None}),
     "quoted MoE": (f"{STAMP} [x.py:1] Using 'TRITON' Mxfp4 MoE backend.", {"attention_backend": None}),
@@ -359,10 +384,7 @@ PRINTED = {
         "there is not enough KV cache space. total_cumulative_preemption_cnt=51",
         {"preemptions": 51, "status": None},
     ),
-    "preemptions in metrics": (
-        'vllm:num_preemptions_total{engine="0",model_name="m"} 12.0',
-        {"preemptions": 12},
-    ),
+    "preemptions in metrics": ('vllm:num_preemptions_total{engine="0",model_name="m"} 12.0', {"preemptions": 12}),
     # --- benchmarks
     "throughput": (
         "Throughput: 1.23 requests/s, 456.7 total tokens/s, 123.4 output tokens/s",
@@ -379,10 +401,7 @@ PRINTED = {
     "serving before 0.3.3": ("Throughput: 3.26 requests/s", {"requests_per_s": 3.26, "total_tokens_per_s": None}),
     "serving, 0.3.3": ("Output token throughput: 218.64 tokens/s", {"output_tokens_per_s": 218.64}),
     "latency, 0.3.3": ("Median TTFT: 48.5 ms", {"ttft_ms_median": 48.5}),
-    "peak rate": (
-        "Peak output token throughput (tok/s):            900.00",
-        {"output_tokens_per_s": None},
-    ),
+    "peak rate": ("Peak output token throughput (tok/s):            900.00", {"output_tokens_per_s": None}),
     "goodput": ("Request goodput (req/s):                 1.25", {"requests_per_s": None}),
     "lower case token": ("Total token throughput (tok/s):          524.06", {"total_tokens_per_s": 524.06}),
     "throughput's file": (
@@ -425,6 +444,57 @@ def test_a_throughput_that_was_cut_off_comes_from_one_line():
     )
 
     assert (facts.requests_per_s, facts.total_tokens_per_s, facts.output_tokens_per_s) == (1.23, 456.7, 123.4)
+
+
+def test_results_of_two_benchmarks_are_not_mixed():
+    first = "Successful requests: 5\nRequest throughput (req/s): 2.5\nMedian TTFT (ms): 30.5\nMedian ITL (ms): 7.5\n"
+    second = "Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n"
+
+    facts = parse_engine_log(f"{first}\nwith graphs:\n{second}-----Tim")
+    assert (facts.requests_per_s, facts.ttft_ms_median, facts.itl_ms_median) == (3.5, 20.5, None)
+    assert parse_engine_log(f"{first}\nagain:\nSuccessful requests: 5\n").itl_ms_median == 7.5
+
+
+def test_numbers_before_the_headline_of_a_result_belong_to_another():
+    headline = "============ Serving Benchmark Result ============\n"
+    result = f"{headline}Successful requests: 5\nRequest throughput (req/s): 3.5\nMedian TTFT (ms): 20.5\n-----In"
+
+    facts = parse_engine_log(f"Median ITL (ms): 4.62\n=====\n\non the other machine:\n{result}")
+    assert (facts.requests_per_s, facts.ttft_ms_median, facts.itl_ms_median) == (3.5, 20.5, None)
+    assert parse_engine_log(f"Median ITL (ms): 4.62\n{headline}Successful req").itl_ms_median == 4.62
+
+
+def test_rates_in_a_table():
+    facts = parse_engine_log(
+        "+---------------------------------+---------+\n"
+        "| Output token throughput (tok/s) | 1078.18 |\n"
+        "| Total token throughput (tok/s)  | 1787.42 |\n"
+        "| Request throughput (req/s)      |    2.86 |\n"
+    )
+
+    assert (facts.output_tokens_per_s, facts.total_tokens_per_s, facts.requests_per_s) == (1078.18, 1787.42, 2.86)
+    assert facts.status == "ok"
+    assert parse_engine_log("| Request throughput (req/s) |    0.0 |\n").status is None
+
+
+def test_usage_statistics_name_version_and_block_size():
+    facts = parse_engine_log(
+        '{"gpu_type": "v6e", "vllm_version": "0.6.6.dev2+gb", "dtype": "half", "block_size": 16}\n'
+    )
+
+    assert (facts.engine_version, facts.block_size) == ("0.6.6.dev2+gb", 16)
+    assert parse_engine_log('{"model_type": "swin", "block_size": 16}\n').block_size is None
+
+
+def test_result_whose_numbers_are_sorted():
+    results = "".join(f'{{\n"median_ttft_ms": {x},\n"request_throughput": {x + 1}\n}}\n' for x in (10.5, 20.5))
+
+    facts = parse_engine_log(results)
+    assert (facts.ttft_ms_median, facts.requests_per_s) == (20.5, 21.5)
+
+
+def test_dots_below_a_line_do_not_continue_it():
+    assert parse_engine_log("GPU KV cache size: 1,793,232 tokens\n...\n").kv_cache_tokens == 1_793_232
 
 
 def test_rank_with_the_smallest_kv_cache_binds_and_all_are_kept():

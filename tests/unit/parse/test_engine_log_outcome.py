@@ -82,10 +82,7 @@ CAUSES = {
     ),
     "error code": ("oom", "RuntimeError: cudaErrorMemoryAllocation"),
     "TPU": ("oom", "RuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 3.5G. That was not possible."),
-    "host, from numpy": (
-        "oom",
-        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9.00 GiB for an array",
-    ),
+    "host, from numpy": ("oom", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 9.00 GiB for an array"),
     "host": ("oom", "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: not enough memory"),
     "GPU is in use": (
         "oom",
@@ -135,10 +132,7 @@ CAUSES = {
         "ValueError: infer_schema(func): Parameter block_size has unsupported type list[int].",
     ),
     "size that has to be set": ("error", "AssertionError: When prefix caching is enabled, block_size must be set."),
-    "collectives of ROCm": (
-        "oom",
-        "RuntimeError: [FATAL ERROR]: HIP failure: 'out of memory' (in ncclCommInitRank)",
-    ),
+    "collectives of ROCm": ("oom", "RuntimeError: [FATAL ERROR]: HIP failure: 'out of memory' (in ncclCommInitRank)"),
     "no backend for the size": (
         "unsupported_block_size",
         "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128, block_size=8). "
@@ -200,6 +194,8 @@ NAMELESS = {
     "V1": ("kv_too_small", "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."),
     "device": ("oom", "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 23.50 GiB."),
     "block size": ("unsupported_block_size", "No common block size for 24 (CPU_ATTN: [MultipleOf(32)])."),
+    "Pydantic": ("error", "Value error, Eagle3 is only supported for ['llama']. [type=value_error, input_value=1]"),
+    "TPU": ("oom", "Exception in device=TPU:6: RESOURCE_EXHAUSTED: Attempting to reserve 10.51G."),
     "dtype": ("error", "Bfloat16 is only supported on GPUs with compute capability of at least 8.0."),
 }  # fmt: skip
 
@@ -232,6 +228,7 @@ def test_message_whose_exception_was_cut_off(status, message, rest):
         "vllm_vllm.1.x7@node1    | ",
         "6\u6708 10 16:45:05 node1 bash[107468]: ",
         "[16:23:50] ",
+        "  **",
         "`(EngineCore_DP0 pid=25) ",
         "\u258e ",
         "(EngineCore_DP0) ",
@@ -332,6 +329,15 @@ def test_records_that_an_editor_put_into_one_line():
 
     facts = parse_engine_log(text + " (VllmWorkerProcess pid=25) INFO 05-30 16:23:51 [a.py:1] # GPU blocks: 7\n")
     assert (facts.status, facts.error, facts.num_gpu_blocks) == ("oom", OOM, 7)
+
+
+@pytest.mark.parametrize("first", ["", "an error: ``` Traceback (most recent call last): "])
+def test_traceback_that_an_editor_put_into_one_line(first):
+    frames = 'File "/x/a.py", line 5, in one two(7) File "/x/b.py", line 9, in two raise KeyError(q)'
+
+    facts = parse_engine_log(f"{first} {frames} KeyError: 'q' ``` and this is my code\n")
+    assert (facts.status, facts.error) == ("error", "KeyError: 'q' ``` and this is my code")
+    assert parse_engine_log(f"{first} {frames}").status == "error"
 
 
 def test_log_that_is_cut_off_within_a_prefix():
@@ -474,8 +480,11 @@ def test_engine_without_kv_memory_that_did_not_come_up():
     assert parse_engine_log(memory + failed).status == "kv_too_small"
     assert parse_engine_log(memory + failed).error == "EngineCore failed to start."
     assert parse_engine_log(memory).error == "Available KV cache memory: -0.53 GiB"
-    blocks = parse_engine_log("INFO 05-30 16:23:28 a.py:1] # GPU blocks: 0, # CPU blocks: 1024")
+    no_blocks = "INFO 05-30 16:23:28 a.py:1] # GPU blocks: 0, # CPU blocks: 1024\n"
+    blocks = parse_engine_log(no_blocks)
     assert (blocks.status, blocks.error) == ("kv_too_small", "# GPU blocks: 0, # CPU blocks: 1024")
+    on_a_processor = "Processed prompts:   0%|      | 0/1000 [00:00<?, ?it/s]" + raised("KeyError: 'q'", "")
+    assert parse_engine_log(no_blocks + on_a_processor).status == "error"
     assert parse_engine_log(memory + READY).status == "ok"
 
 
@@ -529,6 +538,8 @@ def test_command_line_is_refused(line, status):
         "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore': 'killed by signal 9'}",
         "(EngineCore pid=9) ERROR 05-30 16:26:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), "
         "shutting down executor.",
+        "Memory on the node where the task was running was 12.49GB / 13.15GB (0.950003), which exceeds the memory usage "
+        "threshold of 0.95. Ray killed this worker because it was the most recently scheduled task.",
     ],
 )
 def test_host_kills_the_engine(line):
@@ -588,6 +599,9 @@ def test_time_limit_is_no_lack_of_memory():
         "supported]}.",
         "[rank0]:[W1023 03:36:18.515738333 ProcessGroupNCCL.cpp:1326] Warning: WARNING: process group has NOT been destroyed",
         "Error while loading a plugin: ModuleNotFoundError: No module named 'x'",
+        '+        logger.info(f"Avg prompt throughput: {rate:.1f} tokens/s, "',
+        "Failed to import from vllm._C with No module named 'vllm._C'",
+        "No module named 'vllm.commit_id'",
         "vllm-1 exited with code 0",
         "DEBUG 05-30 16:23:35 [cuda.py:460] Some attention backends are not valid for cuda with block_size=8. Reasons: {A: "
         "[block_size not supported]}.",
@@ -620,6 +634,14 @@ LIVED = [
     "INFO:     Waiting for application startup.\n",
     "Processed prompts:  45%|████      | 45/100 [00:04<00:00,  1.74it/s]\n",
     "INFO 05-30 16:24:18 [async_llm.py:164] Added request chatcmpl-18.\n",
+    "INFO 05-30 16:24:18 [logger.py:39] Received request chatcmpl-18: prompt: 'q', params: SamplingParams(n=1\n",
+    "INFO 05-30 16:24:18 [scheduler.py:495] Preempted request cmpl-18 has been resumed!\n",
+    "[2026-05-30 16:24:18,321] LMCache INFO: Reqid: chatcmpl-18, Total tokens 36, LMCache hit tokens: 36\n",
+    "DP rank 0, Prompt: 'Hello, my name is', Generated text: ' Joel'\n",
+    "Processed prompts:   0%|          | 0/100 [00:00<?, ?it/s]\n",
+    "Traffic request rate: inf\n",
+    "INFO 05-30 16:24:18 [executor_base.py:210] It took 1.250000 seconds to fall asleep.\n",
+    'INFO:     127.0.0.1:45354 - "GET /generate HTTP/1.1" 404 Not Found\n',
     'INFO:     127.0.0.1:45354 - "GET /health HTTP/1.1" 200 OK\n',
 ]
 
@@ -639,11 +661,23 @@ def test_weak_signs_of_life_do_not_cancel_a_failure(sign):
         "ERROR 05-30 16:23:50 async_llm_engine.py:157] Engine iteration timed out. This should never happen!",
         "[rank0]:[E1023 03:36:18.5 ProcessGroupNCCL.cpp:1515] [PG 0 Rank 0] Process group watchdog thread terminated with "
         "exception: CUDA error: an illegal memory access was encountered",
+        "[E ProcessGroupNCCL.cpp:915] [Rank 0] NCCL watchdog thread terminated with exception: CUDA error: operation not "
+        "permitted when stream is capturing",
+        "ERROR tests/e2e/test_serving.py::test_text[server0] - RuntimeError: Server failed to start within 600 seconds",
         "ERROR:    Application startup failed. Exiting.",
         "thread 'main' panicked at 'Unable to warm up', router/src/main.rs:216:18",
         "vllm-1 exited with code 1",
         "zsh: segmentation fault (core dumped)  vllm serve m",
         "Failed: Cuda error /x/csrc/custom_all_reduce.cuh:368 'resource already mapped'",
+        "2026-05-30 16:23:50.488 1 kserve ERROR [__main__.py:<module>():254] Failed to start model server: no GPU",
+        "2026-05-30 16:23:50,974 xinference.core.worker 37 ERROR    Failed to load model q-1-0",
+        "ERROR 05-30 16:23:50 [dump_input.py:69] Dumping input data for V1 LLM engine (v0.11.0) with config: model='m'",
+        "LLVM ERROR: Cannot select: intrinsic %llvm.nvvm.shfl.sync.bfly.i32",
+        "*** SIGSEGV received at time=1748622230 on cpu 3 ***",
+        "double free or corruption (!prev)",
+        "srun: error: node1: task 0: Exited with exit code 1",
+        "vllm-0   0/1   CrashLoopBackOff   7 (2m ago)   20m",
+        "ERROR 05-30 16:23:50 multiproc_worker_utils.py:124] Worker VllmWorkerProcess pid 9 died, exit code: -15",
     ],
 )
 def test_failure_without_an_exception(line):
@@ -697,6 +731,58 @@ def test_failure_of_the_last_attempt_counts():
     assert parse_engine_log(START + raised(OOM) + NO_CORE + START).status == "oom"
 
 
+OUT_OF_MEMORY = [
+    "RuntimeError: SYS_EBUSY: Lack of device memory. (code: -16)",
+    "RuntimeError: Insufficient memory: 3 GiB are missing",
+    "RuntimeError: [driver] ran Out of Memory while loading",
+    "ray.exceptions.OutOfMe",
+]
+
+
+@pytest.mark.parametrize("message", OUT_OF_MEMORY)
+def test_words_for_a_lack_of_memory(message):
+    assert parse_engine_log(raised(message, "")).status == "oom"
+
+
+def test_advice_about_memory_is_no_lack_of_memory():
+    message = "ValueError: Too many graphs. This may run out of memory."
+
+    assert (facts := parse_engine_log(raised(message, ""))).status == "error"
+    assert facts.error == message
+
+
+def test_log_that_is_cut_off_within_the_prefix_of_a_requests_error():
+    error = [f"ERROR 05-30 16:23:50 serving_chat.py:170] {line}" for line in FRAMES]
+
+    assert parse_engine_log(START + READY + "\n".join([*error, "ER"])).status == "ok"
+    assert parse_engine_log(START + "\n".join([*error, "ER"])).status == "error"
+
+
+@pytest.mark.parametrize("rest", ["Engin", "Ru", "  Fil"])
+def test_log_that_is_cut_off_within_the_first_words_of_an_engines_error(rest):
+    line = f"(EngineCore pid=2) ERROR 05-30 16:23:50 [core.py:1108] {rest}"
+
+    assert parse_engine_log(START + line).status == "error"
+    assert parse_engine_log(START + line.replace("core.py", "serving.py")).status == ("error" if "F" in rest else None)
+    assert parse_engine_log(START + READY + line).status == "ok"
+
+
+@pytest.mark.parametrize("line", ["error: a.py:21:0: frame exceeds limit in 'f'", "/x/a.cu:3:7: fatal error: no a.h"])
+def test_error_of_a_compiler_counts_if_nothing_lives(line):
+    facts = parse_engine_log(START + line + "\n")
+
+    assert (facts.status, facts.error) == ("error", line)
+    assert parse_engine_log(START + line + "\n" + READY).status == "ok"
+
+
+def test_engine_that_dies_below_a_request():
+    frames = '  File "/x/routes.py", line 7, in call\n  File "/x/async_llm_engine.py", line 351, in run_engine_loop\n'
+    error = "RuntimeError: Task was killed due to the node running low on memory.\n"
+    below = f"ERROR:    Exception in ASGI application\nTraceback (most recent call last):\n{frames}{error}"
+
+    assert parse_engine_log(READY + below).status == "oom"
+
+
 def test_error_of_a_request_is_not_the_engines():
     log_error = raised(
         "ValueError: This model's maximum context length is 2048 tokens.", "ERROR 05-30 16:26:00 [s.py:200] "
@@ -723,6 +809,8 @@ def test_engine_that_dies_while_serving():
 
     assert (facts.status, facts.error) == ("oom", OOM)
     assert parse_engine_log(START + READY + BUSY + DEAD).status == "error"
+    last_words = "CRITICAL 05-30 16:26:00 launcher.py:101] MQLLMEngine is already dead, terminating server process\n"
+    assert parse_engine_log(START + READY + BUSY + last_words).status == "error"
 
 
 def test_offline_script_that_crashes_while_generating():

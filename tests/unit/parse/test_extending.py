@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.recipes import blocks, recipe
 from workflow_scripts.parse import engine_log_facts
 from workflow_scripts.parse.engine_log import parse_engine_log
@@ -11,7 +9,7 @@ from workflow_scripts.parse.engine_log import parse_engine_log
 RECIPE = recipe("A log pattern")
 
 
-def test_a_row_reads_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_reads_a_line(monkeypatch):
     (line,), (row,) = blocks(RECIPE, "text"), blocks(RECIPE, "python")
     assert parse_engine_log(line).num_gpu_blocks is None
     added = eval(row, vars(engine_log_facts))  # code of this repository

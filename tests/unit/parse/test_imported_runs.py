@@ -45,7 +45,7 @@ def write_runs(folder: Path, *runs: dict[str, Any]) -> Path:
     return path
 
 
-def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path: Path) -> None:
+def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path):
     path = write_runs(tmp_path, *RUNS)
     fast, *_, traced = read_runs(path)
     assert fast["log"]["output_tokens_per_s"] == 2888
@@ -61,7 +61,7 @@ def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path: 
     assert [file.name for file in files_of(path)][:3] == ["fast.txt", "smi.csv", "flat.txt"]
 
 
-def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path: Path) -> None:
+def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path):
     rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
     place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"
     assert rows["cell_id"].tolist() == [
@@ -78,7 +78,7 @@ def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path:
     assert rows["output_tokens_per_s"].tolist()[:2] == [2888, 10488]
 
 
-def test_they_stand_beside_measured_cells(tmp_path: Path) -> None:
+def test_they_stand_beside_measured_cells(tmp_path):
     measured = table(cell({"max_num_seqs": 4}, (99.0, 101.0)))
     whole = with_imported(measured, read_runs(write_runs(tmp_path, *RUNS)), "try")
     assert len(whole) == len(measured) + len(RUNS)
@@ -86,7 +86,7 @@ def test_they_stand_beside_measured_cells(tmp_path: Path) -> None:
     assert whole["source"].value_counts().to_dict() == {"imported": 5, "measured": 2}
 
 
-def test_a_study_that_was_not_measured_has_a_table_of_imported_cells(tmp_path: Path) -> None:
+def test_a_study_that_was_not_measured_has_a_table_of_imported_cells(tmp_path):
     study = load_study(Path("config/studies/paged_attention.yaml"))
     assert main(["--runs", str(write_runs(tmp_path, *RUNS)), "--out", str(tmp_path / "imported.jsonl")]) == 0
     assert len(list(read_jsonl(tmp_path / "imported.jsonl"))) == len(RUNS)
@@ -112,18 +112,25 @@ def test_a_study_that_was_not_measured_has_a_table_of_imported_cells(tmp_path: P
         ({"tokens_per_request": [220]}, "runs.0.tokens_per_request: "),
     ],
 )
-def test_a_fault_names_its_place(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
-) -> None:
+def test_a_fault_names_its_place(tmp_path, capsys, change, message):
     path = write_runs(tmp_path, RUNS[0] | change)
     assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_file_that_says_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_says_nothing_is_named(tmp_path, capsys):
     path = write_runs(tmp_path, RUN | {"results": "other.txt"})
     (tmp_path / "other.txt").write_text("A poem.\n", encoding="utf-8")
     assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 0
     assert capsys.readouterr().out.startswith("other.txt: nothing of an inference engine was recognised in this log\n")
     assert json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["log"]["output_tokens_per_s"] is None
+
+
+def test_a_trace_that_says_nothing_is_named(tmp_path, capsys):
+    path = write_runs(tmp_path, *RUNS, RUN | {"trace": "requests.csv"})
+    (tmp_path / "requests.csv").write_text("TIMESTAMP,ContextTokens\n2023-11-16 18:00:03.5,40\n", encoding="utf-8")
+    assert main(["--runs", str(path), "--out", str(tmp_path / "out.jsonl")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "requests.csv: nothing of nvidia-smi was recognised in this trace"
+    assert not any(line.startswith("smi.csv") for line in told)
