@@ -122,7 +122,8 @@ SCHEMA = table_schema(
     NUMBER([f"{term}_error_pct" for term in COMPARED], "error of the prediction, in per cent of what was observed"),
     NUMBER(
         "recomputed_kv_cache_tokens",
-        "tokens computed from the KV memory in the log; null for pipelines, because their ranks differ",
+        "tokens computed from the KV memory in the log; null for pipelines, because their ranks differ, and for pools "
+        "of layers of several kinds, whose blocks do not hold a token in all layers",
     ),
     NUMBER("recomputed_error_pct", "how far this is above the engine's own number, in per cent"),
     FLAG("consistent", "whether the two agree within 0.5 % plus the effect of the log's rounding to 0.01 GiB"),
@@ -212,10 +213,14 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
-    """Add tokens counted from the KV memory in the engine's log; not for pipelines, because their ranks differ."""
+    """Add tokens counted from the KV memory in the engine's log.
+
+    Not for pipelines, because their ranks differ, nor where a block does not hold its tokens in all layers.
+    """
     block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
     kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
-    kv_bytes = np.where(numbers(table["pipeline_parallel_size"]) > 1, np.nan, kv_bytes)
+    in_all_layers = numbers(table["bytes_per_block"]) == per_token * numbers(table["predicted_block_size"])
+    kv_bytes = np.where((numbers(table["pipeline_parallel_size"]) > 1) | ~in_all_layers, np.nan, kv_bytes)
     tokens = np.floor(kv_bytes / (per_token * block_size)) * block_size
     observed = numbers(table["observed_kv_cache_tokens"])
     allowed = CONSISTENT_PCT / 100 * observed + PRINTED_TO_GIB * GIB / per_token
@@ -257,7 +262,9 @@ def _feasibility(row: Row) -> Iterator[str]:
 
 def _block_size(row: Row) -> Iterator[str]:
     predicted, observed = row["predicted_block_size"], row["observed_block_size"]
-    if not pd.isna(predicted) and not pd.isna(observed) and predicted != observed:
+    if not pd.isna(row["predicted_unknown"]) or pd.isna(predicted) or pd.isna(observed):
+        return
+    if predicted != observed:
         yield f"The engine used blocks of {observed:g} tokens, not of {predicted:g}."
 
 
@@ -296,11 +303,7 @@ def _line(row: Row) -> str:
     )
 
 
-_WORDS = {
-    "weights_bytes": "weights",
-    "activation_bytes": "activation and graphs",
-    "kv_cache_bytes": "KV cache",
-}
+_WORDS = {"weights_bytes": "weights", "activation_bytes": "activation and graphs", "kv_cache_bytes": "KV cache"}
 
 
 def _terms(row: Row) -> str:
@@ -342,8 +345,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
 
 
 @table_command(
-    "capacity",
-    option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`"),
+    "capacity", option("--predictions", type=Path, required=True, help="capacity.jsonl of `kvsweep predict-capacity`")
 )
 def main(args: Namespace, _: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the capacity table of a study."""

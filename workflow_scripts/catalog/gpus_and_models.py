@@ -39,13 +39,7 @@ _ARITHMETIC: Mapping[str, tuple[FlopDtype, ...]] = {
     "bfloat16": ("bf16",),
     "float16": ("fp16",),
 }
-_DATASHEET_FIELDS = (
-    "memory_bytes",
-    "usable_memory_bytes",
-    "memory_bandwidth_bytes_per_s",
-    "dense_flop_per_s",
-    "tdp_w",
-)
+_DATASHEET_FIELDS = ("memory_bytes", "usable_memory_bytes", "memory_bandwidth_bytes_per_s", "dense_flop_per_s", "tdp_w")
 
 
 class CatalogError(InputError):
@@ -164,13 +158,13 @@ def _gpus(path: Path, changed_ns: int) -> Mapping[str, Gpu]:
     return MappingProxyType(validated(dict[str, Gpu], entries, str(path), CatalogError))
 
 
-def get_gpu(name: str, gpus: Mapping[str, Gpu] | None = None) -> Gpu:
+def get_gpu(name: str) -> Gpu:
     """The device with exactly this name.
 
     Raises:
         CatalogError: there is none; the message lists the existing names.
     """
-    gpus = load_gpus() if gpus is None else gpus
+    gpus = load_gpus()
     if name not in gpus:
         raise CatalogError(f"unknown GPU {name!r}; allowed: {', '.join(gpus)}")
     return gpus[name]
@@ -272,13 +266,13 @@ def models_by_repo() -> Mapping[str, Model]:
     return {model.hub_repo: model for model in readable_models().values() if model.hub_repo is not None}
 
 
-def get_model(name: str, models: Mapping[str, Model] | None = None) -> Model:
+def get_model(name: str) -> Model:
     """The model with exactly this name.
 
     Raises:
         CatalogError: there is none; the message lists the existing names.
     """
-    models = load_models() if models is None else models
+    models = load_models()
     if name not in models:
         raise CatalogError(f"unknown model {name!r}; allowed: {', '.join(models)}")
     return models[name]

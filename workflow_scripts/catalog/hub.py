@@ -7,12 +7,7 @@ from pathlib import Path
 
 from httpx2 import HTTPError  # the client of huggingface_hub
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from workflow_scripts.common.faults import InputError
 

@@ -1,7 +1,9 @@
 """HuggingFace transformers: the knobs and descriptions of its static and its continuous batching."""
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from workflow_scripts.common.knob import Knob
 from workflow_scripts.engines.description import EngineDescription
@@ -16,6 +18,19 @@ class HfStaticKnobs(Knobs):
 
     batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", said="batches of {}")]
     cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
+    # In tokens and not in bytes, so that it is as much as a pool of blocks with so many tokens, whatever the type.
+    room_tokens: Annotated[
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                description="memory that a batch may take beside the loaded model, in tokens of KV cache; batches are "
+                "then the largest that fit, up to batch_size; CPU devices only",
+            ),
+        ]
+        | None,
+        Knob("room", limits="sequences", effect_in="running_peak", only_on="cpu", said="memory of {} tokens"),
+    ] = None
 
     @property
     def max_concurrency(self) -> int:
@@ -48,6 +63,15 @@ class HfContinuousKnobs(Knobs):
     def max_concurrency(self) -> int:
         """Each live sequence takes at least one token of every step's budget."""
         return self.max_batch_tokens
+
+
+def attention_of(config: Any, classes: Any) -> str:
+    """The attention to ask transformers for: SDPA, or `eager` if a family's code has no SDPA (gpt-oss, for its sinks).
+
+    The attention in a model's own config is ignored. `classes`: transformers' `MODEL_FOR_CAUSAL_LM_MAPPING`.
+    """
+    model_class = classes.get(type(config), None)
+    return "eager" if model_class is not None and not model_class._supports_sdpa else "sdpa"
 
 
 HF_STATIC = EngineDescription(

@@ -33,8 +33,6 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
         return f"{_CACHE} of one width in all layers ({facts.model_type})"
     if any(isinstance(mixer, Attention) and mixer.chunk is not None for mixer in mixers):
         return f"{_CACHE} of all tokens or of a window, and no chunks ({facts.model_type})"
-    if any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers):
-        return f"transformers has no SDPA attention with sinks ({facts.model_type})"
     if facts.model_type in _OWN_ATTENTION:
         return f"the attention of {facts.model_type} in transformers does not read its paged cache"
     return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from workflow_scripts.logs.engine_log_outcome import judge
 from workflow_scripts.logs.engine_log_text import decode, read_lines
 from workflow_scripts.measure.engine import CacheHeldError
+from workflow_scripts.measure.memory_room import NoRoomError
 from workflow_scripts.measure.server_http import ServerTimeoutError
 from workflow_scripts.study.outcome import Verdict
 
@@ -57,6 +58,8 @@ def run_failure(error: Exception, log: Path) -> tuple[Verdict, str] | None:
     """
     if isinstance(error, CacheHeldError):
         return "invalid", str(error)
+    if isinstance(error, NoRoomError):
+        return "infeasible", f"out of memory: {error}"
     _, words = _cause(error, log)
     if any(sign in words for sign in _GONE):
         return None

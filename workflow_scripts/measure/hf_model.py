@@ -4,29 +4,31 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from workflow_scripts.engines.hf_engines import attention_of
 from workflow_scripts.measure.engine import EngineSetup, Metrics
 from workflow_scripts.workloads.sampling import Sampling
 
 
 def load_hf_model(setup: EngineSetup) -> Any:
-    """The causal language model in evaluation mode on the setup's device, with SDPA attention."""
+    """The causal language model in evaluation mode on the setup's device, with SDPA attention if it has it."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     dtype = getattr(torch, setup.dtype)
     device = "cpu" if setup.device_kind == "cpu" else "cuda"
+    config = AutoConfig.from_pretrained(setup.model_dir, trust_remote_code=setup.trust_remote_code)
+    attention = attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING)
     if setup.load_format == "dummy":
         torch.manual_seed(setup.seed)
-        config = AutoConfig.from_pretrained(setup.model_dir, trust_remote_code=setup.trust_remote_code)
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=setup.trust_remote_code
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=setup.trust_remote_code
             )
     else:
         model = AutoModelForCausalLM.from_pretrained(
             setup.model_dir,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             device_map=device,
             trust_remote_code=setup.trust_remote_code,
         )

@@ -5,6 +5,10 @@ from typing import Any
 
 from workflow_scripts.common.faults import InputError
 
+# Far more than any model has; with more, its layers would not be counted in any reasonable time.
+MOST_LAYERS = 10_000
+_LAYERS = ("num_hidden_layers", "n_layer")
+
 
 class ModelFactsError(InputError):
     """A config.json that cannot be used; the message says what is wrong and what is supported."""
@@ -48,6 +52,8 @@ class ConfigValues:
             raise self.fault(f"missing {key!r}")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.fault(f"{key} must be a whole number {'above 0' if least else 'of at least 0'}, not {value!r}")
+        if key in _LAYERS and value > MOST_LAYERS:
+            raise self.fault(f"{key} must be at most {MOST_LAYERS}, not {value}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -83,8 +89,8 @@ class ConfigValues:
             raise self.fault(f"{key} must be a list, not {value!r}")
         return value
 
-    def numbers(self, key: str) -> Sequence[int]:
-        """A list of whole numbers; empty if it is missing.
+    def numbers(self, key: str, layers: int | None = None) -> Sequence[int]:
+        """A list of whole numbers; empty if it is missing. With `layers`, each is one of so many layers, from 0.
 
         Raises:
             ModelFactsError: it is something else.
@@ -92,6 +98,8 @@ class ConfigValues:
         values = self.elements(key)
         if strange := [value for value in values if not isinstance(value, int)]:
             raise self.fault(f"{key} must be a list of whole numbers, and has {strange[0]!r}")
+        if layers is not None and (none := [value for value in values if not 0 <= value < layers]):
+            raise self.fault(f"{key} names layer {none[0]}; there are layers 0 to {layers - 1}")
         return values
 
     def part(self, key: str) -> "ConfigValues":

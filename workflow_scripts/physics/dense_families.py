@@ -9,13 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from workflow_scripts.physics.config_values import ConfigValues
-from workflow_scripts.physics.layers import (
-    Attention,
-    FeedForward,
-    Layer,
-    Mixer,
-    Mlp,
-)
+from workflow_scripts.physics.layers import Attention, FeedForward, Layer, Mixer, Mlp
 
 Fields = dict[str, Any]
 Reader = Callable[[ConfigValues], Fields]

@@ -36,11 +36,11 @@ def experts_of(
 
 def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> list[Layer]:
     """Layers with experts in every `decoder_sparse_step`th one, and dense ones where the config says so."""
-    norms, dense = 2 * c.size("hidden_size"), c.numbers("mlp_only_layers")
-    step = c.size("decoder_sparse_step", 1)
+    norms, step = 2 * c.size("hidden_size"), c.size("decoder_sparse_step", 1)
     sparse_layer = Layer((mixer,), tuple(block), norms)
     dense_layer = Layer((mixer,), (Mlp(c.size("intermediate_size")),), norms)
     layers = range(c.size("num_hidden_layers"))
+    dense = c.numbers("mlp_only_layers", len(layers))
     return [dense_layer if i in dense or (i + 1) % step else sparse_layer for i in layers]
 
 
@@ -152,7 +152,7 @@ def _llama4_text(c: ConfigValues) -> Fields:
     default = [CHUNKED if c.get("attention_chunk_size") and r else FULL for r in rotary]
     kinds = c.layer_kinds("layer_types", layers, default, (FULL, CHUNKED))
     step = c.size("interleave_moe_layer_step", 1)
-    sparse = c.numbers("moe_layers") or range(step - 1, layers, step)
+    sparse = c.numbers("moe_layers", layers) or range(step - 1, layers, step)
     routed = experts_of(c, c.size("num_local_experts"), c.size("intermediate_size"))
     block = (routed, Mlp(c.size("intermediate_size")))
     dense = (Mlp(c.size("intermediate_size_mlp")),)

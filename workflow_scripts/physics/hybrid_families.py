@@ -175,7 +175,7 @@ def _falcon_h1(c: ConfigValues) -> Fields:
 
 def _bamba(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    attending = c.numbers("attn_layer_indices")
+    attending = c.numbers("attn_layer_indices", layers)
     state = _mamba2_by_usual_keys(c, c.size("mamba_expand", 2) * hidden)
     bias = c.flag("attention_bias", False)
     attention = attention_of(c, qkv_bias=bias, output_bias=bias)
@@ -240,7 +240,7 @@ def _qwen_hybrid(c: ConfigValues) -> Fields:
     if ("moe" in c.model_type or c.model_type == "qwen3_next") and c.size("num_experts", least=0):
         routed = experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"), router_parameters=hidden)
         sparse = (routed, Mlp(c.size("shared_expert_intermediate_size")))
-    step, only_dense = c.size("decoder_sparse_step", 1), c.numbers("mlp_only_layers")
+    step, only_dense = c.size("decoder_sparse_step", 1), c.numbers("mlp_only_layers", layers)
 
     def blocks(i: int) -> tuple[FeedForward, ...]:
         chosen = sparse if sparse and i not in only_dense and (i + 1) % step == 0 else dense

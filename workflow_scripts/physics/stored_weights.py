@@ -8,14 +8,7 @@ from workflow_scripts.physics.config_values import ModelFactsError
 from workflow_scripts.physics.layers import Role
 
 # Bytes per element. KV caches allow more types than weights do; "auto" means the model's own.
-DTYPE_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-}
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 # Bits per matrix parameter if quantized, including scales and zero points of groups of 128, for mxfp4 of 32.
 # Embeddings, the output matrix and routers stay in the model's dtype.

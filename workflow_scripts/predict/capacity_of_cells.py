@@ -10,7 +10,7 @@ holds.
 
 import csv
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,11 +20,11 @@ from workflow_scripts.catalog.published import PUBLISHED, Published, PublishedEr
 from workflow_scripts.common.command import STUDY, command, option, out
 from workflow_scripts.common.files import write_jsonl
 from workflow_scripts.device.device_check import cpu_here
-from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.facts_on_device import facts_on
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.capacity_record import Capacity, PublishedCapacity
 from workflow_scripts.predict.engine_memory import EngineSettings
 from workflow_scripts.predict.engine_steps import CapacityBy
@@ -36,7 +36,11 @@ from workflow_scripts.study.study_file import load_study
 
 def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     """One record for each cell whose engine keeps its KV cache in blocks, in the order of the cells."""
-    gpus, facts_of = load_gpus(), _facts_reader()
+    gpus, models = load_gpus(), load_models()
+
+    @cache
+    def facts_of(model: str, gpu: str, quantization: str | None) -> ModelFacts:
+        return facts_on(models[model], gpus[gpu], cpu_here(gpus[gpu]), quantization)
 
     @cache
     def predicted(capacity_by: str, gpu: str, model: str, knobs: Knobs) -> Capacity:
@@ -50,17 +54,6 @@ def predict_study(cells: Iterable[Cell]) -> Iterator[Capacity]:
     for cell in cells:
         if place := get_engine(cell.engine).capacity_by:
             yield replace(predicted(place, cell.gpu, cell.model, cell.knobs), cell_id=cell.id)
-
-
-def _facts_reader() -> Callable[[str, str, str | None], ModelFacts]:
-    models, gpus = load_models(), load_gpus()
-
-    @cache
-    def read(model: str, gpu: str, quantization: str | None) -> ModelFacts:
-        dtype = dtype_on(models[model].dtype, gpus[gpu], cpu_here(gpus[gpu]))
-        return read_model_facts(models[model].config, dtype, quantization)
-
-    return read
 
 
 def predict_published(published: Published, claims: Iterable[str]) -> Iterator[Capacity]:
@@ -103,7 +96,7 @@ def _predict_row(row: Mapping[str, str]) -> Capacity:
     elif model is None:
         capacity = capacity_of_settings(settings, {}, unknown=f"{row['model']} is no model of config/models")
     else:
-        facts = _facts_reader()(model.name, gpus[0].name, None)
+        facts = facts_on(model, gpus[0], cpu_here(gpus[0]))
         capacity = capacity_of_settings(settings, predict_capacity(facts, gpus[0], settings))
     published = PublishedCapacity(
         gpu=row["gpu"],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_scripts.catalog.gpus_and_models import Gpu
-from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs
+from workflow_scripts.engines.hf_engines import HfContinuousKnobs, HfStaticKnobs, attention_of
 from workflow_scripts.engines.paged_cache import why_model_is_refused
 from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
@@ -39,16 +39,14 @@ def hf_faults(settings: Sequence[EngineSetting]) -> list[Fault | None]:
 
 def _model_reader() -> Callable[[Path, str], Any]:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     @cache
     def read(model_dir: Path, dtype: str) -> Any:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        attention = attention_of(config, MODEL_FOR_CAUSAL_LM_MAPPING)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(model_dir, local_files_only=True),
-                dtype=getattr(torch, dtype),
-                attn_implementation="sdpa",
-            )
+            return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
 
     return read
 

@@ -196,11 +196,7 @@ def _of_one_kind(mixer: Attention | LatentAttention, layers: int, tensor: int, e
 
 
 def memory_terms(
-    facts: ModelFacts,
-    gpu: Gpu,
-    settings: EngineSettings,
-    rank: PipelineRank,
-    log_gib: Mapping[str, float],
+    facts: ModelFacts, gpu: Gpu, settings: EngineSettings, rank: PipelineRank, log_gib: Mapping[str, float]
 ) -> dict[str, Term]:
     """Bytes of one device, from its memory down to what is left for the KV cache.
 

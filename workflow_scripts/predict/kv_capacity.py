@@ -20,10 +20,10 @@ from workflow_scripts.catalog.gpus_and_models import Gpu, resolve_one
 from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.files import read_json
 from workflow_scripts.device.device_check import cpu_here
-from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.physics import formulas
+from workflow_scripts.physics.facts_on_device import facts_on
 from workflow_scripts.physics.layers import Attention, Experts, State
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, read_model_facts
+from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
 from workflow_scripts.predict.engine_memory import (
     GIB,
     Batch,
@@ -50,6 +50,7 @@ def predict_capacity(
     Qwen2-7B if a log leaves 5.01 GiB to the KV cache, in blocks of 16 tokens of 57,344 bytes:
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_model
+    >>> from workflow_scripts.physics.model_facts import read_model_facts
     >>> qwen, a100 = read_model_facts(get_model("qwen2-7b").config), resolve_one("a100-pcie-80gb")
     >>> terms = predict_capacity(qwen, a100, EngineSettings(), {"available_kv_cache_gib": 5.01})
     >>> [terms[name].value for name in ("bytes_per_block", "num_blocks", "kv_cache_tokens")]
@@ -229,8 +230,7 @@ def _facts_of(
     """Facts of the model; how its weights are stored matters only if the size of the KV cache is not given."""
     entry = find_model(model)
     given = settings.kv_cache_memory_bytes or settings.num_gpu_blocks_override or log.get("available_kv_cache_gib")
-    dtype = dtype_on(entry.dtype, gpu, cpu_here(gpu))
-    facts = read_model_facts(entry.config, dtype, quantization, weights=not given)
+    facts = facts_on(entry, gpu, cpu_here(gpu), quantization, weights=not given)
     stored = read_json(entry.config).get("quantization_config") or {}
     named = next((key for key in ("kv_cache_scheme", "kv_cache_quant_algo") if stored.get(key)), None)
     if named and settings.kv_cache_dtype == "auto":

@@ -180,6 +180,24 @@ def test_ranks_of_a_pipeline_differ_so_nothing_is_recomputed():
     assert row_of({"cell_id": CELL + "-pp1"}, knobs=KNOBS | {"pipeline_parallel_size": 1})["consistent"] is True
 
 
+def test_blocks_of_layers_of_several_kinds_hold_no_token_whole_so_nothing_is_recomputed():
+    # As vLLM 0.32 logged for tiny-windows-57m: blocks of 128 tokens in two of eight layers.
+    pool = {"block_size": 128, "bytes_per_token": 8192, "bytes_per_block": 2**18, "kv_cache_bytes": GIB}
+    pool |= {"num_blocks": 4096, "kv_cache_tokens": 161_319, "max_concurrency": 315.08}
+    printed = {"block_size_effective": 128, "num_gpu_blocks": 4096, "kv_cache_tokens": 161_319}
+    row = row_of(PREDICTED | pool, **printed, max_concurrency=315.08, available_kv_cache_gib=1.0)
+    assert math.isnan(row["recomputed_kv_cache_tokens"])
+    assert pd.isna(row["consistent"])
+    assert pd.isna(row["explanation"])
+
+
+def test_a_block_size_is_not_held_against_a_cell_that_was_not_predicted():
+    assert row_of(block_size_effective=32)["explanation"].startswith("The engine used blocks of 32 tokens, not of 16.")
+    unknown = dict.fromkeys(("kv_cache_bytes", "bytes_per_token", "bytes_per_block", "num_blocks", "kv_cache_tokens"))
+    unknown |= {"max_concurrency": None, "unknown": "the processor decides the block size of latent attention"}
+    assert pd.isna(row_of(unknown, block_size_effective=32)["explanation"])
+
+
 def test_a_negative_cache_holds_nothing():
     row = row_of(available_kv_cache_gib=-0.53, kv_cache_tokens=None, num_gpu_blocks=None)
     assert row["recomputed_kv_cache_tokens"] == 0

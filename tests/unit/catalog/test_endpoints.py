@@ -1,7 +1,5 @@
 """The catalogue of servers: what an entry may contain, and that the existing entries are valid."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -16,7 +14,7 @@ from workflow_scripts.study.study_file import Study, StudyError
 COMMAND = {"command": ["serve", "--port={port}"], "served_model": "m"}
 
 
-def test_the_catalogue_is_valid_and_its_servers_listen_on_the_loopback_address_alone() -> None:
+def test_the_catalogue_is_valid_and_its_servers_listen_on_the_loopback_address_alone():
     endpoints = load_endpoints()
     assert {"tgi", "sglang", "transformers-serve"} <= endpoints.keys()
     for name, endpoint in endpoints.items():
@@ -40,12 +38,12 @@ def test_the_catalogue_is_valid_and_its_servers_listen_on_the_loopback_address_a
         ({"comand": []}, "Extra inputs"),
     ],
 )
-def test_an_entry_that_cannot_be_meant_is_refused(change: dict[str, object], message: str) -> None:
+def test_an_entry_that_cannot_be_meant_is_refused(change, message):
     with pytest.raises(ValidationError, match=message):
         Endpoint.model_validate({**COMMAND, **change})
 
 
-def test_a_bad_file_is_one_message(tmp_path: Path) -> None:
+def test_a_bad_file_is_one_message(tmp_path):
     path = tmp_path / "endpoints.yaml"
     path.write_text(yaml.safe_dump({"mine": {**COMMAND, "portt": 1}}))
     with pytest.raises(CatalogError, match=rf"{path}: mine.portt: .*; allowed: command, "):
@@ -57,7 +55,7 @@ def test_a_bad_file_is_one_message(tmp_path: Path) -> None:
         load_endpoints(tmp_path / "none.yaml")
 
 
-def test_placeholders_are_filled_and_other_braces_stay() -> None:
+def test_placeholders_are_filled_and_other_braces_stay():
     assert filled(['{"a": {"b": 1}}', "{port}{port}"], {"port": "1"}) == ['{"a": {"b": 1}}', "11"]
 
 
@@ -67,7 +65,7 @@ def study(**changes: object) -> Study:
     )
 
 
-def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell() -> None:
+def test_a_study_names_servers_of_its_own_and_another_command_is_another_cell():
     with pytest.raises(StudyError, match=r"knobs.endpoint: 'mine' is unknown; allowed: .*tgi"):
         expand(study())
     definitions = []

@@ -1,7 +1,5 @@
 """The recipe "a GPU" of docs/extending.md: its entry alone makes a GPU that predictions know."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.recipes import blocks, recipe
@@ -12,14 +10,14 @@ from workflow_scripts.predict import kv_capacity
 
 
 @pytest.fixture
-def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def catalogue(tmp_path, monkeypatch):
     path = tmp_path / "gpus.yaml"
     path.write_text(GPUS.read_text(encoding="utf-8") + "\n" + ENTRY, encoding="utf-8")
     monkeypatch.setenv("KVSWEEP_GPUS", str(path))
     return path
 
 
-def test_an_entry_is_a_gpu(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_is_a_gpu(catalogue, capsys):
     name = ENTRY.partition(":")[0]
     assert name not in load_gpus(GPUS)
     gpu = load_gpus()[name]
@@ -30,7 +28,7 @@ def test_an_entry_is_a_gpu(catalogue: Path, capsys: pytest.CaptureFixture[str]) 
     assert f'"gpu": "{name}"' in capsys.readouterr().out
 
 
-def test_a_number_without_a_source_is_refused(catalogue: Path) -> None:
+def test_a_number_without_a_source_is_refused(catalogue):
     lines = catalogue.read_text(encoding="utf-8").splitlines()
     catalogue.write_text("\n".join(lines[:-1]), encoding="utf-8")
     with pytest.raises(CatalogError, match="sources must name exactly the fields with a value"):

@@ -235,7 +235,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_configs_are_the_published_ones_byte_for_byte(name: str) -> None:
+def test_configs_are_the_published_ones_byte_for_byte(name):
     model = get_model(name)
     content = model.config.read_bytes()
     found = [hashlib.sha256(bytes_).hexdigest() for bytes_ in (content, content.removesuffix(b"\n"))]
@@ -243,7 +243,7 @@ def test_configs_are_the_published_ones_byte_for_byte(name: str) -> None:
     assert PUBLISHED[name][:12] in (model.config.parent / "model.yaml").read_text(encoding="utf-8")
 
 
-def test_every_model_from_the_hub_names_a_commit_and_a_licence_or_says_that_none_is_known() -> None:
+def test_every_model_from_the_hub_names_a_commit_and_a_licence_or_says_that_none_is_known():
     for model in load_models().values():
         assert model.licence
         if model.hub_repo is not None and model.revision is None:

@@ -72,10 +72,6 @@ def test_mean_of_empty_slots_over_all_remainders():
     assert sum(empty) / len(empty) == f.expected_slots_wasted_per_sequence(16)
 
 
-def test_published_example_of_contiguous_allocation():
-    assert f.contiguous_preallocation_waste([1024, 512, 3072], 4096) == 0.625
-
-
 @given(a=count, b=count, weights=size, kv=tokens, bandwidth=rate, flops=size, peak=flop_rate)
 def test_the_decode_ceiling_grows_with_sequences_and_per_sequence_rate_falls(a, b, weights, kv, bandwidth, flops, peak):
     a, b = sorted((a, b))
@@ -99,10 +95,6 @@ def test_the_decode_ceiling_grows_with_sequences_and_per_sequence_rate_falls(a, 
 def test_the_decode_ceiling_grows_with_bandwidth(low, high, weights, s):
     low, high = sorted((low, high))
     assert f.output_tokens_per_s_ceiling(s, weights, low) <= f.output_tokens_per_s_ceiling(s, weights, high)
-
-
-def test_llama_8b_on_an_h200_decodes_at_most_299_tokens_a_second_if_it_reads_all_weights():
-    assert f.output_tokens_per_s_ceiling(1, 2 * 8_030_261_248, 4.8e12) == pytest.approx(299, abs=0.5)
 
 
 def test_arithmetic_binds_a_large_batch():

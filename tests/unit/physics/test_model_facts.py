@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 
+from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_model, load_models
 from workflow_scripts.physics.model_facts import (
     ModelFacts,
@@ -16,27 +17,11 @@ from workflow_scripts.physics.model_facts import (
 
 MODELS = load_models()
 
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 3,
-    "hidden_size": 48,
-    "intermediate_size": 100,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 70,
-    "max_position_embeddings": 32,
-}
+LLAMA = shape("llama", layers=3, hidden=48, inner=100, heads=6, kv_heads=2, vocab=70, positions=32)
 NEOX = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"model_type": "gpt_neox"}
 OPT = NEOX | {"model_type": "opt", "ffn_dim": 100, "word_embed_proj_dim": 48}
 GPT2 = {"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 6, "vocab_size": 70, "n_positions": 32}
-FALCON = {
-    "model_type": "falcon",
-    "num_hidden_layers": 3,
-    "hidden_size": 48,
-    "num_attention_heads": 6,
-    "vocab_size": 70,
-    "ffn_hidden_size": 100,
-}
+FALCON = shape("falcon", layers=3, hidden=48, heads=6, vocab=70, ffn_hidden_size=100)
 
 VARIANTS = {
     "llama": LLAMA,
@@ -70,92 +55,28 @@ MOE = LLAMA | {"num_experts_per_tok": 2, "moe_intermediate_size": 40}
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3_MOE = MOE | {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 20}
 QWEN2_MOE = MOE | {"model_type": "qwen2_moe", "num_experts": 8, "shared_expert_intermediate_size": 60}
-GPT_OSS = LLAMA | {
-    "model_type": "gpt_oss",
-    "head_dim": 16,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "sliding_window": 8,
-}
-DEEPSEEK = MOE | {
-    "model_type": "deepseek_v3",
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 12,
-    "q_lora_rank": 20,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
-LLAMA4 = LLAMA | {
-    "model_type": "llama4_text",
-    "num_hidden_layers": 8,
-    "head_dim": 16,
-    "intermediate_size_mlp": 120,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 1,
-    "attention_chunk_size": 16,
-}
+GPT_OSS = MIXTRAL | {"model_type": "gpt_oss", "head_dim": 16, "sliding_window": 8}
+DEEPSEEK = MOE | shape("deepseek_v3", kv_heads=6, kv_lora_rank=12, q_lora_rank=20, qk_rope_head_dim=4)
+DEEPSEEK |= {"qk_nope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 8, "n_shared_experts": 2}
+DEEPSEEK |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+LLAMA4 = LLAMA | shape("llama4_text", layers=8, head_dim=16, intermediate_size_mlp=120, attention_chunk_size=16)
+LLAMA4 |= {"num_local_experts": 4, "num_experts_per_tok": 1}
 GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 4}
 GEMMA3 = LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
 GEMMA4 = GEMMA3 | {"model_type": "gemma4_text", "global_head_dim": 24, "hidden_size_per_layer_input": 0}
-SIGLIP = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 24,
-    "intermediate_size": 50,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "image_size": 28,
-    "patch_size": 7,
-    "vision_use_head": False,
-}
-QWEN3_NEXT = QWEN3_MOE | {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 8,
-    "shared_expert_intermediate_size": 30,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-}
-MAMBA2 = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 12,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 6,
-    "mamba_expand": 2,
-}
-NEMOTRON_H = LLAMA | {
-    "model_type": "nemotron_h",
-    "hybrid_override_pattern": "M-M*-ME",
-    "num_hidden_layers": 7,
-    "head_dim": 16,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 12,
-    "ssm_state_size": 6,
-    "n_groups": 2,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 40,
-    "moe_shared_expert_intermediate_size": 60,
-}
+SIGLIP = shape("siglip_vision_model", layers=2, hidden=24, inner=50, heads=3, image_size=28, patch_size=7)
+SIGLIP |= {"vision_use_head": False}
+QWEN3_NEXT = QWEN3_MOE | shape("qwen3_next", layers=8, shared_expert_intermediate_size=30, linear_num_key_heads=2)
+QWEN3_NEXT |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_expand": 2}
+NEMOTRON_H = LLAMA | shape("nemotron_h", layers=7, hybrid_override_pattern="M-M*-ME", head_dim=16)
+NEMOTRON_H |= {"mamba_num_heads": 8, "mamba_head_dim": 12, "ssm_state_size": 6, "n_groups": 2}
+NEMOTRON_H |= {"n_routed_experts": 4, "num_experts_per_tok": 2}
+NEMOTRON_H |= {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 60}
 JAMBA = LLAMA | {"model_type": "jamba", "num_hidden_layers": 8, "num_experts": 4, "num_experts_per_tok": 2}
 FALCON_H1 = LLAMA | MAMBA2 | {"model_type": "falcon_h1", "mamba_d_ssm": 96}
-GRANITE_H = (
-    LLAMA
-    | MAMBA2
-    | {
-        "model_type": "granitemoehybrid",
-        "layer_types": ["mamba", "attention", "mamba"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": 60,
-    }
-)
+GRANITE_H = MIXTRAL | MAMBA2 | {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention", "mamba"]}
+GRANITE_H |= {"shared_intermediate_size": 60}
 
 VARIANTS |= {
     "mistral-window": LLAMA | {"model_type": "mistral", "sliding_window": 16},
@@ -210,43 +131,20 @@ VARIANTS |= {
 }
 
 DSA = DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 8}
-QWEN_VISION = {
-    "hidden_size": 24,
-    "intermediate_size": 50,
-    "depth": 2,
-    "num_heads": 3,
-    "patch_size": 4,
-    "out_hidden_size": 48,
-    "num_position_embeddings": 16,
-}
-LLAMA4_VISION = {
-    "model_type": "llama4_vision_model",
-    "hidden_size": 24,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "image_size": 28,
-    "patch_size": 7,
-    "projector_input_dim": 32,
-    "projector_output_dim": 32,
-    "vision_output_dim": 32,
-}
-KIMI_LINEAR = {key: value for key, value in DEEPSEEK.items() if key not in ("q_lora_rank", "n_routed_experts")} | {
-    "model_type": "kimi_linear",
-    "num_experts": 8,
-    "num_experts_per_token": 2,
-    "num_shared_experts": 1,
-    "model_max_length": 64,
-    "pad_token_id": 0,
+QWEN_VISION = shape(hidden=24, inner=50, depth=2, num_heads=3, patch_size=4, out_hidden_size=48)
+QWEN_VISION |= {"num_position_embeddings": 16}
+LLAMA4_VISION = shape("llama4_vision_model", layers=2, hidden=24, inner=96, heads=3, image_size=28, patch_size=7)
+LLAMA4_VISION |= dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 32)
+_OTHER_NAMES = ("q_lora_rank", "n_routed_experts", "num_experts_per_tok", "n_shared_experts")
+KIMI_LINEAR = {key: value for key, value in DEEPSEEK.items() if key not in _OTHER_NAMES}
+KIMI_LINEAR |= {"model_type": "kimi_linear", "model_max_length": 64, "pad_token_id": 0}
+KIMI_LINEAR |= {"num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 1}
+KIMI_LINEAR |= {
     "linear_attn_config": {
-        "head_dim": 8,
-        "num_heads": 4,
-        "short_conv_kernel_size": 4,
-        "full_attn_layers": [3],
-        "kda_layers": [1, 2],
-    },
+        **{"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4},
+        **{"full_attn_layers": [3], "kda_layers": [1, 2]},
+    }
 }
-KIMI_LINEAR = {k: v for k, v in KIMI_LINEAR.items() if k not in ("num_experts_per_tok", "n_shared_experts")}
 
 
 def with_pictures(kind, text, vision):
@@ -565,6 +463,12 @@ def test_every_family_refuses_heads_experts_and_kinds_that_cannot_be(name):
     [
         ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list, not 3"),
         ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers must be a list of whole numbers, and has 'a'"),
+        ("qwen3_moe", {"mlp_only_layers": [0, 99]}, "mlp_only_layers names layer 99; there are layers 0 to 2"),
+        ("qwen3_next", {"mlp_only_layers": [-1]}, "mlp_only_layers names layer -1; there are layers 0 to 7"),
+        ("llama4_text", {"moe_layers": [8]}, "moe_layers names layer 8; there are layers 0 to 7"),
+        ("bamba", {"attn_layer_indices": [3]}, "attn_layer_indices names layer 3; there are layers 0 to 2"),
+        ("llama", {"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10000, not 10000000"),
+        ("gpt2", {"n_layer": 10**7}, "n_layer must be at most 10000, not 10000000"),
         ("llama4_text", {"no_rope_layers": 5}, "no_rope_layers must be a list"),
         ("llama4_text", {"moe_layers": "all"}, "moe_layers must be a list, not 'all'"),
         ("deepseek_v32", {"indexer_types": 7}, "indexer_types must be a list"),

@@ -41,8 +41,7 @@ NUMBERS = st.floats(0, 1e3)
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 60), NUMBERS, NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=5),
-    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 60), NUMBERS, NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=5), st.booleans()
 )
 def test_a_segment_takes_as_long_as_its_steps_one_by_one(segments, overlap):
     costs = StepCosts.of_rates(3, 7, 0.5, overlap=overlap)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.predict import check_study
 from workflow_scripts.predict.check_study import fault_lines, notes
@@ -15,7 +13,7 @@ def cell(gpu: str = "h200", sweep: str = "a", workload: str = "w", model: str = 
     return Cell(gpu, "vllm", model, workload, VllmKnobs.model_validate(knobs), (sweep,))
 
 
-def test_one_fault_on_two_devices_is_one_line_that_names_the_knob_at_fault() -> None:
+def test_one_fault_on_two_devices_is_one_line_that_names_the_knob_at_fault():
     here, there = (cell(gpu, block_size=16, max_num_seqs=4) for gpu in ("h200", "l40s"))
     fault = Fault(("max_num_seqs",), "no such number")
     assert fault_lines(Path("s.yaml"), [([here], fault), ([there], fault)]) == [
@@ -23,27 +21,25 @@ def test_one_fault_on_two_devices_is_one_line_that_names_the_knob_at_fault() -> 
     ]
 
 
-def test_a_fault_of_no_single_knob_names_all_that_are_set() -> None:
+def test_a_fault_of_no_single_knob_names_all_that_are_set():
     asked = [cell(block_size=16, max_num_seqs=4), cell(sweep="b", block_size=16, max_num_seqs=4)]
     (line,) = fault_lines(Path("s.yaml"), [(asked, Fault((), "not together"))])
     assert line == "s.yaml: sweep a, b: vllm with opt-125m on h200: block_size=16, max_num_seqs=4: not together"
 
 
-def test_what_is_predicted_to_be_refused_is_a_note() -> None:
+def test_what_is_predicted_to_be_refused_is_a_note():
     (note,) = notes([cell(block_size=8), cell(block_size=8, workload="x"), cell(block_size=16)])
     assert note.startswith("note: 2 cells will probably end as infeasible, h200/vllm/opt-125m/w/bs8 for one: ")
     assert "multiples of 16" in note
 
 
-def test_a_dtype_that_the_gpu_lacks_is_a_note_with_the_remedy() -> None:
+def test_a_dtype_that_the_gpu_lacks_is_a_note_with_the_remedy():
     (note,) = notes([cell("v100-pcie-16gb", model="qwen2-7b"), cell("v100-pcie-16gb")])
     assert "v100-pcie-16gb/vllm/qwen2-7b/w/default" in note
     assert note.endswith("set dtype: float16 in the model.yaml of the model")
 
 
-def test_a_library_that_is_not_installed_is_one_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_that_is_not_installed_is_one_message(monkeypatch, capsys):
     monkeypatch.setattr(check_study.importlib.util, "find_spec", lambda name: None)
     assert check_study.main(["--study", "config/studies/demo.yaml"]) == 2
     assert (
@@ -52,6 +48,6 @@ def test_a_library_that_is_not_installed_is_one_message(
     )
 
 
-def test_a_bad_study_is_refused_before_any_engine_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_study_is_refused_before_any_engine_is_asked(tmp_path, capsys):
     assert check_study.main(["--study", str(tmp_path / "none.yaml")]) == 2
     assert "there is no such study file" in capsys.readouterr().err

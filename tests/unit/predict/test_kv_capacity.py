@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.examples import example_of
+from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.physics.layers import Mlp
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
@@ -35,30 +36,11 @@ QWEN2_7B = read_model_facts(get_model("qwen2-7b").config)
 H100 = get_gpu("h100-sxm")
 OPT_125M = read_model_facts(get_model("opt-125m").config)
 LLAMA_2_7B = model_facts(
-    {
-        "model_type": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "float16",
-    }
+    shape("llama", layers=32, hidden=4096, inner=11008, heads=32, vocab=32000, positions=4096, torch_dtype="float16")
 )
 QWEN3_14B = model_facts(
-    {
-        "model_type": "qwen3",
-        "num_hidden_layers": 40,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "torch_dtype": "bfloat16",
-    }
+    shape("qwen3", layers=40, hidden=5120, inner=17408, heads=40, kv_heads=8, head_dim=128)
+    | shape(vocab=151936, positions=40960, torch_dtype="bfloat16")
 )
 
 

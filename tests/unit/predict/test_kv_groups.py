@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workflow_scripts.catalog.gpus_and_models import get_gpu
+from tests.unit.made_models import shape
+from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
 from workflow_scripts.engines.vllm_engines import VllmKnobs
-from workflow_scripts.physics.model_facts import ModelFactsError, model_facts
+from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 from workflow_scripts.predict.engine_memory import CapacityError, EngineSettings, batch_of, split_layers
 from workflow_scripts.predict.engine_steps import UnpredictableError
 from workflow_scripts.predict.kv_capacity import predict_capacity
@@ -18,164 +19,49 @@ from workflow_scripts.predict.vllm_cells import vllm_steps
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "published" / "kv_capacity_of_models.csv"
 GPU = get_gpu("h200")
-COMMON = {"vocab_size": 1000, "max_position_embeddings": 262144, "dtype": "bfloat16", "intermediate_size": 64}
-QWEN3_MOE = COMMON | {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
+COMMON = shape(vocab=1000, positions=262144, inner=64, dtype="bfloat16")
+
+
+def published(name):
+    """The shape of a model of the catalogue; what its layers are follows from it, and its weights do not count here."""
+    config = read_config(get_model(name).config)
+    shape = config.get("text_config", config)
+    return COMMON | {key: shape[key] for key in shape.keys() - {"layer_types", "quantization_config"}}
+
+
+QWEN3_MOE, DEEPSEEK = published("qwen3-30b-a3b"), published("deepseek-v3")
+GPT_OSS, GEMMA_3 = published("gpt-oss-120b"), published("gemma-3-27b-it")
+EXPERTS_OF_QWEN3_6 = {"num_experts": 256, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+STATES_OF_QWEN3_6 = {
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32"},
 }
-DEEPSEEK = COMMON | {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-}
-GPT_OSS = COMMON | {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_local_experts": 128,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-}
-GEMMA_3 = COMMON | {
-    "model_type": "gemma3_text",
-    "hidden_size": 5376,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 16,
-    "head_dim": 128,
-    "sliding_window": 1024,
-}
-QWEN3_6 = QWEN3_MOE | {
-    "model_type": "qwen3_5_moe_text",
-    "num_hidden_layers": 40,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "num_experts": 256,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "mamba_ssm_dtype": "float32",
-}
-NEMOTRON = COMMON | {
-    "model_type": "nemotron_h",
-    "hidden_size": 3136,
-    "hybrid_override_pattern": "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-",
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "mamba_num_heads": 96,
-    "mamba_head_dim": 80,
-    "ssm_state_size": 128,
-    "n_groups": 8,
-    "mamba_ssm_cache_dtype": "float16",  # the log's blocks of 992 tokens tell it
-}
-QWEN3_5_27B = QWEN3_6 | {
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 64,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 4,
-    "linear_num_value_heads": 48,
-    "num_experts": None,
-}
-MINIMAX_M2 = COMMON | {
-    "model_type": "minimax_m2",
-    "hidden_size": 3072,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "num_local_experts": 256,
-    "num_experts_per_tok": 8,
-}
-NEMOTRON_3 = NEMOTRON | {
-    "hidden_size": 2688,
+QWEN3_6 = QWEN3_MOE | shape("qwen3_5_moe_text", layers=40, heads=16, kv_heads=2, head_dim=256)
+QWEN3_6 |= EXPERTS_OF_QWEN3_6 | STATES_OF_QWEN3_6
+QWEN3_5_27B = QWEN3_6 | shape("qwen3_5_text", layers=64, heads=24, kv_heads=4, num_experts=None)
+QWEN3_5_27B |= {"linear_num_value_heads": 48}
+QWEN3_NEXT = QWEN3_6 | shape("qwen3_next", layers=48, num_experts=512, num_experts_per_tok=10, mamba_ssm_dtype=None)
+NEMOTRON = COMMON | shape("nemotron_h", hidden=3136, heads=40, kv_heads=8, head_dim=128)
+NEMOTRON |= {"hybrid_override_pattern": "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-"}
+NEMOTRON |= {"mamba_num_heads": 96, "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8}
+NEMOTRON |= {"mamba_ssm_cache_dtype": "float16"}  # the log's blocks of 992 tokens tell it
+NEMOTRON_3 = NEMOTRON | shape(hidden=2688, heads=32, kv_heads=2, mamba_num_heads=64, mamba_head_dim=64)
+NEMOTRON_3 |= {
     "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "mamba_num_heads": 64,
-    "mamba_head_dim": 64,
-    "mamba_ssm_cache_dtype": "float32",
-    "n_routed_experts": 128,
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 1856,
-    "moe_shared_expert_intermediate_size": 3712,
+    **{"n_routed_experts": 128, "num_experts_per_tok": 6, "mamba_ssm_cache_dtype": "float32"},
+    **{"moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712},
 }
-FALCON_H1 = COMMON | {
-    "model_type": "falcon_h1",
-    "hidden_size": 2560,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 10,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "mamba_d_ssm": 4096,
-    "mamba_n_heads": 32,
-    "mamba_d_head": 128,
-    "mamba_d_state": 256,
-}
-QWEN3_NEXT = QWEN3_6 | {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 48,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "mamba_ssm_dtype": None,
-}
-GLM_5 = DEEPSEEK | {
-    "model_type": "glm_moe_dsa",
-    "hidden_size": 6144,
-    "num_hidden_layers": 78,
-    "num_attention_heads": 64,
-    "q_lora_rank": 2048,
-    "qk_nope_head_dim": 192,
-    "v_head_dim": 256,
-    "index_n_heads": 32,
-    "index_head_dim": 128,
-    "index_topk": 2048,
-}
-GEMMA_3_1B = GEMMA_3 | {
-    "hidden_size": 1152,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "sliding_window": 512,
-}
-GEMMA_4 = GEMMA_3 | {
-    "model_type": "gemma4_text",
-    "num_hidden_layers": 60,
-    "head_dim": 256,
-    "num_global_key_value_heads": 4,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-}
-MINISTRAL_3 = COMMON | {
-    "model_type": "ministral3",
-    "hidden_size": 5120,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
+MINIMAX_M2 = COMMON | shape("minimax_m2", layers=62, hidden=3072, heads=48, kv_heads=8)
+MINIMAX_M2 |= {"num_local_experts": 256, "num_experts_per_tok": 8}
+FALCON_H1 = COMMON | shape("falcon_h1", layers=32, hidden=2560, heads=10, kv_heads=2, head_dim=128)
+FALCON_H1 |= {"mamba_d_ssm": 4096, "mamba_n_heads": 32, "mamba_d_head": 128, "mamba_d_state": 256}
+INDEXER = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+GLM_5 = DEEPSEEK | shape("glm_moe_dsa", layers=78, hidden=6144, heads=64) | INDEXER | {"index_n_heads": 32}
+GLM_5 |= {"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256}
+GEMMA_3_1B = GEMMA_3 | shape(layers=26, hidden=1152, heads=4, kv_heads=1, head_dim=256, sliding_window=512)
+GEMMA_4 = GEMMA_3 | shape("gemma4_text", layers=60, head_dim=256, hidden_size_per_layer_input=0)
+GEMMA_4 |= {"num_global_key_value_heads": 4, "attention_k_eq_v": True}
+MINISTRAL_3 = COMMON | shape("ministral3", layers=40, hidden=5120, heads=32, kv_heads=8, head_dim=128)
 # Case of the table -> the model. Case 22 does not say which model it is.
 MODELS = {
     "02": QWEN3_MOE,
@@ -313,11 +199,11 @@ def test_ranks_that_share_tokens_hold_more_of_them():
 
 
 def test_sparse_attention_has_pages_of_64_tokens_with_the_keys_of_its_indexer():
-    sparse = DEEPSEEK | {"model_type": "deepseek_v32", "q_lora_rank": 1536, "index_n_heads": 64, "index_head_dim": 128}
-    pool = pool_of(sparse | {"index_topk": 2048})
+    sparse = DEEPSEEK | {"model_type": "deepseek_v32"} | INDEXER
+    pool = pool_of(sparse)
     assert (len(pool.groups), pool.block_size, pool.page_bytes) == (1, 64, 64 * (576 * 2 + 132))
     with pytest.raises(ModelFactsError, match="the GPU decides how sparse attention stores a KV cache in 8 bits"):
-        pool_of(sparse | {"index_topk": 2048}, kv_cache_dtype="fp8")
+        pool_of(sparse, kv_cache_dtype="fp8")
 
 
 def test_drafted_tokens_take_states_and_drafting_layers_take_pages():
