@@ -1,16 +1,23 @@
 """The engines of transformers on a model of two layers: equal tokens for any batch, and the memory that they use."""
 
+import ctypes
+import gc
 import json
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from workflow_scripts.measure import hf_continuous, hf_static
 from workflow_scripts.measure.engine import EngineSetup, make_engine
 from workflow_scripts.measure.failures import run_failure, start_failure
+from workflow_scripts.measure.memory_room import NoRoomError, peak_bytes
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.predict.schedule import RequestLengths
+from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
@@ -38,7 +45,7 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     return folder
@@ -54,7 +61,7 @@ def started(model_dir: Path, name: str, sampling: Sampling | None = None, **knob
 
 
 @pytest.fixture(scope="module")
-def paged(model_dir: Path) -> Iterator[Any]:
+def paged(model_dir):
     engine = started(model_dir, "hf-continuous", page_size=16, num_blocks=12, max_batch_tokens=64)
     yield engine
     engine.stop()
@@ -77,7 +84,7 @@ def static_tokens(engine: Any, requests: list[Request]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_a_padded_batch_gives_the_tokens_of_single_requests(model_dir: Path, cache: str) -> None:
+def test_a_padded_batch_gives_the_tokens_of_single_requests(model_dir, cache):
     alone = static_tokens(started(model_dir, "hf-static", batch_size=1, cache_implementation="dynamic"), REQUESTS)
     together = started(model_dir, "hf-static", batch_size=4, cache_implementation=cache)
     assert static_tokens(together, REQUESTS) == alone
@@ -89,7 +96,7 @@ def test_a_padded_batch_gives_the_tokens_of_single_requests(model_dir: Path, cac
     assert static_tokens(together, REQUESTS) != alone
 
 
-def test_what_a_model_says_of_sampling_plays_no_part(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_model_says_of_sampling_plays_no_part(model_dir, monkeypatch):
     plain = static_tokens(started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic"), REQUESTS)
     load = hf_static.load_hf_model
     own = {"repetition_penalty": 9.0, "eos_token_id": plain[0][1], "suppress_tokens": plain[1]}
@@ -106,7 +113,7 @@ def test_what_a_model_says_of_sampling_plays_no_part(model_dir: Path, monkeypatc
     assert static_tokens(engine, REQUESTS) != plain
 
 
-def test_static_batches_are_sampled_as_the_workload_says(model_dir: Path) -> None:
+def test_static_batches_are_sampled_as_the_workload_says(model_dir):
     def tokens(sampling: Sampling | None) -> list[list[int]]:
         knobs = {"batch_size": 4, "cache_implementation": "dynamic"}
         engine = started(model_dir, "hf-static", sampling, **knobs)
@@ -126,7 +133,7 @@ def test_static_batches_are_sampled_as_the_workload_says(model_dir: Path) -> Non
     )
 
 
-def test_continuous_batching_is_sampled_as_the_workload_says(model_dir: Path, paged: Any) -> None:
+def test_continuous_batching_is_sampled_as_the_workload_says(model_dir, paged):
     knobs = {"page_size": 16, "num_blocks": 12, "max_batch_tokens": 64}
     engine = started(model_dir, "hf-continuous", Sampling(temperature=5.0, top_p=0.9, seed=1), **knobs)
     processors = [type(p).__name__ for p in engine._manager.logit_processor.logits_processor]
@@ -138,9 +145,7 @@ def test_continuous_batching_is_sampled_as_the_workload_says(model_dir: Path, pa
     assert not paged._manager.logit_processor.logits_processor
 
 
-def test_continuous_batching_gives_the_tokens_of_single_requests(
-    model_dir: Path, paged: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_continuous_batching_gives_the_tokens_of_single_requests(model_dir, paged, monkeypatch):
     alone = static_tokens(started(model_dir, "hf-static", batch_size=1, cache_implementation="dynamic"), REQUESTS)
     made: dict[str, list[int]] = {}
     record = hf_continuous._record
@@ -155,7 +160,21 @@ def test_continuous_batching_gives_the_tokens_of_single_requests(
     assert [r.output_tokens for r in records] == [r.output_tokens for r in REQUESTS]
 
 
-def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir: Path) -> None:
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_step_that_computes_more_than_one_token_of_a_row_is_an_error(tmp_path: Path, batch_size: int) -> None:
+    family = {"model_type": "falcon_h1", "mamba_rms_norm": True, "mamba_n_heads": 4, "mamba_d_head": 8}
+    sizes = {"mamba_d_ssm": 32, "mamba_d_state": 4, "mamba_n_groups": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **family, **sizes}))
+    engine = started(tmp_path, "hf-static", batch_size=batch_size, cache_implementation="dynamic")
+    requests = [Request([5, 6, 7], 4, request_id=str(i)) for i in range(3)]
+    if batch_size == 1:
+        assert [r.output_tokens for r in engine.run(requests)] == [4, 4, 4]
+    else:
+        with pytest.raises(RuntimeError, match=r"the cache holds 12 tokens of rows of 3 \+ 4 tokens"):
+            engine.run(requests)
+
+
+def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir):
     engine = started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic")
     first_batch = engine.run(REQUESTS)[:4]
     assert len({(r.scheduled_s, r.first_token_s) for r in first_batch}) == 1
@@ -167,7 +186,7 @@ def test_a_request_of_a_static_batch_ends_with_its_own_last_token(model_dir: Pat
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_bytes_that_a_static_batch_reserves_and_uses(model_dir: Path, cache: str) -> None:
+def test_bytes_that_a_static_batch_reserves_and_uses(model_dir, cache):
     engine = started(model_dir, "hf-static", batch_size=4, cache_implementation=cache)
     engine.run(REQUESTS)
     steps = engine.take_steps()
@@ -182,7 +201,7 @@ def test_bytes_that_a_static_batch_reserves_and_uses(model_dir: Path, cache: str
     assert steps[8]["kv_tokens_live"] == (3 + 8) + (8 + 8)  # the two that are not done yet
 
 
-def test_windows_and_states_of_a_static_batch_reserve_what_they_hold(tmp_path: Path) -> None:
+def test_windows_and_states_of_a_static_batch_reserve_what_they_hold(tmp_path):
     windows = {"model_type": "gemma3_text", "num_hidden_layers": 3, "head_dim": HEAD_DIM, "sliding_window": 8}
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **windows, "layer_types": kinds}))
@@ -208,7 +227,7 @@ def test_windows_and_states_of_a_static_batch_reserve_what_they_hold(tmp_path: P
     assert last["kv_bytes_reserved"] == 4 * (per_layer * (17 + 8) + of_states)
 
 
-def test_bytes_that_continuous_batching_reserves_and_uses(paged: Any) -> None:
+def test_bytes_that_continuous_batching_reserves_and_uses(paged):
     # The pool is there from the start, with two blocks for padding that no request is given.
     assert paged.effective["kv_cache_bytes"] == (12 + 2) * 16 * BYTES_PER_TOKEN
     paged.take_steps()
@@ -221,7 +240,7 @@ def test_bytes_that_continuous_batching_reserves_and_uses(paged: Any) -> None:
     assert 0 < longest["kv_tokens_live"] <= longest["kv_cache_usage"] * 12 * 16
 
 
-def test_a_step_of_continuous_batching_is_noted_at_its_end(paged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_continuous_batching_is_noted_at_its_end(paged, monkeypatch):
     processor, ended = paged._manager.batch_processor, []
     step = processor._generation_step
 
@@ -239,19 +258,71 @@ def test_a_step_of_continuous_batching_is_noted_at_its_end(paged: Any, monkeypat
     assert steps[-1]["time_s"] <= record.last_token_s
 
 
-def test_what_took_effect_in_continuous_batching_is_read_off_its_cache(paged: Any) -> None:
+def test_what_took_effect_in_continuous_batching_is_read_off_its_cache(paged):
     cache = paged._manager.batch_processor.cache
     assert (cache.num_blocks, cache.max_batch_tokens) == (12, 64)
     names = ("block_size", "num_gpu_blocks", "max_num_batched_tokens", "enable_prefix_caching")
     assert [paged.effective[name] for name in names] == [16, 12, 64, False]
 
 
-def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir: Path, tmp_path: Path) -> None:
+def test_a_request_that_the_pool_does_not_hold_makes_a_cell_infeasible(model_dir, tmp_path):
     engine = started(model_dir, "hf-continuous", page_size=16, num_blocks=2, max_batch_tokens=64)
     with pytest.raises(RuntimeError, match="request 1/a failed") as failed:
         engine.run([Request([1] * 40, 2, request_id="a")])
     engine.stop()
     assert run_failure(failed.value, tmp_path / "no.log") == ("infeasible", f"RuntimeError: {failed.value}")
+
+
+GPT_OSS = {"model_type": "gpt_oss", "head_dim": HEAD_DIM, "layer_types": ["sliding_attention", "full_attention"]}
+LLAMA4 = {"model_type": "llama4_text", "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "logits", "layers"),
+    [({"model_type": "mixtral"}, 0, 2), (GPT_OSS, 0, 2), (LLAMA4, 1, 1)],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_the_first_warm_up_counts_the_experts_that_the_routers_choose(
+    tmp_path: Path, family: dict[str, Any], logits: int, layers: int
+) -> None:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "pad_token_id": 0, "eos_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **experts, **family}))
+    engine = started(tmp_path, "hf-static", batch_size=4, cache_implementation="dynamic")
+    routers = [module for module in engine._model.modules() if type(module).__name__.endswith("Router")]
+    seen: list[list[Any]] = []
+    hooks = []
+    for router in routers:
+        calls: list[Any] = []
+        seen.append(calls)
+        hooks.append(router.register_forward_hook(lambda *call, calls=calls: calls.append(call[2][logits])))
+    told = engine.warm_up(REQUESTS)
+    for hook in hooks:
+        hook.remove()
+    # Of the first batch, which is full, the steps after the prefill.
+    steps = [call for calls in seen for call in calls[1:9]]
+    used = [len(set(call.topk(2, dim=-1).indices.flatten().tolist())) for call in steps]
+    assert (len(routers), len(used), {len(call) for call in steps}) == (layers, layers * 8, {4})
+    assert (told.share, told.tokens) == (pytest.approx(sum(used) / len(used) / 8), 4)
+    assert 2 <= min(used) < max(used) <= 8
+    assert not any(module._forward_pre_hooks for module in engine._model.modules())
+    assert engine.warm_up(REQUESTS) is None
+
+
+def test_continuous_batching_serves_a_family_whose_attention_has_no_sdpa(tmp_path: Path) -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8, "pad_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **experts, "eos_token_id": None, **GPT_OSS}))
+    alone = started(tmp_path, "hf-static", batch_size=1, cache_implementation="dynamic")
+    assert alone.effective["attention_backend"] == "eager"
+    engine = started(tmp_path, "hf-continuous", page_size=16, num_blocks=24, max_batch_tokens=64)
+    engine._setup = replace(engine._setup, keep_answers=True)
+    answers = [record.token_ids for record in engine.run(REQUESTS)]
+    engine.stop()
+    assert answers == static_tokens(alone, REQUESTS)
+
+
+def test_a_model_without_experts_touches_none(model_dir: Path) -> None:
+    engine = started(model_dir, "hf-static", batch_size=4, cache_implementation="dynamic")
+    assert engine.warm_up(REQUESTS) is None
 
 
 LATENT = {
@@ -272,8 +343,8 @@ CHUNKS = {"model_type": "llama4_text", "attention_chunk_size": 8, "num_local_exp
     ],
 )
 def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start_and_would_fail_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: dict[str, Any], told: str
-) -> None:
+    tmp_path, monkeypatch, family, told
+):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | family))
     knobs = {"page_size": 16, "num_blocks": 24, "max_batch_tokens": 64}
     with pytest.raises(NotImplementedError) as refused:
@@ -294,7 +365,7 @@ def test_what_the_paged_cache_does_not_hold_is_refused_before_the_start_and_woul
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
+def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(tmp_path, trusted):
     ran = tmp_path / "ran"
     (tmp_path / "own.py").write_text(
         "from pathlib import Path\n"
@@ -316,3 +387,61 @@ def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(tmp_path: Pa
         with pytest.raises(ValueError, match="trust_remote_code"):
             engine.start()
     assert ran.exists() == trusted
+
+
+# 32 KiB of KV cache per token, and few parameters.
+LARGE_CACHE = CONFIG | {"num_key_value_heads": 8, "num_attention_heads": 16, "head_dim": 256}
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_the_batch_is_raised_until_memory_runs_out(tmp_path: Path, cache: Literal["dynamic", "static"]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LARGE_CACHE), encoding="utf-8")
+    requests = [Request([7] * length, 8) for length in (8, 7)]
+    engine = started(tmp_path, "hf-static", batch_size=64, cache_implementation=cache, room_tokens=1500)
+    engine.warm_up(requests)
+    engine.take_steps()
+    records = engine.run(requests * 32)
+    assert [record.output_tokens for record in records] == [8] * 64
+    fits = max(step["running"] for step in engine.take_steps())
+    facts = read_model_facts(tmp_path / "config.json", "float32")
+    lengths = RequestLengths(np.array([8, 7]), np.array([8, 8]))
+    predicted = batch_that_fits(lengths, StaticBatches(64, cache, 1500), facts)
+    assert 32 < predicted < 56
+    assert fits == pytest.approx(predicted, rel=0.15)
+
+
+def test_what_is_no_longer_used_is_no_room() -> None:
+    class InCycle:
+        def __init__(self, megabytes: int) -> None:
+            self.itself, self.memory = self, bytearray(megabytes * 2**20)
+
+    def work() -> None:
+        gc.collect()
+        InCycle(32)
+
+    gc.disable()
+    try:
+        InCycle(64)
+        assert peak_bytes(work) == pytest.approx(32 * 2**20, rel=0.05)
+    finally:
+        gc.enable()
+
+
+def test_a_hole_in_the_heap_is_no_room() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    size, count = 100 * 2**10, 600  # too small for mappings of their own
+    taken = [ctypes.c_void_p(libc.malloc(size)) for _ in range(count)]
+    for memory in taken[:-1]:
+        libc.free(memory)
+    assert peak_bytes(lambda: bytearray(32 * 2**20)) == pytest.approx(32 * 2**20, rel=0.05)
+    libc.free(taken[-1])
+
+
+def test_a_batch_for_which_there_is_no_memory_is_infeasible(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LARGE_CACHE), encoding="utf-8")
+    engine = started(tmp_path, "hf-static", batch_size=2, cache_implementation="static", room_tokens=1)
+    with pytest.raises(NoRoomError) as e:
+        engine.warm_up([Request([7] * 80, 2)])
+    reason = "out of memory: no request fits into the memory of 1 tokens beside the model"
+    assert run_failure(e.value, Path("no log")) == ("infeasible", reason)

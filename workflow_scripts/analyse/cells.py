@@ -84,6 +84,11 @@ SCHEMA = table_schema(
         "mean over requests of the times from scheduled to first token, and from first to last token",
     ),
     NUMBER("running_peak running_mean", "sequences running at once: the peak, and the mean over time"),
+    NUMBER(
+        "running_while_others_wait",
+        "the mean over the time in which requests wait: as many as settings and memory let run; null if none waits, or "
+        "if the engine does not report it",
+    ),
     INTEGER("waiting_peak", "requests waiting at once"),
     NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use, 0 to 1"),
     INTEGER("preemptions", "requests that lost their blocks and were recomputed"),
@@ -178,6 +183,13 @@ SCHEMA = table_schema(
     NUMBER("start_s warmup_s measure_s", "time the harness spent in the cell's phases"),
     INTEGER("warmup_requests warmup_passes", "requests per pass of the warm-up, and number of passes"),
     FLAG("warmup_steady", "whether the last two passes took equally long, within 5 %"),
+    NUMBER(
+        "experts_touched_share",
+        "share of a layer's routed experts that a decode step of the first warm-up pass used, mean over the steps with "
+        "a full batch and over the layers with experts; null for a model without experts, and for engines other than "
+        "`hf-static`, which do not report it",
+    ),
+    INTEGER("experts_touched_tokens", "tokens in each of these steps, one for each row of the batch"),
     TEXT("started_at", "wall-clock time of the repeat's start, UTC"),
     NUMBER("idle_before_s", "time since another start on this device of this host ended; null if not known"),
     TEXT("boot_id", "Linux's name of the time since the host was started"),
@@ -225,6 +237,8 @@ _START_FACTS = {
     "warmup_requests": ["warmup.requests"],
     "warmup_passes": ["warmup.passes"],
     "warmup_steady": ["warmup.steady"],
+    "experts_touched_share": ["warmup.experts_touched_share"],
+    "experts_touched_tokens": ["warmup.experts_touched_tokens"],
     "measure_s": ["phase_s.measure"],
     "host": ["provenance.host"],
     "device_name": ["device.name"],

@@ -22,7 +22,7 @@ from workflow_scripts.analyse.evidence import (
     measured,
     rule,
 )
-from workflow_scripts.analyse.repeats import Row, records
+from workflow_scripts.analyse.repeats import Row, counted, records
 from workflow_scripts.catalog.published import Claim, plain
 from workflow_scripts.engines.block_sizes import default_block_size
 from workflow_scripts.physics import formulas
@@ -140,14 +140,28 @@ def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         "lengths."
     )
     yield Finding(text, COMPUTED, "any device", ("formulas.expected_slots_wasted_per_sequence",))
+
+    def as_said(in_blocks: float, in_reservations: float) -> str:
+        alike = abs(in_blocks - paged) <= SAME_POINTS and abs(in_reservations - reserved) <= SAME_POINTS
+        return SUPPORTED if alike else CONTRADICTED
+
     for row, contiguous in _both_layouts(evidence):
         used, used_contiguous = 100 - row["waste_pct"], 100 - contiguous["waste_pct"]
         text = (
             f"With the measured requests, {used:.1f} % of the slots in blocks of {_BLOCK_SIZE} would hold a"
             f" token, and {used_contiguous:.1f} % of max_model_len slots for each."
         )
-        as_said = abs(used - paged) <= SAME_POINTS and abs(used_contiguous - reserved) <= SAME_POINTS
-        yield _of_requests(row, text, SUPPORTED if as_said else CONTRADICTED)
+        yield _of_requests(row, text, as_said(used, used_contiguous))
+    for row in _in_the_same_pool(evidence):
+        if pd.isna(row["waste_pct"]) or pd.isna(row["waste_pct_contiguous"]):
+            continue
+        used, used_contiguous = 100 - row["waste_pct"], 100 - row["waste_pct_contiguous"]
+        text = (
+            f"In a KV cache of {row['pool_tokens']:,.0f} tokens, tokens filled {used:.1f} % of the slots that requests"
+            f" held in blocks of {row['block_size_effective']:.0f}, and {used_contiguous:.1f} % where each reserved"
+            f" {row['max_model_len_effective']:.0f}."
+        )
+        yield _of_pool(row, text, as_said(used, used_contiguous))
 
 
 @rule("concurrency-gained-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
@@ -168,6 +182,42 @@ def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
             f" blocks of {_BLOCK_SIZE}."
         )
         yield _of_requests(row, text, SUPPORTED if low <= ratio <= high else CONTRADICTED)
+    for row in _in_the_same_pool(evidence):
+        users, users_contiguous = row["running_while_others_wait"], row["running_while_others_wait_contiguous"]
+        ratio = users / users_contiguous
+        text = (
+            f"In a KV cache of {row['pool_tokens']:,.0f} tokens, {users:.3g} requests ran at once in blocks of"
+            f" {row['block_size_effective']:.0f} while others waited, and {users_contiguous:.3g} where each reserved"
+            f" {row['max_model_len_effective']:.0f} tokens: {ratio:.3g} times."
+        )
+        yield _of_pool(row, text, SUPPORTED if low <= ratio <= high else CONTRADICTED)
+
+
+def _in_the_same_pool(evidence: Evidence) -> list[Row]:
+    """Cells with blocks, each beside the one that reserves max_model_len slots per request in an equally large pool.
+
+    Requests wait in both. Values are means over repeats; those of the other cell end in `_contiguous`.
+    """
+    cells = counted(evidence.tables["cells"])
+    if "knob_num_gpu_blocks_override" not in cells:
+        return []
+    waste = evidence.tables["waste"]
+    own = waste[waste["layout"].eq("paged") & waste["layer_kind"].isna()]
+    cells = cells[cells["knob_num_gpu_blocks_override"].notna() & cells["running_while_others_wait"].notna()]
+    sizes = ["num_gpu_blocks", "block_size_effective", "running_while_others_wait"]
+    rows = cells.groupby(["cell_id", "source", *_PLACE])[sizes].mean().reset_index()
+    rows = rows.assign(
+        pool_tokens=(rows["num_gpu_blocks"] - 1) * rows["block_size_effective"],
+        waste_pct=rows["cell_id"].map(own.groupby("cell_id")["waste_pct"].mean()),
+    )
+    is_whole = rows["block_size_effective"] >= rows["max_model_len_effective"]
+    both = rows[~is_whole].merge(rows[is_whole], on=["source", *_PLACE, "pool_tokens"], suffixes=("", "_contiguous"))
+    return records(both)
+
+
+def _of_pool(row: Row, text: str, says: str) -> Finding:
+    ids = (row["cell_id"], row["cell_id_contiguous"])
+    return measured(ON_GPUS.covers(row["gpu"], row["model"]), row, text, says, ids)
 
 
 def _both_layouts(evidence: Evidence) -> Iterator[tuple[Row, Row]]:

@@ -95,6 +95,11 @@ SCHEMA = table_schema(
         "read_bytes flops",
         "bytes that these steps had to read and operations that they had to do, on all devices together",
     ),
+    NUMBER("experts_touched_share", "as in `cells`: what the engine reports; `read_bytes` counts it"),
+    NUMBER(
+        "experts_touched_share_uniform",
+        "the same as expected if all experts are equally likely, for as many tokens per step",
+    ),
     NUMBER("mbu mfu", "these over `wall_s`, as a share of the device's rate"),
     NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
     NUMBER(
@@ -184,11 +189,14 @@ def _utilization(table: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_
     # Estimates are per rank.
     engine_read_bytes, engine_flops = (numbers(table[f"estimated_{name}"]) * ranks for name in ("read_bytes", "flops"))
     tokens = numbers(table["computed_prompt_tokens"] + table["decode_tokens"])
-    read_bytes = steps * facts.step_weight_bytes(tokens / steps) + _kv_bytes(table, facts, kv_cache_dtype)
+    told = numbers(table["experts_touched_share"])
+    touched = np.where(np.isnan(told), facts.touched_share(tokens / steps), told)
+    read_bytes = steps * facts.step_weight_bytes(tokens / steps, touched) + _kv_bytes(table, facts, kv_cache_dtype)
     flops = np.add(*phase_flops(table, facts))
     return table.assign(
         read_bytes=read_bytes,
         flops=flops,
+        experts_touched_share_uniform=facts.touched_share(numbers(table["experts_touched_tokens"])),
         mbu=formulas.model_bandwidth_utilization(read_bytes, wall_s, bytes_per_s),
         mfu=formulas.model_flops_utilization(flops, wall_s, flop_per_s),
         engine_mbu=formulas.model_bandwidth_utilization(engine_read_bytes, wall_s, bytes_per_s),
@@ -238,9 +246,7 @@ def _verdict(table: pd.DataFrame) -> pd.DataFrame:
     which = pd.Series(np.where(output > highest, *TOKEN_RATES), index=table.index, dtype="string")
     broken = which + ": " + table["bound_by"] + " of the " + table["rates"].map(_LABELS)
     return table.assign(
-        factor=np.fmax(output, total),
-        exceeds=exceeds,
-        ceiling_broken=broken.where(exceeds).astype("string"),
+        factor=np.fmax(output, total), exceeds=exceeds, ceiling_broken=broken.where(exceeds).astype("string")
     )
 
 

@@ -36,6 +36,7 @@ QUANTITIES = {
     "preemptions": False,
     "recomputed_tokens": False,
     "prefix_cache_hit_rate": False,
+    "running_while_others_wait": False,
 }
 
 # (engine, model, device, max-num-seqs) -> tokens per s.
@@ -45,7 +46,7 @@ SCHEMA = table_schema(
     "predictions",
     "Predicted and measured values of each cell of the plan; one row per cell and quantity "
     f"({', '.join(f'`{name}`' for name in QUANTITIES)}). "
-    "The last three follow from the schedule alone and have no band. docs/plan.md says how predictions are made.",
+    "The last four follow from the schedule and have no band. docs/plan.md says how predictions are made.",
     TEXT("cell_id gpu engine model workload knobs", "the cell"),
     TEXT("quantity", "a column of the cells table"),
     NUMBER(
@@ -73,6 +74,9 @@ SCHEMA = table_schema(
     ),
     TEXT("bound_by", "what is predicted to prevent more sequences from running at once, in the words of `effects`"),
     NUMBER("running_peak_predicted running_peak_measured", "maximum number of sequences that run at once"),
+    NUMBER(
+        "evicted_blocks_predicted", "how often a block of a text that prompts share is predicted to lose its content"
+    ),
     NUMBER("full_share", "predicted share of the time in which as many sequences run as the settings allow"),
     NUMBER(
         "prompts_to_fill",
@@ -159,6 +163,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
         why=surprise,
         running_peak_predicted=table["running_peak"].astype(float),
         running_peak_measured=table["measured_running_peak"].astype(float),
+        evicted_blocks_predicted=table["evicted_blocks"].astype(float),
         full_share=table["full_share"].astype(float),
         prompts_to_fill=table["prompts_to_fill"].astype(float),
         published=table["published"].astype(float),
@@ -214,10 +219,7 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     plan, blocks = _of_plan(args.plan), _of_plan(args.blocks)
     own = cells[cells["study"].eq(study.name)]
     published = published_rates(study, Published(args.published))
-    return [
-        (args.out, "predictions", predictions_table(own, plan, published)),
-        (args.blocks_out, "blocks", blocks),
-    ]
+    return [(args.out, "predictions", predictions_table(own, plan, published)), (args.blocks_out, "blocks", blocks)]
 
 
 def _of_plan(path: Path) -> pd.DataFrame:

@@ -53,10 +53,7 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
     """Peak and time-weighted mean of the sequences that run at once, from the times of the requests."""
     r = requests.dropna(subset=["scheduled_s", "last_token_s"])
     events = pd.concat(
-        [
-            r[REPEAT].assign(time_s=r["scheduled_s"], change=1),
-            r[REPEAT].assign(time_s=r["last_token_s"], change=-1),
-        ]
+        [r[REPEAT].assign(time_s=r["scheduled_s"], change=1), r[REPEAT].assign(time_s=r["last_token_s"], change=-1)]
     ).sort_values([*REPEAT, "time_s", "change"])  # at one instant an end comes before a start
     events["running"] = events.groupby(REPEAT)["change"].cumsum()
     events["lasts_s"] = events.groupby(REPEAT)["time_s"].diff().shift(-1).clip(lower=0).fillna(0.0)
@@ -64,10 +61,7 @@ def running_over_time(requests: pd.DataFrame) -> pd.DataFrame:
     groups = events.groupby(REPEAT)
     span_s = groups["time_s"].max() - groups["time_s"].min()
     return pd.DataFrame(
-        {
-            "running_peak": groups["running"].max(),
-            "running_mean": groups["weighted"].sum() / span_s.where(span_s > 0),
-        }
+        {"running_peak": groups["running"].max(), "running_mean": groups["weighted"].sum() / span_s.where(span_s > 0)}
     )
 
 
@@ -118,15 +112,15 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
     lasts_s = (s["time_s"] - before_s).clip(lower=0).fillna(0.0).astype(float)
     groups = s.groupby(REPEAT)
     keys = [s[name] for name in REPEAT]
-    span_s = lasts_s.groupby(keys).sum()
 
-    def mean_over_time(column: str) -> pd.Series:
-        known = s[column].notna()
-        weighted = (s[column].astype(float) * lasts_s).where(known)
+    def mean_over_time(column: str, weights_s: pd.Series = lasts_s) -> pd.Series:
+        weighted = (s[column].astype(float) * weights_s).where(s[column].notna())
+        span_s = weights_s.groupby(keys).sum()
         return weighted.groupby(keys).sum(min_count=1) / span_s.where(span_s > 0)
 
     return pd.DataFrame(
         {
+            "running_while_others_wait": mean_over_time("running", lasts_s.where(s["waiting"].gt(0), 0.0)),
             "waiting_peak": groups["waiting"].max(),
             "recomputed_tokens": groups["recomputed_tokens"].sum(min_count=1),
             "kv_cache_usage_peak": groups["kv_cache_usage"].max(),

@@ -125,11 +125,7 @@ class VllmKnobs(Knobs):
     ] = None
     speculative_model: Annotated[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="a name in config/models/")] | None,
-        Knob(
-            "by",
-            settles=("speculative_method", "num_speculative_tokens"),
-            argument="speculative_config.model",
-        ),
+        Knob("by", settles=("speculative_method", "num_speculative_tokens"), argument="speculative_config.model"),
     ] = None
 
     @model_validator(mode="after")

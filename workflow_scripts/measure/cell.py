@@ -1,7 +1,7 @@
 """Measure one cell of a study.
 
     kvsweep measure-cell --study config/studies/demo.yaml \\
-        --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len512-eager1-cpukv1
+        --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len256-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
 `outcome.json` beside it. If the cell has been measured, it is measured in a further start of its engine, into
@@ -22,13 +22,13 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import read_json
-from workflow_scripts.device.device_check import device_lock
+from workflow_scripts.device.device_check import device_lock, held_lock
 from workflow_scripts.measure.engine import SCRATCH, preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
@@ -146,16 +146,8 @@ def note_wrong_node(folder: Path, reason: str) -> None:
 def cell_lock(path: Path) -> Iterator[None]:
     """Let only one process at a time measure a cell, across all jobs and all hosts that share the results."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, mode=0o666)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print("waiting: another process measures this cell", flush=True)
-        lock.acquire(poll_interval=1)
-    try:
+    with held_lock(FileLock(path, mode=0o666), "waiting: another process measures this cell", 1):
         yield
-    finally:
-        lock.release()
 
 
 def _put_in_place(evidence: Path, folder: Path, outcome: Outcome) -> None:

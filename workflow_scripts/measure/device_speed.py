@@ -26,8 +26,9 @@ from workflow_scripts.device.device_check import WrongDeviceError, device_lock, 
 from workflow_scripts.device.device_rates import DeviceRates, Samples
 from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
-from workflow_scripts.device.processor import dtype_on, last_level_cache_bytes
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.device.processor import last_level_cache_bytes
+from workflow_scripts.physics.facts_on_device import facts_on
+from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.definition import resolved_models
 from workflow_scripts.study.study_file import Study, load_study
 
@@ -151,8 +152,7 @@ def step_bytes(study: Study, gpu: Gpu, device: Device) -> list[int]:
     models, sizes = load_models(), set()
     for name in resolved_models(study):
         with contextlib.suppress(ModelFactsError):
-            facts = read_model_facts(models[name].config, dtype_on(models[name].dtype, gpu, device))
-            sizes.add(facts.decode_weight_bytes)
+            sizes.add(facts_on(models[name], gpu, device).decode_weight_bytes)
     return sorted(sizes)
 
 

@@ -11,7 +11,7 @@ from workflow_scripts.catalog.endpoints import Endpoint
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.forkserver import Preload
-from workflow_scripts.study.outcome import Effective
+from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
@@ -108,8 +108,11 @@ class Engine(Protocol):
         """Start up; return the settings that took effect."""
         ...
 
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests that do not count, all at once; for a server up to the limit of its users."""
+    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
+        """Serve requests that do not count, all at once; for a server up to the limit of its users.
+
+        The first time, return how many experts the steps used, if the model has experts and the engine reports them.
+        """
         ...
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:

@@ -2,13 +2,21 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
+from workflow_scripts.measure.memory_room import NoRoomError, most_that_fit, peak_bytes, runs_in
+from workflow_scripts.measure.routed_experts import experts_noted, touched
 from workflow_scripts.measure.torch_state import torch_state
-from workflow_scripts.study.outcome import Effective
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
+
+# Rows enough that their memory grows linearly.
+SOME_ROWS = 8
 
 
 class HfStatic:
@@ -18,6 +26,8 @@ class HfStatic:
         self._setup = setup
         self._batch_size = int(setup.knobs["batch_size"])
         self._cache = str(setup.knobs["cache_implementation"])
+        self._room_tokens: int | None = setup.knobs.get("room_tokens")
+        self._is_warm = False
         self._steps: list[Step] = []
         self._padded_prompt_tokens = 0
         self._surplus_output_tokens = 0
@@ -38,9 +48,55 @@ class HfStatic:
             **torch_state(),
         }
 
-    def warm_up(self, requests: Sequence[Request]) -> None:
-        """Serve requests that do not count."""
-        self.run(requests)
+    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
+        """Serve requests that do not count; in limited memory, find the largest batch that fits before.
+
+        The first time, note which experts the steps of full batches use.
+        """
+        if self._is_warm:
+            self.run(requests)
+            return None
+        self._is_warm = True
+        if self._room_tokens is not None:
+            self._batch_size = self._largest_batch(requests, self._room_tokens)
+        rows = min(self._batch_size, len(requests))
+        with experts_noted(self._model, rows) as shares:
+            self.run(requests)
+        return touched(shares, rows)
+
+    def _largest_batch(self, requests: Sequence[Request], room_tokens: int) -> int:
+        """The largest batch up to the batch size for which the memory suffices, whichever requests it has.
+
+        So it is tried with rows that all have the longest prompt and answer. If prompts differ, one row has padding.
+
+        Raises:
+            NoRoomError: not even a single request fits.
+        """
+        prompts = sorted((r.prompt_token_ids for r in requests), key=len)
+        padding = int(len(prompts[0]) < len(prompts[-1]))
+        whole = replace(requests[0], prompt_token_ids=prompts[-1], output_tokens=max(r.output_tokens for r in requests))
+        padded = replace(whole, prompt_token_ids=whole.prompt_token_ids[padding:])
+        facts = read_model_facts(self._setup.model_dir / "config.json", self._setup.dtype)
+
+        def serve(rows: int) -> None:
+            self._batch([whole] + [padded] * (rows - 1), 0.0)
+
+        serve(2)  # if this fails, the reason is not a lack of memory
+        # Memory that does not depend on the number of rows, such as libraries' copies of weights, belongs to no user.
+        some, twice = (peak_bytes(partial(serve, rows)) for rows in (SOME_ROWS, 2 * SOME_ROWS))
+        room_bytes = max(0, 2 * some - twice) + int(room_tokens * facts.bytes_per_token())
+
+        def fits(rows: int) -> bool:
+            found = runs_in(room_bytes, partial(serve, rows))
+            print(
+                f"memory of {room_tokens} tokens: a batch of {rows} {'fits' if found else 'is too large'}", flush=True
+            )
+            return found
+
+        largest = most_that_fit(self._batch_size, fits)
+        if not largest:
+            raise NoRoomError(f"no request fits into the memory of {room_tokens} tokens beside the model")
+        return largest
 
     def run(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """Serve the requests batch by batch, in their order."""
@@ -87,6 +143,10 @@ class HfStatic:
             raise RuntimeError(
                 f"generate() made {generated} tokens for each row of a batch, asked for {longest_output}"
             )
+        # The code of some families computes more than the one new token of each row, without an error.
+        held = max((layer.keys.shape[-2] for layer in cache.layers if hasattr(layer, "keys")), default=0)
+        if held > longest_prompt + longest_output:
+            raise RuntimeError(f"the cache holds {held} tokens of rows of {longest_prompt} + {longest_output} tokens")
         self._padded_prompt_tokens += sum(pads)
         self._surplus_output_tokens += sum(longest_output - r.output_tokens for r in batch)
         self._note_steps(batch, times_s, slots, cache)

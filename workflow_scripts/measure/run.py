@@ -26,20 +26,12 @@ from workflow_scripts.device.device_record import Device, LoadByOthers
 from workflow_scripts.device.host_load import HostLoad
 from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import Knobs
-from workflow_scripts.measure.engine import (
-    SCRATCH,
-    Engine,
-    EngineSetup,
-    Metrics,
-    RequestRecord,
-    Step,
-    make_engine,
-)
+from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
 from workflow_scripts.measure.job import Job, read_job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
-from workflow_scripts.study.outcome import Effective, Measured, Repeat, Verdict, WarmUp
+from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, Repeat, Verdict, WarmUp
 from workflow_scripts.study.paths import ENGINE_LOG, METRICS, TRACE, WARMUP
 from workflow_scripts.study.protocol import SEED
 from workflow_scripts.workloads.request import Request
@@ -191,10 +183,12 @@ def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition
     count = pass_size(len(requests), _concurrency(definition.knobs, effective))
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
+    experts: ExpertsTouched | None = None
     while not is_steady(passes_s) and len(passes_s) < most_passes(len(requests), count, definition.repeats):
         engine.reset()
         began_s = time.monotonic()
-        engine.warm_up(some)
+        touched = engine.warm_up(some)
+        experts = experts or touched
         passes_s.append(time.monotonic() - began_s)
     print(f"warmed up by {len(passes_s)} passes of {count} requests", flush=True)
     return WarmUp(
@@ -202,6 +196,7 @@ def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition
         tokens=sum(len(r.prompt_token_ids) + r.output_tokens for r in some),
         passes_s=passes_s,
         steady=is_steady(passes_s),
+        experts=experts,
     )
 
 

@@ -162,6 +162,9 @@ def _outcome_facts(outcome: Outcome, rows: CellFacts) -> None:
         rows.add("warmup.requests", outcome.warmup.requests, source)
         rows.add("warmup.passes", len(outcome.warmup.passes_s), source)
         rows.add("warmup.steady", outcome.warmup.steady, source)
+        if experts := outcome.warmup.experts:
+            rows.add("warmup.experts_touched_share", experts.share, source)
+            rows.add("warmup.experts_touched_tokens", experts.tokens, source)
     for repeat in outcome.repeats:
         rows.add("wall_s", repeat.end_monotonic_s - repeat.start_monotonic_s, source, repeat.repeat)
         rows.add("start_unix_s", repeat.start_unix_s, source, repeat.repeat)

@@ -16,11 +16,11 @@ from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu, load_gpus, load
 from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.device_record import Device
-from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.physics.calibration import Speed
-from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.facts_on_device import facts_on
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.calibrated import PROJECT_FILES, Wanted, speed_for
 from workflow_scripts.predict.capacity_record import Capacity
@@ -29,6 +29,7 @@ from workflow_scripts.predict.prediction_record import Prediction
 from workflow_scripts.predict.request_lengths import lengths_of
 from workflow_scripts.predict.schedule import RequestLengths
 from workflow_scripts.predict.speed import CellTask, Task, predict_task
+from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.ladders import variant
 from workflow_scripts.study.protocol import SEED
@@ -102,9 +103,7 @@ class _Known:
 
         @cache
         def facts(gpu: str, model: str, quantization: str | None) -> ModelFacts:
-            return read_model_facts(
-                models[model].config, dtype_on(models[model].dtype, gpus[gpu], device(gpu)), quantization
-            )
+            return facts_on(models[model], gpus[gpu], device(gpu), quantization)
 
         @cache
         def speed(
@@ -142,6 +141,11 @@ class _Known:
             requests, kind = self._requests_of(cell, count, steps.longest_request)
         except UnpredictableError as e:
             return replace(record, unknown=str(e))
+        decides = steps.decides
+        if isinstance(decides, StaticBatches):
+            decides = replace(decides, batch_size=batch_that_fits(requests, decides, facts))
+            if not decides.batch_size:
+                return replace(record, infeasible="not even one request fits into the memory beside the model")
         record = replace(
             record,
             lengths=kind,
@@ -162,7 +166,7 @@ class _Known:
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
-        return steps.decides, requests, task
+        return decides, requests, task
 
     def _facts_of(self, cell: Cell) -> ModelFacts:
         try:

@@ -59,4 +59,5 @@ def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts) -> Engine
         raise UnpredictableError(str(e)) from None
     if any(facts.of_kind(Experts)):
         raise UnpredictableError("what HuggingFace's experts read and copy is not modelled")
-    return EngineSteps(StaticBatches(knobs.batch_size, knobs.cache_implementation), facts.max_positions, eager=True)
+    batches = StaticBatches(knobs.batch_size, knobs.cache_implementation, knobs.room_tokens)
+    return EngineSteps(batches, facts.max_positions, eager=True)

@@ -47,6 +47,7 @@ class Prediction:
     steps: int | None = None
     running_peak: int | None = None
     running_mean: float | None = None
+    running_while_others_wait: float | None = None
     waiting_peak: int | None = None
     full_share: float | None = None
     blocks_peak: int | None = None

@@ -138,7 +138,7 @@ class Segments:
             ScheduleError: the schedule is one of a model whose layers look at all tokens.
         """
         if limit is not None:
-            raise ScheduleError("the schedule does not tell what layers with a window or chunks look at")
+            raise ScheduleError("the schedule does not say what layers with a window or chunks look at")
         looked_back = self.decode_kv_tokens - self.decode_seqs + self.prefill_kv_tokens - self.prefill_tokens
         return Within(self.decode_kv_tokens, looked_back, self.prefill_attended_tokens)
 

@@ -155,7 +155,7 @@ def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, tas
     segments, settings = found.segments, found.settings
     # A request that has ended keeps its place for one step, but does nothing in it.
     active = segments.decode_seqs + segments.prefill_seqs
-    peak = int(active.max())
+    peak, queued = int(active.max()), segments.waiting_seqs > 0
     short_of_blocks = found.needs_blocks is None
     if found.preemptions.any():
         bound_by = KV_BLOCKS
@@ -171,6 +171,9 @@ def _with_counts(record: Prediction, found: Schedule, segment_s: FloatArray, tas
         steps=int(segments.steps.sum()),
         running_peak=peak,
         running_mean=float(active @ segment_s / segment_s.sum()),
+        running_while_others_wait=float(active[queued] @ segment_s[queued] / segment_s[queued].sum())
+        if queued.any()
+        else None,
         waiting_peak=int(segments.waiting_seqs.max()),
         full_share=float(segment_s[segments.running_seqs >= settings.max_num_seqs].sum() / segment_s.sum()),
         blocks_peak=found.peak_blocks_held,

@@ -20,15 +20,50 @@ CacheKind = Literal["dynamic", "static"]
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache."""
+    """Batches of `batch_size` requests that stay together until the longest is done, and the kind of their cache.
+
+    With `room_tokens`, memory in tokens of KV cache, batches are the largest that fit, up to `batch_size`.
+    """
 
     batch_size: int
     cache: CacheKind
+    room_tokens: int | None = None
 
     @property
     def max_num_seqs(self) -> int:
         """The batch size, under the name that it has for a scheduler."""
         return self.batch_size
+
+
+def batch_that_fits(requests: RequestLengths, asked: StaticBatches, facts: ModelFacts) -> int:
+    """The largest batch that fits, up to the batch size, whichever requests it has; 0 if not even one request fits.
+
+    A row takes slots for the longest prompt and answer. Beside them memory holds, at the worst moment, one of these:
+
+    - in a step with a mask, one layer's KV heads, expanded for the query heads that share them; without a mask, the new
+      copy of a layer's keys in a dynamic cache;
+    - while prompts are read, in attention, these KV heads, and a layer's inputs, queries and results;
+    - while prompts are read, their embeddings, and the inputs and the result of a layer's feed-forward block.
+
+    A static cache has all its slots while prompts are read, a dynamic one only theirs.
+    """
+    if asked.room_tokens is None:
+        return asked.batch_size
+    static = asked.cache == "static"
+    prompt, answer = int(requests.prompt_tokens.max()), int(requests.output_tokens.max())
+    slots, heads = prompt + answer - (not static), facts.attention.heads
+    shared_by = heads // facts.attention.kv_heads
+    has_mask = static or int(requests.prompt_tokens.min()) < prompt
+    expanded = shared_by / facts.layers if has_mask and shared_by > 1 else 0
+    copied = 0 if static else 0.5 / facts.layers
+    held = slots if static else prompt
+    per_element = prompt * facts.kv_dtype_bytes() / facts.bytes_per_token()
+    tokens = max(
+        slots * (1 + max(expanded, copied)),
+        held * (1 + expanded) + per_element * 2 * (facts.hidden + heads * facts.attention.head_dim),
+        held + per_element * (3 * facts.hidden + facts.feed_forward_elements / facts.layers),
+    )
+    return min(asked.batch_size, int(asked.room_tokens / tokens))
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,7 @@ def step_work(
             "prompts": segments.prefill_seqs.astype(float),
             "requests": np.where((np.arange(len(segments)) == 0) | (np.ndim(taken_in) == 1), taken_in, 0.0),
         },
-        {
-            "kv_bytes": decoding * (read_more / ranks),
-            "attention_flops": decoding * (computed_more / ranks),
-        },
+        {"kv_bytes": decoding * (read_more / ranks), "attention_flops": decoding * (computed_more / ranks)},
     )
 
 

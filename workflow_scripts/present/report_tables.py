@@ -59,6 +59,11 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return table.to_dict("records")  # type: ignore[return-value]
 
 
+def of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
+    """The rows that count all layers together, which are all rows of a table made before kinds were distinguished."""
+    return waste[waste["layer_kind"].isna()] if "layer_kind" in waste else waste
+
+
 class Tables:
     """The folder `results/{study}/tables`, and the tables of facts below `results/{study}/parsed`."""
 

@@ -182,7 +182,7 @@ def _longest(workload: Workload) -> int | None:
     return workload.total_tokens_needed()
 
 
-def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[list[Lengths]]:
+def rungs_for(sequences: int, tokens: int, kind: str) -> list[list[Lengths]]:
     """Requests of each rung; a rung is served at once.
 
     Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and
@@ -192,12 +192,11 @@ def rungs_for(sequences: int, tokens: int, kind: str, seed: int = 0) -> list[lis
         sequences: how many may run at once.
         tokens: of the longest request.
         kind: of the device; a CPU gets fewer tokens.
-        seed: of the mixtures.
 
     >>> rungs_for(2, 60, "cpu")[:5]
     [[(8, 6)], [(8, 6), (8, 6)], [(32, 2)], [(54, 2)], [(54, 6)]]
     """
-    draw, most = random.Random(seed), PROMPT_TOKENS_OF_RUNG[kind]
+    draw, most = random.Random(0), PROMPT_TOKENS_OF_RUNG[kind]
     longest = min(most, max(SHORT_PROMPT, tokens - DECODE_STEPS - 1))
     counts = sorted({*(2**i for i in range(sequences.bit_length())), sequences})
     lengths = sorted({min(longest, SHORT_PROMPT * 4**i) for i in range(1, 8)})

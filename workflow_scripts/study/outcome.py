@@ -45,16 +45,25 @@ class Repeat(Record):
     end_monotonic_s: float
 
 
+class ExpertsTouched(Record):
+    """`share` of the routed experts that a step of `tokens` tokens used, mean over such steps and over layers."""
+
+    share: float
+    tokens: int
+
+
 class WarmUp(Record):
     """Warm-up passes, which do not count; each served the same number of `requests`, with `tokens` in total.
 
-    `steady`: the last two passes took equally long, within `warmup.TOLERANCE`.
+    `steady`: the last two passes took equally long, within `warmup.TOLERANCE`. `experts`: of the first pass's decode
+    steps, if the model has experts and the engine reports which ones a step used.
     """
 
     requests: int
     tokens: int
     passes_s: list[float]
     steady: bool
+    experts: ExpertsTouched | None = None
 
 
 class Start(Record):

@@ -55,11 +55,7 @@ Prepared = tuple[ResolvedModel, Path]
 
 
 def serve_settings(
-    model: ResolvedModel,
-    model_dir: Path,
-    knobs: VllmKnobs,
-    effective: Mapping[str, int],
-    draft: Prepared | None = None,
+    model: ResolvedModel, model_dir: Path, knobs: VllmKnobs, effective: Mapping[str, int], draft: Prepared | None = None
 ) -> ServeSettings:
     """Settings that serve a model in the same way as a cell was measured.
 

@@ -70,8 +70,7 @@ class ModelOverride(StrictRecord):
         str | None, Field(min_length=1, description="a folder with the config.json of a model; its weights are random")
     ] = None
     hub: Annotated[
-        str | None,
-        Field(pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`"),
+        str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="a repository, ORG/REPO, with `revision`")
     ] = None
     revision: Annotated[
         str | None, Field(pattern=r"^[0-9a-f]{40}$", description="the commit of that repository, 40 digits")

@@ -56,6 +56,8 @@ NUMBERS = {
     "warmup.requests": ("warmup_requests", 8),
     "warmup.passes": ("warmup_passes", 3),
     "warmup.steady": ("warmup_steady", True),
+    "warmup.experts_touched_share": ("experts_touched_share", 0.6),
+    "warmup.experts_touched_tokens": ("experts_touched_tokens", 4),
     "phase_s.measure": ("measure_s", 10.0),
     "protocol": ("protocol", 3.0),
 }

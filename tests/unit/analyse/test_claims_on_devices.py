@@ -103,14 +103,7 @@ def test_a_claimed_range_may_begin_elsewhere(tmp_path):
     assert judged(FLAT_SEQS, of, max_num_seqs=(8, 64)) == NOT_TESTABLE
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"gpu": "cpu-all"},
-        {"gpu": "b200"},
-        {"model": "opt-125m"},
-    ],
-)
+@pytest.mark.parametrize("columns", [{"gpu": "cpu-all"}, {"gpu": "b200"}, {"model": "opt-125m"}])
 def test_other_devices_and_models_are_only_seen_here(tmp_path, columns):
     of = evidence(slow(tmp_path), effects=[effect("1, 256", CHANGES, **columns)])
     *_, found = findings(FLAT_SEQS, of)
@@ -190,7 +183,7 @@ def test_sizes_that_make_no_difference_contradict_a_best_size(gpu, said, verdict
             effect("16, 32", said, knob="block_size", gpu=gpu, model="opt-125m"),
             effect("16, 32", FLAT, knob="block_size", comparison="pair"),
             effect("16, 32", FLAT),
-        ],
+        ]
     )
     assert judged("block-size-by-length", of, block_size_short=16) == verdict
 
@@ -258,10 +251,7 @@ def test_a_measured_ratio_must_be_the_published_one_and_follow_bandwidth(value, 
     measured = findings("h200-over-l40s", evidence(ratios=rows), throughput_ratio=5.5)[-1]
     assert measured.says == (None if verdict == NOT_TESTABLE else verdict)
     assert measured.text == "h200 over l40s, llama-3.1-8b-instruct, chat: It is so."
-    assert measured.ids == (
-        "h200/vllm/llama-3.1-8b-instruct/chat/bs16",
-        "l40s/vllm/llama-3.1-8b-instruct/chat/bs16",
-    )
+    assert measured.ids == ("h200/vllm/llama-3.1-8b-instruct/chat/bs16", "l40s/vllm/llama-3.1-8b-instruct/chat/bs16")
 
 
 @pytest.mark.parametrize("columns", [{"gpu_a": "h100-sxm"}, {"gpu_b": "cpu-all"}, {"model": "opt-125m"}])

@@ -213,6 +213,74 @@ def test_the_gain_is_told_beside_what_the_same_text_says_elsewhere(tmp_path):
     assert "90 % and 20 % of memory in use, which is a ratio of 4.5" in findings(GAINED, evidence(other))[0].text
 
 
+def in_the_same_pool(users, gpu="h200", **waste):
+    """Cells with blocks of 16 and with 4,096 slots per request, in 32,768 tokens; `users` of each while others wait."""
+    knobs = {"blocks": (16, 2049), "whole": (4096, 9)}
+    cells = [
+        cell(
+            {"block_size": size, "num_gpu_blocks_override": number},
+            (1.0, 1.0),
+            gpu=gpu,
+            block_size_effective=size,
+            num_gpu_blocks=number,
+            max_model_len_effective=4096,
+            running_while_others_wait=users[name],
+        )
+        for name, (size, number) in knobs.items()
+    ]
+    rows = [
+        {
+            "cell_id": f"{gpu}/vllm/{LLAMA}/chat/bs{knobs[name][0]}-pool{knobs[name][1]}",
+            "layout": "paged",
+            "start": 1,
+            "repeat": 0,
+            "waste_pct": float(pct),
+        }
+        for name, pct in waste.items()
+    ]
+    return evidence(cells=cells, waste=rows)
+
+
+@pytest.mark.parametrize(
+    ("users", "gpu", "verdict"),
+    [
+        (32, "h200", SUPPORTED),
+        (40, "h200", SUPPORTED),
+        (31, "h200", CONTRADICTED),
+        (41, "h200", CONTRADICTED),
+        (36, "cpu-all", NOT_TESTABLE),
+    ],
+)
+def test_users_are_counted_where_both_ways_were_measured_in_the_same_memory(users, gpu, verdict):
+    of = in_the_same_pool({"blocks": users, "whole": 8}, gpu)
+    assert judged(GAINED, of) == verdict
+    found = findings(GAINED, of)[-1]
+    assert found.label == MEASURED
+    assert found.text.endswith(
+        f"In a KV cache of 32,768 tokens, {users} requests ran at once in blocks of 16 while others waited, and 8 where"
+        f" each reserved 4096 tokens: {users / 8:.3g} times."
+    )
+    assert [i.split("/")[-1] for i in found.ids] == ["bs16-pool2049", "bs4096-pool9"]
+
+
+def test_pools_in_which_nobody_waits_say_nothing_about_users():
+    assert len(findings(GAINED, in_the_same_pool({"blocks": None, "whole": 8}))) == 1
+    assert len(findings(GAINED, in_the_same_pool({"blocks": 32, "whole": None}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "whole", "verdict"), [(5, 80, SUPPORTED), (20, 80, CONTRADICTED), (5, 60, CONTRADICTED)]
+)
+def test_the_use_of_memory_is_measured_in_both_ways(blocks, whole, verdict):
+    of = in_the_same_pool({"blocks": 36, "whole": 8}, blocks=blocks, whole=whole)
+    assert judged(USED, of) == verdict
+    assert (
+        f"tokens filled {100 - blocks:.1f} % of the slots that requests held in blocks of 16, and {100 - whole:.1f} %"
+        " where each reserved 4096." in findings(USED, of)[-1].text
+    )
+    assert len(findings(USED, in_the_same_pool({"blocks": 36, "whole": 8}))) == 1
+
+
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 

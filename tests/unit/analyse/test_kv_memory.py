@@ -1,7 +1,5 @@
 """Reserved and used bytes of keys and values, and the columns of speculative decoding."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,25 +42,25 @@ def cells(**columns: object) -> pd.DataFrame:
     return pd.DataFrame([known | columns])
 
 
-def test_a_pool_is_reserved_whole_and_counted_from_its_blocks() -> None:
+def test_a_pool_is_reserved_whole_and_counted_from_its_blocks():
     row = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, kv_tokens_live_mean=16.0)).iloc[0]
     assert row["kv_bytes_reserved_mean"] == row["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN
     assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN
 
 
-def test_what_the_engine_tells_goes_before_what_is_counted() -> None:
+def test_what_the_engine_tells_goes_before_what_is_counted():
     told = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, kv_pool_bytes=1e6)).iloc[0]
     assert told["kv_bytes_reserved_peak"] == 1e6
     steps = kv_memory(cells(kv_bytes_reserved_mean=2e6, kv_bytes_reserved_peak=3e6)).iloc[0]
     assert (steps["kv_bytes_reserved_mean"], steps["kv_bytes_reserved_peak"]) == (2e6, 3e6)
 
 
-def test_a_smaller_type_of_the_cache_takes_fewer_bytes() -> None:
+def test_a_smaller_type_of_the_cache_takes_fewer_bytes():
     row = kv_memory(cells(kv_tokens_live_mean=16.0, knob_kv_cache_dtype="fp8")).iloc[0]
     assert row["kv_bytes_used_mean"] == 16 * BYTES_PER_TOKEN / 4
 
 
-def test_a_draft_model_keeps_keys_and_values_in_the_same_blocks() -> None:
+def test_a_draft_model_keeps_keys_and_values_in_the_same_blocks():
     # Of the same shape, so that half as many blocks of both fill the memory.
     drafting = {"num_gpu_blocks": 4, "block_size_effective": 32, "knob_speculative_model": "tiny-llama-57m"}
     row = kv_memory(cells(**drafting, knob_num_speculative_tokens=4, kv_tokens_live_mean=16.0)).iloc[0]
@@ -73,12 +71,12 @@ def test_a_draft_model_keeps_keys_and_values_in_the_same_blocks() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 4), (2, 4), (4, 4), (8, 8)])
-def test_tensor_ranks_share_the_heads_and_copy_them_where_there_are_more_ranks(ranks: int, heads: int) -> None:
+def test_tensor_ranks_share_the_heads_and_copy_them_where_there_are_more_ranks(ranks, heads):
     row = kv_memory(cells(num_gpu_blocks=4, block_size_effective=32, knob_tensor_parallel_size=ranks)).iloc[0]
     assert row["kv_bytes_reserved_peak"] == 4 * 32 * BYTES_PER_TOKEN * heads / 4
 
 
-def test_a_model_or_a_cell_that_is_not_known_has_no_bytes() -> None:
+def test_a_model_or_a_cell_that_is_not_known_has_no_bytes():
     assert pd.isna(kv_memory(cells(model="llama-9", kv_tokens_live_mean=16.0)).iloc[0]["kv_bytes_used_mean"])
     failed = kv_memory(cells(repeat=None, num_gpu_blocks=4, block_size_effective=32)).iloc[0]
     assert pd.isna(failed["kv_bytes_reserved_peak"])
@@ -88,7 +86,7 @@ def held(table: pd.DataFrame, block_size: int = 32) -> pd.Series:
     return tokens_held(request_lives(table.assign(workload="w"), {}), np.full(len(table), float(block_size)))
 
 
-def test_tokens_held_over_the_lives_of_requests() -> None:
+def test_tokens_held_over_the_lives_of_requests():
     # The first holds 10 tokens for 2 s, 11 for 0.5 s and 12 for 0.5 s; the second 8 tokens for 1 s.
     table = requests("c", (10, 3, 0, 0.0, 2.0, 3.0), (8, 1, 0, 3.0, 4.0, 4.0))
     assert held(table).loc["c", 1, 0] == pytest.approx((31.5 + 8) / 4)
@@ -96,7 +94,7 @@ def test_tokens_held_over_the_lives_of_requests() -> None:
     assert held(table.head(0)).empty
 
 
-def test_tokens_of_a_shared_prefix_are_held_once() -> None:
+def test_tokens_of_a_shared_prefix_are_held_once():
     # Both live for a second and have 32 of 40 tokens in common: two blocks of 16, or none of 64.
     table = requests("c", (40, 1, 0, 0.0, 1.0, 1.0), (40, 1, 32, 0.0, 1.0, 1.0))
     assert held(table, 16).loc["c", 1, 0] == 80 - 32
@@ -104,7 +102,7 @@ def test_tokens_of_a_shared_prefix_are_held_once() -> None:
 
 
 @pytest.fixture
-def parsed(tmp_path: Path) -> Path:
+def parsed(tmp_path):
     """Facts of one cell of each engine."""
     facts: list[dict[str, object]] = []
     steps: list[dict[str, object]] = []
@@ -145,7 +143,7 @@ def parsed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed: Path) -> None:
+def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed):
     table = cells_table(STUDY, expand(STUDY), parsed).set_index("engine")
     reserved, used = table["kv_bytes_reserved_peak"], table["kv_bytes_used_mean"]
     assert reserved.to_dict() == {
@@ -160,7 +158,7 @@ def test_reserved_and_used_stand_beside_each_other_for_every_engine(parsed: Path
     assert {"kv_pool_bytes", "process_memory_bytes_before", "drafts"}.isdisjoint(table)
 
 
-def test_a_cell_that_asks_for_no_drafts_has_none(parsed: Path) -> None:
+def test_a_cell_that_asks_for_no_drafts_has_none(parsed):
     asked = expand(STUDY)
     table = cells_table(STUDY, asked, parsed).set_index("engine")
     assert table["draft_tokens"].isna().to_dict() == {"vllm": False, "hf-static": True, "hf-continuous": True}
@@ -170,7 +168,7 @@ def test_a_cell_that_asks_for_no_drafts_has_none(parsed: Path) -> None:
     assert _without_drafts(failed)["draft_tokens"].isna().all()
 
 
-def test_what_was_drafted_and_accepted_is_told(parsed: Path) -> None:
+def test_what_was_drafted_and_accepted_is_told(parsed):
     row = cells_table(STUDY, expand(STUDY), parsed).set_index("engine").loc["vllm"]
     assert (row["draft_tokens"], row["accepted_draft_tokens"]) == (8, 6)
     assert (row["draft_acceptance_rate"], row["tokens_per_draft_mean"]) == (0.75, 4)

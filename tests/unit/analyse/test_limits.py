@@ -14,6 +14,7 @@ from workflow_scripts.analyse.limits import SCHEMA, limits_table, main, mark_inv
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.analyse.work import read_work
 from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.layers import Experts
 from workflow_scripts.physics.model_facts import read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
@@ -119,6 +120,30 @@ def test_work_is_that_of_the_model_and_the_steps_taken(parsed):
     kv = TINY.bytes_per_token() * (10 + 11)
     assert found["read_bytes"] == 5 * TINY.decode_weight_bytes + kv
     assert found["flops"] == TINY.request_flops(10, 3) + TINY.request_flops(20, 1)
+
+
+def test_the_experts_that_an_engine_told_take_the_place_of_those_expected(parsed):
+    measured_device(parsed.devices)
+    facts = read_model_facts(get_model("tiny-experts-57m").config, "float32")
+    hf = {"engine": "hf-static", "model": "tiny-experts-57m", "steps_taken": 3}
+    (experts, layers), *others = facts.of_kind(Experts)
+    assert not others
+    told = {"experts_touched_share": 0.625, "experts_touched_tokens": 4}
+    knobs = {"batch_size": 4, "cache_implementation": "dynamic"}
+    four = parsed.cell([(10, 3, 0)] * 4, knobs, **hf, **told)
+    alone = parsed.cell([(10, 3, 0)] * 4, knobs | {"cache_implementation": "static"}, **hf)
+    dense = parsed.cell([(10, 3, 0)] * 4, steps_taken=3)
+    found, reasons = parsed.limits()
+    assert reasons == []
+    of_four, of_other, of_dense = (found.set_index("cell_id").loc[name] for name in (four, alone, dense))
+    assert of_four["experts_touched_share"] == 0.625
+    assert of_four["experts_touched_share_uniform"] == 1 - (1 - experts.per_token / experts.count) ** 4
+    expected = 1 - (1 - experts.per_token / experts.count) ** 16  # 48 tokens in 3 steps
+    one_share = 4 * 3 * layers * 3 * facts.hidden * experts.intermediate * experts.count
+    assert of_other["read_bytes"] - of_four["read_bytes"] == pytest.approx(one_share * (expected - 0.625))
+    for row, names in ((of_other, ["", "_uniform"]), (of_dense, ["", "_uniform"])):
+        assert all(math.isnan(row[f"experts_touched_share{name}"]) for name in names)
+    assert of_dense["mbu"] > 0
 
 
 def test_several_devices_add_up_and_the_engine_estimates_for_each(parsed):
@@ -270,12 +295,7 @@ def limits_of(parsed, factor, source="measured"):
 
 @pytest.mark.parametrize(
     ("source", "factor", "exceeds"),
-    [
-        ("datasheet", 0.999, False),
-        ("datasheet", 1.001, True),
-        ("measured", 1.249, False),
-        ("measured", 1.251, True),
-    ],
+    [("datasheet", 0.999, False), ("datasheet", 1.001, True), ("measured", 1.249, False), ("measured", 1.251, True)],
 )
 def test_a_value_above_its_ceiling_is_told(parsed, source, factor, exceeds):
     found = limits_of(parsed, factor, source)

@@ -23,6 +23,7 @@ def plan_of(cells, **columns):
         bound_by="sequences",
         running_peak=16.0,
         full_share=0.5,
+        evicted_blocks=3,
         prompts_to_fill=np.nan,
         infeasible=None,
         cached_tokens=np.nan,
@@ -55,6 +56,7 @@ def test_error_and_flag():
     assert rows["flagged"].tolist() == [False, True, True]
     assert rows["why"].tolist()[1:] == ["1.26 times what was predicted", "0.70 times what was predicted"]
     assert (rows["running_peak_predicted"].iloc[0], rows["running_peak_measured"].iloc[0]) == (16, 1)
+    assert rows["evicted_blocks_predicted"].eq(3).all()
 
 
 def test_only_output_rates_are_flagged():

@@ -37,7 +37,7 @@ def only(frame: pd.DataFrame) -> pd.Series:
     return frame.iloc[0]
 
 
-def test_latencies_count_from_being_queued() -> None:
+def test_latencies_count_from_being_queued():
     facts = only(request_facts(requests(("0", 10, 5, 1.0, 2.0, 4.0, 8.0), ("1", 20, 1, 0.0, 1.0, 3.0, 3.0))))
     assert facts["num_requests"] == 2
     assert facts["prompt_tokens"] == 30
@@ -51,19 +51,19 @@ def test_latencies_count_from_being_queued() -> None:
     assert facts["preemptions"] == 0
 
 
-def test_an_answer_that_was_seen_at_one_moment_has_no_tpot() -> None:
+def test_an_answer_that_was_seen_at_one_moment_has_no_tpot():
     facts = only(request_facts(requests(("0", 10, 5, 0.0, 0.0, 4.0, 8.0), ("1", 10, 5, 0.0, 0.0, 9.0, 9.0))))
     assert facts["tpot_s_p50"] == pytest.approx(1.0)
 
 
-def test_requests_that_found_a_prefix_are_counted_where_the_engine_tells() -> None:
+def test_requests_that_found_a_prefix_are_counted_where_the_engine_tells():
     rows = [(str(i), 10, 5, 0.0, 0.0, 1.0, 2.0) for i in range(3)]
     assert only(request_facts(requests(*rows, cached=[0, 8, 4])))["requests_with_prefix_hits"] == 2
     assert only(request_facts(requests(*rows, cached=[0, 0, 0])))["requests_with_prefix_hits"] == 0
     assert pd.isna(only(request_facts(requests(*rows)))["requests_with_prefix_hits"])
 
 
-def test_quantiles_lie_between_the_values() -> None:
+def test_quantiles_lie_between_the_values():
     # Times to the first token of 0 to 10 s, four tokens a request in 4, 8, ..., 44 s after it.
     rows = [(str(i), 1, 5, 0.0, 0.0, float(i), float(i + 4 * (i + 1))) for i in range(11)]
     facts = only(request_facts(requests(*rows)))
@@ -72,7 +72,7 @@ def test_quantiles_lie_between_the_values() -> None:
     assert facts[["e2e_s_p50", "e2e_s_p99"]].tolist() == pytest.approx([29, 53.5])
 
 
-def test_cells_and_repeats_are_kept_apart() -> None:
+def test_cells_and_repeats_are_kept_apart():
     one = requests(("0", 10, 2, 0.0, 0.0, 1.0, 2.0), ("1", 10, 2, 0.0, 0.0, 1.0, 2.0))
     late = requests(("0", 30, 4, 10.0, 11.0, 13.0, 19.0), preemptions=3)
     table = pd.concat([late.assign(cell_id="d"), one.assign(repeat=1), one])
@@ -85,11 +85,11 @@ def test_cells_and_repeats_are_kept_apart() -> None:
     assert running["running_mean"].to_dict() == {("c", 1, 0): 2, ("c", 1, 1): 2, ("d", 1, 0): 1}
 
 
-def test_an_engine_that_counts_no_preemptions_is_not_one_without() -> None:
+def test_an_engine_that_counts_no_preemptions_is_not_one_without():
     assert pd.isna(only(request_facts(requests(("0", 1, 1, 0.0, 0.0, 1.0, 1.0), preemptions=None)))["preemptions"])
 
 
-def test_running_is_counted_between_scheduling_and_last_token() -> None:
+def test_running_is_counted_between_scheduling_and_last_token():
     facts = only(
         running_over_time(
             requests(("0", 1, 1, 0.0, 0.0, 1.0, 4.0), ("1", 1, 1, 0.0, 2.0, 3.0, 4.0), ("2", 1, 1, 0.0, 4.0, 5.0, 6.0))
@@ -99,31 +99,31 @@ def test_running_is_counted_between_scheduling_and_last_token() -> None:
     assert facts["running_mean"] == pytest.approx((1 * 2 + 2 * 2 + 1 * 2) / 6)
 
 
-def test_a_request_without_its_times_does_not_run() -> None:
+def test_a_request_without_its_times_does_not_run():
     known, unknown = ("0", 1, 1, 0.0, 0.0, 1.0, 4.0), ("1", 1, 1, 0.0, 2.0, 3.0, None)
     facts = only(running_over_time(requests(known, unknown, preemptions=None)))
     assert facts[["running_peak", "running_mean"]].tolist() == [1, 1]
 
 
-def test_a_gap_in_which_nothing_runs_counts_for_the_mean() -> None:
+def test_a_gap_in_which_nothing_runs_counts_for_the_mean():
     facts = only(running_over_time(requests(("0", 1, 1, 0.0, 0.0, 0.1, 0.2), ("1", 1, 1, 0.0, 0.6, 0.7, 0.8))))
     assert facts["running_mean"] == pytest.approx(0.5)
 
 
-def test_no_time_has_no_mean() -> None:
+def test_no_time_has_no_mean():
     facts = only(running_over_time(requests(("0", 1, 1, 0.0, 1.0, 1.0, 1.0))))
     assert pd.isna(facts["running_mean"])
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=20))
-def test_the_mean_is_never_above_the_peak_nor_the_peak_above_the_requests(spans: list[tuple[float, float]]) -> None:
+def test_the_mean_is_never_above_the_peak_nor_the_peak_above_the_requests(spans):
     rows = [(str(i), 1, 1, s, s, s, s + d) for i, (s, d) in enumerate(spans)]
     facts = only(running_over_time(requests(*rows)))
     assert facts["running_peak"] <= len(spans)
     assert pd.isna(facts["running_mean"]) or 0 <= facts["running_mean"] <= facts["running_peak"] + 1e-9
 
 
-def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
+def test_the_steady_rate_leaves_out_ramp_and_tail():
     # Two at once, one token a second each: full from the second's first token (2 s) until one is left (8 s).
     rows = [
         ("0", 1, 5, 0.0, 0.0, 1.0, 5.0),
@@ -136,7 +136,7 @@ def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
     assert rate.loc[("c", 1, 0)] == pytest.approx((3 + 5 + 3 + 2) / 6)
 
 
-def test_what_lies_outside_of_the_window_does_not_count() -> None:
+def test_what_lies_outside_of_the_window_does_not_count():
     # Full from the second's first token (3 s) until one is left (8 s): the first was done before.
     rows = [
         ("0", 1, 3, 0.0, 0.0, 1.0, 2.0),
@@ -149,7 +149,7 @@ def test_what_lies_outside_of_the_window_does_not_count() -> None:
     assert rate.name == "steady_output_tokens_per_s"
 
 
-def test_each_cell_has_its_own_window() -> None:
+def test_each_cell_has_its_own_window():
     # One after the other: full from the second's first token until the last but one is done.
     rows = [(str(i), 1, 3, 0.0, 3.0 * i, 3.0 * i + 1, 3.0 * i + 3) for i in range(4)]
     slow = [(*r[:3], *(2 * t for t in r[3:])) for r in rows]
@@ -162,13 +162,13 @@ def test_each_cell_has_its_own_window() -> None:
     assert rates.to_dict() == pytest.approx({("c", 1, 0): of_c, ("c", 1, 1): of_c, ("d", 1, 0): (3 + 3) / 10})
 
 
-def test_requests_of_one_token_count_where_it_comes() -> None:
+def test_requests_of_one_token_count_where_it_comes():
     rows = [(str(i), 1, 1, 0.0, float(i), float(i), float(i)) for i in range(4)]
     # From the second's token (1 s) to the third's (2 s), both inside.
     assert steady_rate(requests(*rows), pd.Series({"c": 2})).loc[("c", 1, 0)] == pytest.approx(2.0)
 
 
-def test_twice_what_is_allowed_is_just_enough() -> None:
+def test_twice_what_is_allowed_is_just_enough():
     rows = [(str(i), 1, 3, 0.0, 0.0, 1.0 + i / 10, 3.0 + i / 10) for i in range(4)]
     assert len(steady_rate(requests(*rows), pd.Series({"c": 2}))) == 1
     assert steady_rate(requests(*rows[:3]), pd.Series({"c": 2})).empty
@@ -176,17 +176,17 @@ def test_twice_what_is_allowed_is_just_enough() -> None:
     assert steady_rate(requests(*lost), pd.Series({"c": 2})).empty
 
 
-def test_a_window_without_length_has_no_rate() -> None:
+def test_a_window_without_length_has_no_rate():
     rows = [(str(i), 1, 1, 0.0, 0.0, 1.0, 1.0) for i in range(2)]
     assert steady_rate(requests(*rows), pd.Series({"c": 1})).isna().tolist() == [True]
 
 
-def test_a_workload_that_never_fills_the_engine_has_no_steady_rate() -> None:
+def test_a_workload_that_never_fills_the_engine_has_no_steady_rate():
     rows = [(str(i), 1, 3, 0.0, 0.0, 1.0, 3.0) for i in range(7)]
     assert steady_rate(requests(*rows), pd.Series({"c": 4})).empty
 
 
-def test_steps_weigh_with_the_time_they_last() -> None:
+def test_steps_weigh_with_the_time_they_last():
     steps = pd.DataFrame(
         {
             "cell_id": "c",
@@ -194,6 +194,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
             "repeat": 0,
             "time_s": [0.0, 1.0, 4.0],
             "waiting": [3, 2, 0],
+            "running": [1, 2, 6],
             "kv_cache_usage": [0.1, 0.2, 0.6],
             "recomputed_tokens": [None, 5, 7],
             "kv_tokens_live": [None, None, None],
@@ -203,6 +204,11 @@ def test_steps_weigh_with_the_time_they_last() -> None:
     )
     facts = only(step_facts(steps, NOT_KNOWN))
     assert facts["waiting_peak"] == 3
+    assert facts["running_while_others_wait"] == 2
+    longer = only(step_facts(steps.assign(waiting=[3, 2, 1]), NOT_KNOWN))
+    assert longer["running_while_others_wait"] == (2 * 1 + 6 * 3) / 4
+    assert pd.isna(only(step_facts(steps.assign(waiting=0), NOT_KNOWN))["running_while_others_wait"])
+    assert pd.isna(only(step_facts(steps.assign(waiting=None), NOT_KNOWN))["running_while_others_wait"])
     assert facts["recomputed_tokens"] == 12
     assert facts["kv_cache_usage_peak"] == 0.6
     assert facts["kv_cache_usage_mean"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
@@ -212,7 +218,7 @@ def test_steps_weigh_with_the_time_they_last() -> None:
     assert pd.isna(facts["kv_tokens_live_mean"])
 
 
-def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
+def test_steps_may_come_in_any_order_and_of_several_repeats():
     steps = pd.DataFrame(
         {
             "cell_id": ["c", "c", "d", "c", "d"],
@@ -220,6 +226,7 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
             "repeat": 0,
             "time_s": [0.5, 0.0, 1.0, 0.1, 0.0],
             "waiting": [0, 2, 7, 1, 5],
+            "running": 1,
             "recomputed_tokens": None,
             "kv_cache_usage": [0.5, 0.9, 0.4, 0.1, 0.2],
             "kv_tokens_live": [30.0, 10.0, None, 20.0, None],
@@ -236,18 +243,25 @@ def test_steps_may_come_in_any_order_and_of_several_repeats() -> None:
     assert pd.isna(facts.loc[("d", 1, 0), "kv_tokens_live_mean"])
 
 
-def test_the_first_step_lasts_from_when_a_request_was_scheduled() -> None:
+def test_the_first_step_lasts_from_when_a_request_was_scheduled():
     # Prompts are read in 3 s, then two steps of 1 s; of the other cell nothing is known.
     steps = pd.DataFrame({"cell_id": ["c"] * 3 + ["d"] * 3, "start": 1, "repeat": 0, "time_s": [3.5, 4.5, 5.5] * 2})
     held = ["kv_cache_usage", "kv_tokens_live", "kv_slots_reserved", "kv_bytes_reserved"]
-    steps = steps.assign(waiting=0, recomputed_tokens=None, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
+    steps = steps.assign(waiting=0, running=1, recomputed_tokens=None, **dict.fromkeys(held, [10.0, 20.0, 30.0] * 2))
     facts = step_facts(steps, began({("c", 1, 0): 0.5, ("d", 1, 0): None}))
     assert facts.loc[("c", 1, 0), "kv_tokens_live_mean"] == pytest.approx((10 * 3 + 20 + 30) / 5)
     assert facts.loc[("d", 1, 0), "kv_bytes_reserved_mean"] == pytest.approx((20 + 30) / 2)
 
 
-def test_one_step_has_peaks_and_no_mean() -> None:
-    step = {"time_s": 1.0, "waiting": 1, "kv_cache_usage": 0.5, "kv_tokens_live": 1.0, "kv_slots_reserved": 2.0}
+def test_one_step_has_peaks_and_no_mean():
+    step = {
+        "time_s": 1.0,
+        "waiting": 1,
+        "running": 1,
+        "kv_cache_usage": 0.5,
+        "kv_tokens_live": 1.0,
+        "kv_slots_reserved": 2.0,
+    }
     step |= {"kv_bytes_reserved": 8.0, "recomputed_tokens": 0}
     steps = pd.DataFrame([{"cell_id": "c", "start": 1, "repeat": 0} | step])
     facts = only(step_facts(steps, NOT_KNOWN))
@@ -270,18 +284,18 @@ def cores(count: int | None) -> pd.Series:
 NO_CORES = cores(None)
 
 
-def test_energy_is_the_counters_growth_where_there_is_one() -> None:
+def test_energy_is_the_counters_growth_where_there_is_one():
     facts = only(trace_facts(trace(power_w=[100, 200, 400], energy_j=[1000, 1150, 1800]), NO_CORES))
     assert facts["energy_j"] == pytest.approx(800)
     assert facts["power_w_mean"] == pytest.approx(700 / 3)
     assert facts["trace_gap_s_max"] == pytest.approx(2.0)
 
 
-def test_without_a_counter_energy_is_the_trapezoid_over_power() -> None:
+def test_without_a_counter_energy_is_the_trapezoid_over_power():
     assert only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))["energy_j"] == pytest.approx(150 * 1 + 300 * 2)
 
 
-def test_a_machine_without_power_has_no_energy_and_its_processes_memory() -> None:
+def test_a_machine_without_power_has_no_energy_and_its_processes_memory():
     of_processes = trace(process_memory_bytes=[1, 5, 3], process_cpu_pct=[50, 100, 150])
     facts = only(trace_facts(of_processes, cores(2)))
     assert pd.isna(facts["energy_j"])
@@ -291,12 +305,12 @@ def test_a_machine_without_power_has_no_energy_and_its_processes_memory() -> Non
     assert pd.isna(only(trace_facts(of_processes, NO_CORES))["utilization_pct_mean"])
 
 
-def test_throttle_reasons_are_named_once_each() -> None:
+def test_throttle_reasons_are_named_once_each():
     facts = only(trace_facts(trace(throttle_reasons=["", "SwPowerCap", "HwThermalSlowdown,SwPowerCap"]), NO_CORES))
     assert facts["throttle_reasons"] == "HwThermalSlowdown,SwPowerCap"
 
 
-def test_what_the_device_tells_comes_before_what_its_processes_do() -> None:
+def test_what_the_device_tells_comes_before_what_its_processes_do():
     facts = only(
         trace_facts(
             trace(
@@ -312,7 +326,7 @@ def test_what_the_device_tells_comes_before_what_its_processes_do() -> None:
     assert facts["utilization_pct_mean"] == 72
 
 
-def test_samples_of_two_repeats_have_no_gap_between_them() -> None:
+def test_samples_of_two_repeats_have_no_gap_between_them():
     one = trace(power_w=[100, 200, 400], throttle_reasons=["a", None, ""])
     facts = trace_facts(pd.concat([one.assign(repeat=1, time_s=one["time_s"] + 50), one.iloc[::-1]]), NO_CORES)
     assert facts["energy_j"].tolist() == [750, 750]
@@ -320,5 +334,5 @@ def test_samples_of_two_repeats_have_no_gap_between_them() -> None:
     assert facts["throttle_reasons"].tolist() == ["a", "a"]
 
 
-def test_no_sample_tells_of_throttling() -> None:
+def test_no_sample_tells_of_throttling():
     assert pd.isna(only(trace_facts(trace(power_w=[100, 200, 400]), NO_CORES))["throttle_reasons"])

@@ -47,11 +47,11 @@ class Round:
 
 
 @pytest.fixture
-def of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Round:
+def of_several(tmp_path, monkeypatch):
     return Round(tmp_path, monkeypatch, starts=3)
 
 
-def test_cells_are_measured_in_order_and_the_first_once_more_at_the_end(of_several: Round) -> None:
+def test_cells_are_measured_in_order_and_the_first_once_more_at_the_end(of_several):
     assert of_several.measure() == 0
     assert [(one["cell"], one["round"], one["position"], one["again"]) for one in of_several.called] == [
         *((cell, "4", str(place), False) for place, cell in enumerate(CELLS, start=6)),
@@ -59,9 +59,7 @@ def test_cells_are_measured_in_order_and_the_first_once_more_at_the_end(of_sever
     ]
 
 
-def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_an_error(tmp_path, monkeypatch):
     only = Round(tmp_path, monkeypatch, starts=1)
     assert only.measure() == 0
     assert [one["cell"] for one in only.called] == [*CELLS]
@@ -69,9 +67,7 @@ def test_with_one_start_of_each_cell_nothing_is_measured_twice_and_a_failure_is_
     assert only.measure() == 1
 
 
-def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(
-    of_several: Round, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(of_several, capsys):
     of_several.codes[CELLS[0]] = 1
     assert of_several.measure("--attempts", "2") == 1  # another attempt follows
     assert [one["cell"] for one in of_several.called] == [*CELLS]
@@ -82,20 +78,20 @@ def test_a_cell_that_fails_stops_no_other_cell_and_no_later_round(
     assert "1 of 3 cells have no outcome" in capsys.readouterr().err
 
 
-def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several: Round) -> None:
+def test_on_a_node_with_the_wrong_device_no_further_cell_is_tried(of_several):
     of_several.on("h200")
     of_several.codes[CELLS[1]] = WRONG_DEVICE
     assert of_several.measure("--attempts", "2") == 1
     assert [one["cell"] for one in of_several.called] == [*CELLS[:2]]
 
 
-def test_a_device_that_this_machine_lacks_stops_no_cell_of_another(of_several: Round) -> None:
+def test_a_device_that_this_machine_lacks_stops_no_cell_of_another(of_several):
     of_several.codes[CELLS[0]] = WRONG_DEVICE
     assert of_several.measure() == 0
     assert [one["cell"] for one in of_several.called] == [*CELLS, CELLS[1]]
 
 
-def test_one_cell_that_was_measured_shows_no_drift(of_several: Round) -> None:
+def test_one_cell_that_was_measured_shows_no_drift(of_several):
     of_several.codes = dict.fromkeys(CELLS, 1) | {CELLS[1]: 0}
     assert of_several.measure() == 0
     assert [one["cell"] for one in of_several.called] == [*CELLS]

@@ -41,9 +41,7 @@ def let_measure(monkeypatch: pytest.MonkeyPatch, *records: dict[str, Any]) -> No
     monkeypatch.setattr(command, "run_forked", measured)
 
 
-def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(tmp_path, monkeypatch, capsys):
     study = load_study(DEMO)
     one, paths = expand(study)[0], StudyPaths(tmp_path, study.name)
 
@@ -58,9 +56,7 @@ def test_a_full_disk_leaves_a_last_line_and_no_half_evidence(
     assert capsys.readouterr().err == "INFO half a li\nkvsweep measure-cell: [Errno 28] No space left on device\n"
 
 
-def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"}, {"outcome": "timeout"})
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--unless-done"]
@@ -80,9 +76,7 @@ def test_a_further_start_has_a_folder_of_its_own_and_leaves_the_first_as_it_is(
     assert second.start.idle_before_s < 600
 
 
-def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, *3 * [{"outcome": "ok", "phases_s": {"start": 1.0}}])
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id]
@@ -94,9 +88,7 @@ def test_a_cell_by_hand_is_measured_in_its_next_start_and_the_present_round(
     assert {start: (of.start, of.round) for start, of in found.items()} == {1: (1, 5), 2: (2, 6), 3: (3, 7)}
 
 
-def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(tmp_path, monkeypatch):
     one, paths = prepared(tmp_path)
     let_measure(monkeypatch, {"outcome": "ok"})
     called = ["--study", str(DEMO), "--results", str(tmp_path), "--cell", one.id, "--start", "2", "--round", "4"]
@@ -106,16 +98,14 @@ def test_a_measurement_that_shows_drift_is_no_start_of_its_cell(
     assert paths.outcomes(one) == {}
 
 
-def test_a_start_is_counted_from_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_start_is_counted_from_one(capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(["--study", str(DEMO), "--cell", "any", "--start", "0"])
     assert "argument --start: '0' is not a whole number of at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("node", [None, "n-7"])
-def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], node: str | None
-) -> None:
+def test_on_the_wrong_device_a_cell_has_no_outcome_not_in_the_last_attempt_either(tmp_path, monkeypatch, capsys, node):
     one, paths = prepared(tmp_path)
     reason = "h200 was requested, but there is no NVIDIA GPU here"
     let_measure(monkeypatch, *2 * [{"outcome": "invalid", "reason": reason, "wrong_device": True}])

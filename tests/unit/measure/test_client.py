@@ -52,7 +52,7 @@ def sent(
     return send(Target(Address("http://host"), "m"), requests, prompts, arrivals_s, users, folder / "client.log")
 
 
-def test_latency_counts_from_the_scheduled_arrival(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_latency_counts_from_the_scheduled_arrival(monkeypatch, tmp_path):
     """A client that is late in mid-run makes latency longer, and so does one that holds requests back."""
     for users in (None, 1):
         records = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.5, 1.0], sent_s=[0.0, 0.9, 1.0], users=users)
@@ -63,29 +63,27 @@ def test_latency_counts_from_the_scheduled_arrival(monkeypatch: pytest.MonkeyPat
         assert records[1].itl_s == GAPS_S
 
 
-def test_users_alone_are_a_closed_loop_in_which_a_request_arrives_when_it_is_sent(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_users_alone_are_a_closed_loop_in_which_a_request_arrives_when_it_is_sent(monkeypatch, tmp_path):
     records = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7], users=1)
     assert [r.queued_s for r in records] == [r.sent_s for r in records]
     at_once = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.0, 0.0], sent_s=[0.0, 0.3, 0.7])
     assert {r.queued_s for r in at_once} == {100.0}
 
 
-def test_a_failed_request_has_its_error_and_no_times_of_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_request_has_its_error_and_no_times_of_tokens(monkeypatch, tmp_path):
     good, bad = sent(monkeypatch, tmp_path, arrivals_s=[0.0, 0.5], sent_s=[0.0, 0.5], failed=[1])
     assert good.error is None
     assert bad.error == "HTTP 500"
     assert (bad.first_token_s, bad.last_token_s) == (None, None)
 
 
-def test_each_request_is_sampled_with_its_own_seed() -> None:
+def test_each_request_is_sampled_with_its_own_seed():
     sampling = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=7)
     target = Target(Address("http://host"), "m", extra_body={"ignore_eos": True}, sampling=sampling)
     settings = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "ignore_eos": True}
     assert [target.body(place) for place in (0, 2)] == [{**settings, "seed": 7}, {**settings, "seed": 9}]
 
 
-def test_no_proxy_is_asked_wherever_the_server_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_proxy_is_asked_wherever_the_server_is(monkeypatch, tmp_path):
     sent(monkeypatch, tmp_path, arrivals_s=[0.0], sent_s=[0.0])
     assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == ("*", "*")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def answer() -> Iterator[Callable[..., tuple[Any, dict[str, Any]]]]:
+def answer():
     """What the client makes of an answer, and what it had sent."""
     servers = []
 
@@ -85,7 +84,7 @@ def answer() -> Iterator[Callable[..., tuple[Any, dict[str, Any]]]]:
     ],
     ids=["vllm", "transformers", "others"],
 )
-def test_pieces_are_timed_and_counts_are_the_servers(answer: Callable[..., Any], events: list[Any]) -> None:
+def test_pieces_are_timed_and_counts_are_the_servers(answer, events):
     output, seen = answer(*events)
     assert output.success, output.error
     assert (output.prompt_len, output.output_tokens) == (7, 3)
@@ -125,7 +124,7 @@ def delta(**content: Any) -> dict[str, Any]:
     ],
     ids=["vllm", "transformers", "others"],
 )
-def test_the_answer_to_a_chat_begins_with_its_first_token(answer: Callable[..., Any], events: list[Any]) -> None:
+def test_the_answer_to_a_chat_begins_with_its_first_token(answer, events):
     messages = [{"role": "user", "content": "Why?"}]
     output, seen = answer(*events, prompt=messages)
     assert output.success, output.error
@@ -135,13 +134,13 @@ def test_the_answer_to_a_chat_begins_with_its_first_token(answer: Callable[..., 
     assert "prompt" not in seen["body"]
 
 
-def test_the_text_and_the_tokens_of_an_answer_are_told(answer: Callable[..., Any]) -> None:
+def test_the_text_and_the_tokens_of_an_answer_are_told(answer):
     pieces = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in (("a", [5]), ("bc", [6, 7]))]
     output, _ = answer(*pieces, {"choices": [], "usage": COUNTS})
     assert (output.generated_text, output.token_ids) == ("abc", [5, 6, 7])
 
 
-def test_tokens_without_text_are_an_answer_that_is_seen_at_its_end(answer: Callable[..., Any]) -> None:
+def test_tokens_without_text_are_an_answer_that_is_seen_at_its_end(answer):
     output, _ = answer(piece("", usage=COUNTS))
     assert output.success, output.error
     assert output.output_tokens == 3
@@ -159,7 +158,7 @@ def test_tokens_without_text_are_an_answer_that_is_seen_at_its_end(answer: Calla
         (["data: {not json}\n\n"], 200, "JSONDecodeError: "),
     ],
 )
-def test_a_failure_is_said_in_a_line(answer: Callable[..., Any], events: list[Any], status: int, error: str) -> None:
+def test_a_failure_is_said_in_a_line(answer, events, status, error):
     output, _ = answer(*events, status=status)
     assert not output.success
     assert output.error.startswith(error)

@@ -162,14 +162,10 @@ def test_a_record_of_a_gpu(monkeypatch):
 STUDY = ["--study", "config/studies/demo.yaml"]
 
 
-def test_the_command_measures_one_core(tmp_path: Path):
+def test_the_command_measures_one_core(tmp_path):
     out = tmp_path / "devices" / "cpu-1core.json"
     command = [sys.executable, "-m", "workflow_scripts", "measure-device", "--gpu", "cpu-1core", *STUDY]
-    ended = subprocess.run(
-        [*command, "--out", str(out)],
-        capture_output=True,
-        text=True,
-    )
+    ended = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     rates = read_device_rates(out)
     assert (rates.gpu, rates.threads, len(rates.device["cores"])) == ("cpu-1core", 1, 1)

@@ -34,7 +34,7 @@ def traceback(message: str, prefix: str = "") -> list[str]:
         "NotImplementedError: FP8 KV cache is not for this device",
     ],
 )
-def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path: Path, message: str) -> None:
+def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path, message):
     in_process = start_failure(ValueError("other"), log_of(tmp_path, *traceback(message)))
     assert in_process == ("infeasible", message)
     # With the engine in a process of its own only its log has the cause.
@@ -64,7 +64,7 @@ def test_a_refusal_is_infeasible_in_the_engines_own_words(tmp_path: Path, messag
         "RuntimeError: skip_weighted is only supported for topk=1 on CPU",
     ],
 )
-def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path: Path, message: str) -> None:
+def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path, message):
     log = log_of(tmp_path, *traceback(message))
     assert start_failure(RuntimeError("x"), log) == ("infeasible", message)
     assert run_failure(RuntimeError("x"), log) == ("infeasible", message)
@@ -84,13 +84,13 @@ def test_what_the_engine_cannot_do_is_infeasible_whenever_it_is_told(tmp_path: P
         "AssertionError: the dtype must be float32",
     ],
 )
-def test_a_fault_of_the_engine_is_no_refusal(tmp_path: Path, message: str) -> None:
+def test_a_fault_of_the_engine_is_no_refusal(tmp_path, message):
     log = log_of(tmp_path, *traceback(message))
     assert start_failure(RuntimeError("x"), log) == ("engine_error", message)
     assert run_failure(RuntimeError("x"), log) == ("engine_error", message)
 
 
-def test_requests_that_a_kernel_refused_are_infeasible(tmp_path: Path) -> None:
+def test_requests_that_a_kernel_refused_are_infeasible(tmp_path):
     refusal, fault = "RuntimeError: expect A to be bfloat16 or half.", "RuntimeError: the sampler is gone"
     for cause, verdict in ((refusal, "infeasible"), (fault, "engine_error")):
         words = f"1 of 2 requests failed; the first: HTTP status 500; the log says: {cause}"
@@ -98,30 +98,30 @@ def test_requests_that_a_kernel_refused_are_infeasible(tmp_path: Path) -> None:
         assert request_failures([None, "HTTP status 500"], log) == (verdict, words)
 
 
-def test_the_error_itself_counts_where_there_is_no_log(tmp_path: Path) -> None:
+def test_the_error_itself_counts_where_there_is_no_log(tmp_path):
     assert start_failure(ValueError("no such dtype"), tmp_path / "none") == ("infeasible", "ValueError: no such dtype")
     assert start_failure(KeyError("x"), log_of(tmp_path)) == ("engine_error", "KeyError: 'x'")
 
 
-def test_a_failure_in_mid_run_has_the_cause_from_the_log(tmp_path: Path) -> None:
+def test_a_failure_in_mid_run_has_the_cause_from_the_log(tmp_path):
     cause = "torch.OutOfMemoryError: CUDA out of memory."
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     assert run_failure(dead, log_of(tmp_path, *traceback(cause, CORE))) == ("engine_error", cause)
     assert run_failure(RuntimeError("odd"), log_of(tmp_path)) == ("engine_error", "RuntimeError: odd")
 
 
-def test_a_cache_that_is_not_emptied_makes_a_cell_invalid(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_emptied_makes_a_cell_invalid(tmp_path):
     assert run_failure(CacheHeldError("blocks are held"), log_of(tmp_path)) == ("invalid", "blocks are held")
 
 
-def test_an_engine_that_is_gone_without_a_word_is_no_outcome(tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_without_a_word_is_no_outcome(tmp_path):
     dead = EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     lines = traceback(f"vllm.v1.engine.exceptions.EngineDeadError: {dead}")
     assert run_failure(dead, log_of(tmp_path, *lines)) is None
 
 
 @pytest.mark.parametrize("exit_code", [-9, -15])
-def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path: Path, exit_code: int) -> None:
+def test_a_rank_that_is_gone_without_a_word_is_no_outcome(tmp_path, exit_code):
     died = f"Worker proc VllmWorker-1 died unexpectedly (exit code: {exit_code}), shutting down executor."
     lines = [CORE + died, *traceback("RuntimeError: Executor failed.")]
     assert run_failure(RuntimeError("Executor failed."), log_of(tmp_path, *lines)) is None

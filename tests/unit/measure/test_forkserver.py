@@ -7,7 +7,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ LITTLE = Preload(("json",))
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
+def server(tmp_path, monkeypatch):
     """Servers started in the test end soon; gives those that were started."""
     started: list[psutil.Process] = []
     popen = subprocess.Popen
@@ -67,23 +66,21 @@ def hanging(log: Path, timeout_s: float = 60) -> list[int]:
     raise AssertionError("the job did not start")
 
 
-def test_a_job_has_its_own_log_environment_and_status(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_a_job_has_its_own_log_environment_and_status(tmp_path, server):
     assert call(tmp_path, "say", "0", WORD="one") == (Ended(0), f"said one {Path.cwd()}\n")
     assert call(tmp_path, "say", "3", WORD="two") == (Ended(3), f"said two {Path.cwd()}\n")
     assert len(server) == 1
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def library(tmp_path, monkeypatch):
     """A module that sets a variable when it is imported."""
     (tmp_path / "library_of_the_test.py").write_text("import os\nos.environ['SET_ON_IMPORT'] = 'by the library'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return "library_of_the_test"
 
 
-def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherwise(
-    tmp_path: Path, server: list[psutil.Process], library: str
-) -> None:
+def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherwise(tmp_path, server, library):
     variable = ("variable", "SET_ON_IMPORT")
     assert call(tmp_path, *variable, preload=Preload((library,)))[1] == "by the library\n"
     assert call(tmp_path, *variable, preload=Preload((library,)), SET_ON_IMPORT="by the user")[1] == "by the user\n"
@@ -91,26 +88,24 @@ def test_a_job_has_what_its_libraries_set_on_import_where_it_does_not_say_otherw
     assert len(server) == 1
 
 
-def test_jobs_of_other_libraries_have_another_server(
-    tmp_path: Path, server: list[psutil.Process], library: str
-) -> None:
+def test_jobs_of_other_libraries_have_another_server(tmp_path, server, library):
     call(tmp_path, "variable", "SET_ON_IMPORT", preload=Preload((library,)))
     assert call(tmp_path, "variable", "SET_ON_IMPORT")[1] == "None\n"
     assert len(server) == 2
 
 
-def test_an_exception_is_status_1_with_its_traceback_in_the_log(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_an_exception_is_status_1_with_its_traceback_in_the_log(tmp_path, server):
     ended, log = call(tmp_path, "raise")
     assert ended == Ended(1)
     assert "ValueError: the engine broke" in log
     assert call(tmp_path, "say", "0")[0] == Ended(0)
 
 
-def test_a_killed_child_is_told_from_one_that_ended(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_a_killed_child_is_told_from_one_that_ended(tmp_path, server):
     assert call(tmp_path, "die")[0] == Ended(-signal.SIGKILL)
 
 
-def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path, server):
     ended, log = call(tmp_path, "hang", time_limit_s=1.5)
     assert ended == Ended(None)
     pids = [int(word) for word in log.split()]
@@ -118,7 +113,7 @@ def test_a_hanging_job_is_killed_with_all_that_it_started(tmp_path: Path, server
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path, server):
     caught: list[BaseException] = []
 
     def ask() -> None:
@@ -137,7 +132,7 @@ def test_a_job_dies_with_its_server_and_the_command_is_told(tmp_path: Path, serv
     psutil.Process(helper).kill()  # the kernel ends the child; what that had started is its own to end
 
 
-def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path, server):
     call(tmp_path, "say", "0")
     assert gone(server[0].pid)
     assert not list(tmp_path.glob("kvsweep-*/*.sock"))
@@ -145,7 +140,7 @@ def test_an_idle_server_ends_and_the_next_job_starts_another(tmp_path: Path, ser
     assert len(server) == 2
 
 
-def test_commands_that_come_at_once_share_one_server(tmp_path: Path, server: list[psutil.Process]) -> None:
+def test_commands_that_come_at_once_share_one_server(tmp_path, server):
     results: list[Ended] = []
     threads = [threading.Thread(target=lambda n=n: results.append(call(tmp_path, "say", str(n))[0])) for n in range(4)]
     for thread in threads:
@@ -156,7 +151,7 @@ def test_commands_that_come_at_once_share_one_server(tmp_path: Path, server: lis
     assert len(server) == 1
 
 
-def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_start_is_named_with_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     popen = subprocess.Popen
     monkeypatch.setattr(

@@ -1,7 +1,6 @@
 """The second depth of a ladder, the order of its passes, and a wrong node."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from workflow_scripts.measure import ladder
 from workflow_scripts.measure.ladder import ClimbError, order, shallower
 
 
-def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
+def test_settings_of_single_layers_are_cut_with_the_layers():
     config = json.loads(get_model("gpt-oss-120b").config.read_text(encoding="utf-8"))
     whole, half, of_half = shallower(config)
     assert (whole, half, of_half["num_hidden_layers"]) == (36, 18, 18)
@@ -20,7 +19,7 @@ def test_settings_of_single_layers_are_cut_with_the_layers() -> None:
     assert changed == {"num_hidden_layers", "layer_types"}
 
 
-def test_a_model_that_also_sees_is_cut_in_its_text_part() -> None:
+def test_a_model_that_also_sees_is_cut_in_its_text_part():
     text = {"num_hidden_layers": 4, "vocab_size": 9, "layer_types": ["a", "b", "a", "b"]}
     config = {"vision_config": {"num_hidden_layers": 4, "sizes": [1, 2, 3, 4]}, "text_config": text}
     whole, half, of_half = shallower(config)
@@ -30,13 +29,13 @@ def test_a_model_that_also_sees_is_cut_in_its_text_part() -> None:
 
 
 @pytest.mark.parametrize("config", [{"text_config": {"vocab_size": 2}}, {"vocab_size": 2}])
-def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config: dict[str, object]) -> None:
+def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config):
     with pytest.raises(ClimbError, match="does not have one of num_hidden_layers, n_layer"):
         shallower(config)
 
 
 @pytest.mark.parametrize("rungs", [1, 4, 18])
-def test_every_rung_that_was_reached_is_passed_twice(rungs: int) -> None:
+def test_every_rung_that_was_reached_is_passed_twice(rungs):
     for passes in (order(rungs), order(rungs, backwards=True)):
         assert {passes.count(rung) for rung in range(rungs)} == {5}
         for reached in range(2, 2 * rungs + 1, 2):  # the time may be over after any of these passes
@@ -46,9 +45,7 @@ def test_every_rung_that_was_reached_is_passed_twice(rungs: int) -> None:
     assert {*order(rungs)[:half], *order(rungs, backwards=True)[:half]} == {*range(rungs)}
 
 
-def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(tmp_path, monkeypatch, capsys):
     def wrong(*_: object) -> None:
         raise WrongDeviceError("h200 was requested, but the GPU here is 'L4'")
 

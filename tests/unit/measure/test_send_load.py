@@ -15,7 +15,7 @@ from workflow_scripts.study.study_file import Study, load_study
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def study(tmp_path):
     path = tmp_path / "promised.yaml"
     path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
     return load_study(path)
@@ -30,7 +30,7 @@ def prepare(study: Study, folder: Path) -> StudyPaths:
     return paths
 
 
-def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study: Study, tmp_path: Path) -> None:
+def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study, tmp_path):
     paths = prepare(study, tmp_path)
     whole, some = (load_of(study, CPU, paths, count) for count in (16, 5))
     assert [request.request_id for request in some[0]] == ["r0", "r1", "r2", "r3", "r4"]
@@ -39,7 +39,7 @@ def test_the_beginning_of_a_load_has_the_arrivals_of_the_whole(study: Study, tmp
     assert whole[2] is None
 
 
-def test_what_is_not_prepared_or_no_server_is_told(study: Study, tmp_path: Path) -> None:
+def test_what_is_not_prepared_or_no_server_is_told(study, tmp_path):
     paths = StudyPaths(tmp_path, study.name)
     with pytest.raises(LoadError, match=r"workload\.jsonl: the requests are not here; `snakemake prepare` makes them"):
         load_of(study, CPU, paths, 1)
@@ -50,13 +50,13 @@ def test_what_is_not_prepared_or_no_server_is_told(study: Study, tmp_path: Path)
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "https://example.org/v1", "http://localhost.example.org"])
-def test_another_machine_must_be_allowed(url: str) -> None:
+def test_another_machine_must_be_allowed(url):
     with pytest.raises(LoadError, match="not this machine; add --elsewhere to send the load to"):
         address_of(url, "NO_KEY", elsewhere=False)
     assert address_of(url, "NO_KEY", elsewhere=True).base_url == "/".join(url.split("/")[:3])
 
 
-def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch):
     monkeypatch.setenv("A_KEY", "secret")
     found = address_of("http://localhost:1", "A_KEY", elsewhere=False)
     assert found.headers == {"Authorization": "Bearer secret"}
@@ -66,7 +66,7 @@ def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("url", "said"), [("localhost:8000", "no address of a server"), ("http://127.0.0.1:9", "/v1/models: ")]
 )
-def test_no_server_is_bad_input(study: Study, tmp_path: Path, capsys, url: str, said: str) -> None:
+def test_no_server_is_bad_input(study, tmp_path, capsys, url, said):
     words = ["--study", str(tmp_path / "promised.yaml"), "--results", str(tmp_path), "--cell", CPU]
     assert main([*words, "--requests", "1", "--url", url, "--out", str(tmp_path / "sent.json")]) == 2
     assert said in capsys.readouterr().err

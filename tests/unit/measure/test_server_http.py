@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -48,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Address]]:
+def serve():
     servers = []
 
     def start(*statuses: int, key: str | None = None) -> Address:
@@ -63,11 +62,11 @@ def serve() -> Iterator[Callable[..., Address]]:
         server.server_close()
 
 
-def test_a_server_is_waited_for_until_it_is_healthy(serve: Callable[..., Address]) -> None:
+def test_a_server_is_waited_for_until_it_is_healthy(serve):
     wait_until_healthy(serve(503, 503, 503), "/health", lambda: None, limit_s=10)
 
 
-def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve: Callable[..., Address]) -> None:
+def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve):
     with pytest.raises(ServerTimeoutError, match=r"not healthy after 0.3 s; /health last said: HTTP 503") as raised:
         wait_until_healthy(serve(*[503] * 100), "/health", lambda: None, limit_s=0.3)
     nothing = Address(f"http://127.0.0.1:{free_port()}")
@@ -76,25 +75,25 @@ def test_one_that_never_is_ends_as_a_timeout_with_what_it_said_last(serve: Calla
     assert start_failure(raised.value, Path("no log"))[0] == "timeout"
 
 
-def test_one_that_ended_is_not_waited_for(serve: Callable[..., Address]) -> None:
+def test_one_that_ended_is_not_waited_for(serve):
     with pytest.raises(ServerError, match="ended with status 1 before it was healthy"):
         wait_until_healthy(serve(), "/health", lambda: "the server ended with status 1", limit_s=60)
 
 
-def test_a_taken_port_is_told(serve: Callable[..., Address]) -> None:
+def test_a_taken_port_is_told(serve):
     port = int(serve().base_url.rpartition(":")[2])
     with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 cannot be had: Address already in use"):
         check_port_is_free(port)
     check_port_is_free(free_port())
 
 
-def test_the_key_is_sent_and_in_no_text(serve: Callable[..., Address]) -> None:
+def test_the_key_is_sent_and_in_no_text(serve):
     address = serve(key="secret-key")
     assert address.call("/key") == "Bearer secret-key"
     assert "secret-key" not in repr(address)
 
 
-def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve: Callable[..., Address]) -> None:
+def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve):
     assert read_metrics(serve()) == {
         "vllm:num_requests_running": 3.0,
         "vllm:kv_cache_usage_perc": 0.25,
@@ -104,7 +103,7 @@ def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve: Callab
     assert read_metrics(Address(f"http://127.0.0.1:{free_port()}")) == {}
 
 
-def test_queues_are_found_whatever_labels_say_whose_they_are() -> None:
+def test_queues_are_found_whatever_labels_say_whose_they_are():
     text = """# TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 4.0
 sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="1"} 3.0
@@ -117,7 +116,7 @@ sglang:num_running_reqs_grammar{engine_type="unified"} 9.0
     assert queues({}) == {}
 
 
-def test_queues_are_asked_for_again_and_again(serve: Callable[..., Address]) -> None:
+def test_queues_are_asked_for_again_and_again(serve):
     deadline = time.monotonic() + 60
     with Scraper(serve(), interval_s=0.05) as scraper:
         while len(scraper.steps) < 3:
@@ -128,7 +127,7 @@ def test_queues_are_asked_for_again_and_again(serve: Callable[..., Address]) -> 
     assert all(step == {"running": 3, "kv_cache_usage": 0.25} for step in scraper.steps)
 
 
-def test_failed_requests_are_an_engine_error_that_says_how_many(tmp_path: Path) -> None:
+def test_failed_requests_are_an_engine_error_that_says_how_many(tmp_path):
     errors = [None, "Internal Server Error", "Internal Server Error"]
     verdict = request_failures(errors, tmp_path / "none")
     assert verdict == ("engine_error", "2 of 3 requests failed; the first: Internal Server Error")

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pynvml
@@ -16,7 +15,7 @@ from workflow_scripts.measure.trace import SAMPLES_A_SCAN, gpu_sampler, process_
 HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
 
 
-def test_memory_is_that_of_the_process_and_its_children() -> None:
+def test_memory_is_that_of_the_process_and_its_children():
     sample = process_sampler(psutil.Process().pid)
     alone = sample()["process_memory_bytes"]
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE) as child:
@@ -28,7 +27,7 @@ def test_memory_is_that_of_the_process_and_its_children() -> None:
     assert sample()["memory_total_bytes"] == psutil.virtual_memory().total
 
 
-def test_a_child_that_is_gone_is_no_fault() -> None:
+def test_a_child_that_is_gone_is_no_fault():
     # The sampler leaves itself out, and here it is the watched process too: what remains are children of other tests.
     others = process_sampler(psutil.Process().pid)()["process_memory_bytes"]
     child = subprocess.Popen([sys.executable, "-c", HOLD])
@@ -39,7 +38,7 @@ def test_a_child_that_is_gone_is_no_fault() -> None:
     assert sample()["process_memory_bytes"] == pytest.approx(others, abs=5e6)
 
 
-def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path: Path) -> None:
+def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path):
     out = tmp_path / "device_trace.jsonl"
     with sampled("cpu", out):
         began_s = time.monotonic()
@@ -54,7 +53,7 @@ def test_samples_come_ten_a_second_and_end_with_the_body(tmp_path: Path) -> None
     assert not [p for p in psutil.Process().children() if "measure.trace" in " ".join(p.cmdline())]
 
 
-def test_power_and_energy_are_of_all_gpus_and_the_rest_is_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_and_energy_are_of_all_gpus_and_the_rest_is_of_the_first(monkeypatch):
     def unsupported(_: int) -> int:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 

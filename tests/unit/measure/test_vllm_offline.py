@@ -68,7 +68,7 @@ VERSIONS = sorted(REQUEST_STATS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_request_has_its_times_and_tokens(version: str) -> None:
+def test_a_request_has_its_times_and_tokens(version):
     output = SimpleNamespace(
         metrics=SimpleNamespace(**REQUEST_STATS[version]),
         prompt_token_ids=[1, 2, 3, 4],
@@ -82,7 +82,7 @@ def test_a_request_has_its_times_and_tokens(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_step_has_what_the_scheduler_did(version: str) -> None:
+def test_a_step_has_what_the_scheduler_did(version):
     iteration = SimpleNamespace(num_prompt_tokens=64, num_generation_tokens=4, num_preempted_reqs=1)
     assert step_record(SimpleNamespace(**SCHEDULER_STATS[version]), iteration) == {
         "running": 4,
@@ -104,9 +104,7 @@ def outputs(time_s: float, tokens: int, running: int = 1) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("tells_of_steps_without_tokens", [False, True])  # as 0.25.1 and as 0.32.0
-def test_every_step_is_noted_at_the_time_of_the_core(
-    monkeypatch: pytest.MonkeyPatch, tells_of_steps_without_tokens: bool
-) -> None:
+def test_every_step_is_noted_at_the_time_of_the_core(monkeypatch, tells_of_steps_without_tokens):
     pytest.importorskip("vllm.v1.metrics.loggers", reason="vLLM is not installed")
     told = [outputs(90.0, 0, running=0), outputs(101.0, 0), outputs(102.0, 2), SimpleNamespace(scheduler_stats=None)]
     core, manager = SimpleNamespace(get_output=lambda: told.pop(0)), SimpleNamespace(stat_loggers=[])
@@ -140,9 +138,7 @@ def test_every_step_is_noted_at_the_time_of_the_core(
         ),
     ],
 )
-def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(
-    sampling: Sampling | None, expected: list[tuple[Any, ...]]
-) -> None:
+def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(sampling, expected):
     pytest.importorskip("vllm.sampling_params", reason="vLLM is not installed")
     asked: list[Any] = []
     engine = VllmOffline(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cuda", sampling=sampling))
@@ -153,12 +149,12 @@ def test_requests_are_sampled_as_the_workload_says_and_keep_their_length(
     assert [(p.max_tokens, p.ignore_eos) for p in asked] == [(3, True), (5, True)]
 
 
-def test_a_step_without_tokens_has_none() -> None:
+def test_a_step_without_tokens_has_none():
     record = step_record(SimpleNamespace(**SCHEDULER_STATS["0.25.1"]), None)
     assert (record["prompt_tokens"], record["generation_tokens"], record["preempted"]) == (0, 0, 0)
 
 
-def test_the_shapes_are_those_of_the_installed_version() -> None:
+def test_the_shapes_are_those_of_the_installed_version():
     vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
     stats = pytest.importorskip("vllm.v1.metrics.stats", reason="vLLM is not installed")
     if vllm.__version__ not in VERSIONS:
@@ -178,14 +174,14 @@ def test_the_shapes_are_those_of_the_installed_version() -> None:
         ("cuda", {"tensor_parallel_size": 2}, None),
     ],
 )
-def test_ranks_on_a_cpu_share_its_cores(device_kind: str, knobs: dict[str, int], bound: str | None) -> None:
+def test_ranks_on_a_cpu_share_its_cores(device_kind, knobs, bound):
     setup = EngineSetup(Path("model"), "dummy", "float32", 0, knobs, device_kind, cores=[2, 3, 4, 5])
     environment = vllm_environment(setup, VllmKnobs.model_validate(knobs))
     assert environment.get("VLLM_CPU_OMP_THREADS_BIND") == bound
     assert ("VLLM_ENABLE_V1_MULTIPROCESSING" in environment) == (device_kind == "cpu")
 
 
-def test_the_attention_backend_is_that_of_the_layers() -> None:
+def test_the_attention_backend_is_that_of_the_layers():
     def backend(name: str) -> SimpleNamespace:
         return SimpleNamespace(attn_backend=SimpleNamespace(get_name=lambda: name))
 

@@ -31,9 +31,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str]
     return seen["words"], environment, target
 
 
-def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(monkeypatch):
     words, environment, target = launched(monkeypatch)
     text = " ".join(words)
     assert "--host 127.0.0.1" in text
@@ -47,7 +45,7 @@ def test_it_listens_on_the_loopback_address_with_the_knobs_and_without_the_load(
     assert target.extra_body == {"ignore_eos": True}
 
 
-def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monkeypatch):
     words, environment, target = launched(monkeypatch)
     key = environment["VLLM_API_KEY"]
     assert len(key) >= 32
@@ -57,23 +55,21 @@ def test_the_key_is_in_the_servers_environment_alone_and_another_each_time(monke
     assert launched(monkeypatch)[1]["VLLM_API_KEY"] != key
 
 
-def test_a_gpu_keeps_vllms_own_layout_and_remote_code_is_run_only_if_the_study_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_keeps_vllms_own_layout_and_remote_code_is_run_only_if_the_study_says_so(monkeypatch):
     words, environment, _ = launched(monkeypatch, device_kind="cuda", knobs={}, trust_remote_code=True)
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment
     assert "--trust-remote-code" in words
 
 
 @pytest.mark.parametrize("answers", [[""], ['{"success": true}'], ['{"success": false}', '{"success": true}']])
-def test_the_cache_is_emptied_until_the_server_says_so(answers: list[str]) -> None:
+def test_the_cache_is_emptied_until_the_server_says_so(answers):
     engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
     engine._target = SimpleNamespace(address=SimpleNamespace(call=lambda *_, **__: answers.pop(0)))  # type: ignore[assignment]
     engine.reset()
     assert answers == []
 
 
-def test_a_server_that_keeps_its_cache_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_keeps_its_cache_is_told(monkeypatch):
     engine = VllmServe(EngineSetup(Path("model"), "dummy", "float32", 0, {}, "cpu"))
     engine._target = SimpleNamespace(address=SimpleNamespace(call=lambda *_, **__: '{"success": false}'))  # type: ignore[assignment]
     clock = itertools.count()

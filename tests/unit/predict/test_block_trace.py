@@ -27,7 +27,7 @@ def told(events: list[BlockEvent]) -> list[tuple[int, str, int | None, int, int]
     return [(e.step, e.event, e.request, e.place, e.block) for e in events]
 
 
-def test_a_block_table_grows_by_one_block_when_the_last_one_is_full() -> None:
+def test_a_block_table_grows_by_one_block_when_the_last_one_is_full():
     events = trace_blocks(RequestLengths(np.array([6]), np.array([4])), SETTINGS)
     # 6 tokens in step 0; two more fill block 2 in steps 1 and 2, so step 3 appends one. The 10th token is never put in.
     assert told(events) == [
@@ -41,7 +41,7 @@ def test_a_block_table_grows_by_one_block_when_the_last_one_is_full() -> None:
     assert [e.tokens for e in events] == [6, 6, 9, None, None, None]
 
 
-def test_eight_requests_share_the_full_blocks_of_a_prefix_and_fill_their_own_last_ones() -> None:
+def test_eight_requests_share_the_full_blocks_of_a_prefix_and_fill_their_own_last_ones():
     eight = np.full(8, 7)
     shared = {"prefix_id": np.zeros(8, np.int64), "prefix_tokens": np.full(8, 6)}
     events = trace_blocks(RequestLengths(eight, np.full(8, 1), **shared), SETTINGS)
@@ -55,7 +55,7 @@ def test_eight_requests_share_the_full_blocks_of_a_prefix_and_fill_their_own_las
     assert len({e.block for e in own}) == 8
 
 
-def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted() -> None:
+def test_the_last_request_is_preempted_and_its_kept_blocks_are_evicted():
     two = RequestLengths(np.array([8, 8]), np.array([9, 9]))
     events = trace_blocks(two, replace(SETTINGS, num_blocks=6))
     lost = [e for e in events if e.event == "preempted"]
@@ -74,9 +74,7 @@ lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers
 
 @settings(max_examples=25)
 @given(lengths, st.integers(12, 40), st.booleans(), st.booleans())
-def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(
-    rows: list[tuple[int, int, int]], blocks: int, is_async: bool, caching: bool
-) -> None:
+def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(rows, blocks, is_async, caching):
     prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
     shared = np.minimum(prompts, shared)
     requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
@@ -112,12 +110,12 @@ def test_a_trace_has_the_blocks_and_the_preemptions_of_the_schedule(
     assert set(times) == set(np.flatnonzero(schedule.preemptions).tolist())
 
 
-def test_requests_that_cannot_run_are_refused() -> None:
+def test_requests_that_cannot_run_are_refused():
     with pytest.raises(ScheduleError, match="does not fit max_model_len"):
         trace_blocks(RequestLengths(np.array([64]), np.array([1])), SETTINGS)
 
 
-def test_a_study_is_traced_in_the_smallest_cache_of_each_workload(tmp_path) -> None:
+def test_a_study_is_traced_in_the_smallest_cache_of_each_workload(tmp_path):
     planned = study(tmp_path)
     cells = expand(planned)
     table = plan(planned, cells, None)
@@ -134,7 +132,7 @@ def test_a_study_is_traced_in_the_smallest_cache_of_each_workload(tmp_path) -> N
     assert list(nothing.columns) == list(COLUMNS)
 
 
-def test_the_command_traces_every_request_of_a_cell_or_says_why_not(tmp_path, capsys) -> None:
+def test_the_command_traces_every_request_of_a_cell_or_says_why_not(tmp_path, capsys):
     path = write_study(tmp_path)
     table = plan(study(tmp_path), expand(study(tmp_path)), None)
     feasible, refused = (table["cell_id"][mask].iloc[0] for mask in (table["steps"].notna(), table["steps"].isna()))

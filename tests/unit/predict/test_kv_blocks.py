@@ -16,7 +16,7 @@ def found(pool: BlockPool, request: int) -> tuple[list[int], int]:
     return [block.content for block in shared], own
 
 
-def test_own_blocks_are_lost_from_the_last_on_once_nothing_is_empty() -> None:
+def test_own_blocks_are_lost_from_the_last_on_once_nothing_is_empty():
     pool = pool_of(5)
     pool.take(4)
     pool.release(0, blocks=4, full_blocks=3)
@@ -30,7 +30,7 @@ def test_own_blocks_are_lost_from_the_last_on_once_nothing_is_empty() -> None:
     assert not pool.evicted_shared
 
 
-def test_a_lookup_finds_no_more_than_it_may() -> None:
+def test_a_lookup_finds_no_more_than_it_may():
     pool = pool_of(8, range(2))
     fill(pool, 0, 4)
     pool.release(0, blocks=4, full_blocks=4)
@@ -39,7 +39,7 @@ def test_a_lookup_finds_no_more_than_it_may() -> None:
     ]
 
 
-def test_blocks_that_are_found_are_no_longer_free() -> None:
+def test_blocks_that_are_found_are_no_longer_free():
     pool = pool_of(8, range(2), range(2))
     fill(pool, 0, 4)
     pool.adopt(1, *pool.lookup(1, 2))
@@ -53,7 +53,7 @@ def test_blocks_that_are_found_are_no_longer_free() -> None:
     assert found(pool, 0) == ([0, 1], 0)
 
 
-def test_the_block_freed_longest_ago_goes_first() -> None:
+def test_the_block_freed_longest_ago_goes_first():
     pool = pool_of(4, range(0, 2), range(2, 4), range(0, 2))
     for request in (0, 1):
         fill(pool, request, 2)
@@ -67,7 +67,7 @@ def test_the_block_freed_longest_ago_goes_first() -> None:
     assert (found(pool, 0), found(pool, 1)) == (([0], 0), ([], 0))
 
 
-def test_a_text_is_kept_while_any_copy_of_it_is() -> None:
+def test_a_text_is_kept_while_any_copy_of_it_is():
     pool = pool_of(3, range(1), range(1))
     for request in (0, 1):  # neither found the other's
         fill(pool, request, 1)
@@ -79,7 +79,7 @@ def test_a_text_is_kept_while_any_copy_of_it_is() -> None:
     assert found(pool, 0) == ([], 0)
 
 
-def test_blocks_ever_filled_are_counted() -> None:
+def test_blocks_ever_filled_are_counted():
     pool = pool_of(9, range(2))
     pool.take(2)
     pool.release(1, blocks=2, full_blocks=1)
@@ -88,7 +88,7 @@ def test_blocks_ever_filled_are_counted() -> None:
     assert pool.most_filled == 4  # one is kept for what it holds, and three were in use
 
 
-def test_nothing_is_kept_without_caching() -> None:
+def test_nothing_is_kept_without_caching():
     pool = BlockPool(4, 4, caching=False, shared_contents=[()])
     pool.take(3)
     pool.release(0, blocks=3, full_blocks=3)

@@ -51,7 +51,7 @@ def same(one: Schedule, other: Schedule) -> bool:
     )
 
 
-def test_one_request_is_a_prefill_and_a_run_of_decode_steps() -> None:
+def test_one_request_is_a_prefill_and_a_run_of_decode_steps():
     schedule = make_schedule(lengths((5, 4)), SETTINGS)
     assert {name: values.tolist() for name, values in asdict(schedule.segments).items()} == {
         "steps": [1, 3],
@@ -73,7 +73,7 @@ def test_one_request_is_a_prefill_and_a_run_of_decode_steps() -> None:
     assert schedule.needs_blocks == 3  # and the one that the engine keeps back
 
 
-def test_blocks_are_counted_in_each_step_of_a_run() -> None:
+def test_blocks_are_counted_in_each_step_of_a_run():
     runs: list[StepRun] = []
     schedule = make_schedule(lengths((3, 8), (6, 8)), SETTINGS, observe=runs.append)
     # The first computes its 5th and 9th token in steps 2 and 6, the second its 9th in step 3 and its 13th in step 7.
@@ -82,16 +82,12 @@ def test_blocks_are_counted_in_each_step_of_a_run() -> None:
     assert schedule.peak_blocks_held == 7
 
 
-def test_segments_do_not_grow_with_the_tokens() -> None:
+def test_segments_do_not_grow_with_the_tokens():
     settings = replace(SETTINGS, max_model_len=10**9)
-    assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [
-        1,
-        10**7 - 1,
-        9 * 10**7,
-    ]
+    assert make_schedule(lengths((1, 10**8), (1, 10**7)), settings).segments.steps.tolist() == [1, 10**7 - 1, 9 * 10**7]
 
 
-def test_a_place_is_free_at_once_or_a_step_later() -> None:
+def test_a_place_is_free_at_once_or_a_step_later():
     requests, two = lengths((4, 1), (4, 3), (4, 1)), replace(SETTINGS, max_num_seqs=2)
     assert scheduled(requests, two) == [{0: 4, 1: 4}, {1: 1, 2: 4}, {1: 1}]
     late = replace(two, async_scheduling=True)
@@ -99,12 +95,12 @@ def test_a_place_is_free_at_once_or_a_step_later() -> None:
     assert make_schedule(requests, late).segments.running_seqs.tolist() == [2, 2, 2]
 
 
-def test_a_step_without_work_is_none() -> None:
+def test_a_step_without_work_is_none():
     one = replace(SETTINGS, max_num_seqs=1, async_scheduling=True)
     assert scheduled(lengths((4, 2), (4, 1)), one) == [{0: 4}, {0: 1}, {1: 4}]
 
 
-def test_prompts_are_cut_to_the_tokens_of_a_step() -> None:
+def test_prompts_are_cut_to_the_tokens_of_a_step():
     requests = lengths((6, 3), (6, 1), (6, 1))
     assert scheduled(requests, replace(SETTINGS, max_num_batched_tokens=8)) == [
         {0: 6, 1: 2},
@@ -115,7 +111,7 @@ def test_prompts_are_cut_to_the_tokens_of_a_step() -> None:
     assert scheduled(requests, whole) == [{0: 6}, {0: 1, 1: 6}, {0: 1, 2: 6}]
 
 
-def test_a_cut_prompt_attends_to_what_was_computed_before() -> None:
+def test_a_cut_prompt_attends_to_what_was_computed_before():
     segments = make_schedule(lengths((6, 1)), replace(SETTINGS, max_num_batched_tokens=4)).segments
     assert segments.prefill_tokens.tolist() == [4, 2]
     assert segments.prefill_kv_tokens.tolist() == [4, 6]
@@ -126,7 +122,7 @@ def test_a_cut_prompt_attends_to_what_was_computed_before() -> None:
 TWO_BLOCKS_OF_TWO = replace(SETTINGS, block_size=2, enable_prefix_caching=False)
 
 
-def test_the_last_that_runs_gives_its_blocks() -> None:
+def test_the_last_that_runs_gives_its_blocks():
     requests = lengths((2, 4), (2, 4))
     settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=4)
     # In step 1 both need a second block and there is one; the second request waits until 3 tokens fit, and has them
@@ -145,7 +141,7 @@ def test_the_last_that_runs_gives_its_blocks() -> None:
     assert not schedule.holds_for(5)
 
 
-def test_what_was_preempted_finds_what_is_left_of_it() -> None:
+def test_what_was_preempted_finds_what_is_left_of_it():
     settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=5, enable_prefix_caching=True)
     # In step 3 the second has two full blocks and gives both; the first request takes one, of the later tokens.
     assert scheduled(lengths((2, 4), (2, 4)), settings) == [{0: 2, 1: 2}, {0: 1, 1: 1}, {0: 1, 1: 1}, {0: 1}, {1: 3}]
@@ -155,7 +151,7 @@ def test_what_was_preempted_finds_what_is_left_of_it() -> None:
     assert make_schedule(lengths((2, 4), (2, 4)), uncached).recomputed_tokens.tolist() == [0, 5]
 
 
-def test_a_token_on_its_way_when_its_request_is_preempted_counts() -> None:
+def test_a_token_on_its_way_when_its_request_is_preempted_counts():
     settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=6, enable_prefix_caching=True, async_scheduling=True)
     # In step 3 both need a third block and there is one. The second has generated 3 tokens, of which the last is not
     # known yet, so of its two blocks one can be found again. In step 5 the first takes the other one.
@@ -166,7 +162,7 @@ def test_a_token_on_its_way_when_its_request_is_preempted_counts() -> None:
     ]
 
 
-def test_who_has_ended_may_still_be_preempted() -> None:
+def test_who_has_ended_may_still_be_preempted():
     settings = replace(TWO_BLOCKS_OF_TWO, num_blocks=4, async_scheduling=True)
     runs: list[StepRun] = []
     schedule = make_schedule(lengths((4, 3), (2, 1)), settings, observe=runs.append)
@@ -176,7 +172,7 @@ def test_who_has_ended_may_still_be_preempted() -> None:
     assert schedule.last_token_step.tolist() == [2, 0]
 
 
-def test_prompts_that_begin_alike_share_blocks() -> None:
+def test_prompts_that_begin_alike_share_blocks():
     requests = lengths((10, 1), (10, 1), (10, 1), prefix_id=[7, 7, -1], prefix_tokens=[8, 9, 0])
     schedule = make_schedule(requests, SETTINGS)
     assert schedule.cached_tokens.tolist() == [0, 8, 0]
@@ -189,12 +185,12 @@ def test_prompts_that_begin_alike_share_blocks() -> None:
     assert off.peak_blocks_held == 9
 
 
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+def test_the_last_token_of_a_prompt_is_always_computed():
     requests = lengths((8, 1), (8, 1), prefix_id=[0, 0], prefix_tokens=[8, 8])
     assert make_schedule(requests, SETTINGS).cached_tokens.tolist() == [0, 4]
 
 
-def test_a_shared_text_is_lost_when_its_blocks_are_needed() -> None:
+def test_a_shared_text_is_lost_when_its_blocks_are_needed():
     one = replace(SETTINGS, max_num_seqs=1, num_blocks=5)
     requests = lengths((10, 1), (14, 1), (10, 1), prefix_id=[0, -1, 0], prefix_tokens=[8, 0, 8])
     lost = make_schedule(requests, one)
@@ -208,7 +204,7 @@ def test_a_shared_text_is_lost_when_its_blocks_are_needed() -> None:
     assert kept.needs_blocks == 7
 
 
-def test_what_arrives_is_seen_when_a_step_is_put_together() -> None:
+def test_what_arrives_is_seen_when_a_step_is_put_together():
     requests = lengths((4, 6), (4, 1), arrival_s=[0.0, 2.5])
     assert scheduled(requests, SETTINGS, step_time=a_second_each)[3] == {0: 1, 1: 4}
     # Step 3 is put together when step 2 starts, after 2 s.
@@ -218,7 +214,7 @@ def test_what_arrives_is_seen_when_a_step_is_put_together() -> None:
 
 
 @pytest.mark.parametrize("async_scheduling", [True, False])
-def test_an_engine_without_requests_waits(async_scheduling: bool) -> None:
+def test_an_engine_without_requests_waits(async_scheduling):
     requests = lengths((4, 2), (4, 2), (4, 2), arrival_s=[1.0, 10.0, 20.0])
     settings = replace(SETTINGS, async_scheduling=async_scheduling)
     segments = make_schedule(requests, settings, a_second_each).segments
@@ -235,12 +231,12 @@ def test_an_engine_without_requests_waits(async_scheduling: bool) -> None:
         (lengths((4, 1), arrival_s=[1.0]), {}, "need step_time"),
     ],
 )
-def test_what_can_never_run_is_an_error(requests: RequestLengths, changes: dict[str, Any], message: str) -> None:
+def test_what_can_never_run_is_an_error(requests, changes, message):
     with pytest.raises(ScheduleError, match=message):
         make_schedule(requests, replace(SETTINGS, **changes))
 
 
-def test_a_request_may_take_all_that_there_is() -> None:
+def test_a_request_may_take_all_that_there_is():
     assert make_schedule(lengths((4, 13)), replace(SETTINGS, num_blocks=5, max_model_len=17)).peak_blocks_held == 4
 
 
@@ -254,12 +250,12 @@ def test_a_request_may_take_all_that_there_is() -> None:
         ({"prompt_tokens": [1], "output_tokens": [1], "prefix_tokens": [2], "prefix_id": [0]}, "more tokens than"),
     ],
 )
-def test_requests_that_cannot_be_are_refused(arrays: dict[str, list[float]], message: str) -> None:
+def test_requests_that_cannot_be_are_refused(arrays, message):
     with pytest.raises(ScheduleError, match=message):
         RequestLengths(**{name: np.array(values) for name, values in arrays.items()})
 
 
-def test_lengths_are_those_of_a_workloads_requests() -> None:
+def test_lengths_are_those_of_a_workloads_requests():
     plain = RequestLengths.of([Request([1, 2, 3], 4), Request([5], 6)])
     assert (plain.prompt_tokens.tolist(), plain.output_tokens.tolist()) == ([3, 1], [4, 6])
     assert (plain.arrival_s, plain.prefix_id, plain.prefix_tokens) == (None, None, None)
@@ -270,7 +266,7 @@ def test_lengths_are_those_of_a_workloads_requests() -> None:
     assert sharing.prefix_id.tolist() == [-1, 3]
 
 
-def test_no_requests_are_no_steps() -> None:
+def test_no_requests_are_no_steps():
     empty = RequestLengths(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
     schedule = make_schedule(empty, SETTINGS)
     assert len(schedule.segments) == 0
@@ -300,7 +296,7 @@ def cases(draw: st.DrawFn, sharing: bool = True) -> tuple[RequestLengths, Schedu
 
 
 @given(cases())
-def test_every_token_is_computed_within_the_limits(case: tuple[RequestLengths, SchedulerSettings]) -> None:
+def test_every_token_is_computed_within_the_limits(case):
     requests, settings = case
     runs: list[StepRun] = []
     schedule = make_schedule(requests, settings, observe=runs.append)
@@ -331,9 +327,7 @@ def test_every_token_is_computed_within_the_limits(case: tuple[RequestLengths, S
 
 
 @given(cases(sharing=False), st.integers(0, 3))
-def test_enough_blocks_decide_the_same_and_one_less_does_not(
-    case: tuple[RequestLengths, SchedulerSettings], more: int
-) -> None:
+def test_enough_blocks_decide_the_same_and_one_less_does_not(case, more):
     requests, settings = case
     schedule = make_schedule(requests, replace(settings, num_blocks=None))
     assert schedule.needs_blocks is not None
@@ -349,7 +343,7 @@ def test_enough_blocks_decide_the_same_and_one_less_does_not(
 
 
 @given(cases())
-def test_a_schedule_holds_for_the_blocks_that_it_says(case: tuple[RequestLengths, SchedulerSettings]) -> None:
+def test_a_schedule_holds_for_the_blocks_that_it_says(case):
     requests, settings = case
     schedule = make_schedule(requests, settings)
     if schedule.needs_blocks is not None:
@@ -358,7 +352,7 @@ def test_a_schedule_holds_for_the_blocks_that_it_says(case: tuple[RequestLengths
 
 
 @given(cases(sharing=False))
-def test_a_cache_changes_nothing_where_nothing_is_shared(case: tuple[RequestLengths, SchedulerSettings]) -> None:
+def test_a_cache_changes_nothing_where_nothing_is_shared(case):
     requests, settings = case
     on, off = (make_schedule(requests, replace(settings, enable_prefix_caching=cache)) for cache in (True, False))
     assert same(on, off) or off.preemptions.any()

@@ -5,7 +5,7 @@ from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.physics.step_time import COMPUTING, KINDS, READING
 from workflow_scripts.predict.schedule import RequestLengths
-from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
+from workflow_scripts.predict.static_batches import StaticBatches, batch_that_fits, static_schedule, static_work
 
 TINY = get_model("tiny-llama-57m")
 FACTS = read_model_facts(TINY.config, TINY.fixed_dtype)
@@ -99,3 +99,35 @@ def test_work_is_that_of_the_schedules_segments():
     requests = lengths([3, 5, 4], [2, 4, 1])
     found = static_work(requests, StaticBatches(2, "dynamic"), FACTS, copies_matrices=True)
     assert found.steps.tolist() == static_schedule(requests, 2).segments.steps.tolist() == [1, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("cache", "prompts", "room", "rows"),
+    [
+        # 8 + 90 - 1 slots, and an eighth of the KV expanded for three query heads: 97 x (1 + 3/8) = 133.4 tokens.
+        ("dynamic", [2, 4, 8], 133, 0),
+        ("dynamic", [2, 4, 8], 134, 1),
+        ("dynamic", [2, 4, 8], 266, 1),
+        ("dynamic", [2, 4, 8], 267, 2),
+        ("dynamic", [2, 4, 8], 1_000_000, 64),
+        # Without padding there is no mask: half an eighth is a new copy, 97 x (1 + 1/16) = 103.1 tokens.
+        ("dynamic", [8, 8, 8], 103, 0),
+        ("dynamic", [8, 8, 8], 104, 1),
+        # 98 slots that are all there while 8 tokens of a prompt have an input of 768 and a query of 768 elements twice:
+        # 98 x (1 + 3/8) + 8 x 4 x 3072 / 16384 = 140.75 tokens.
+        ("static", [8, 8, 8], 140, 0),
+        ("static", [8, 8, 8], 141, 1),
+    ],
+)
+def test_as_many_rows_fit_as_their_caches_and_copies_leave_room_for(cache, prompts, room, rows):
+    requests = lengths(prompts, [20, 90, 60])
+    assert batch_that_fits(requests, StaticBatches(64, cache, room), FACTS) == rows
+    assert batch_that_fits(requests, StaticBatches(64, cache), FACTS) == 64
+
+
+def test_long_prompts_need_more_memory_while_they_are_read():
+    # 100 tokens of KV, and for each three inputs of 768 and three of 2048 elements.
+    reading = 100 * (1 + 4 * (3 * 768 + 3 * 2048) / TOKEN)
+    asked = lengths([100], [2])
+    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading)), FACTS) == 0
+    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading) + 1), FACTS) == 1

@@ -46,13 +46,13 @@ def one(prompt: int, output: int) -> RequestLengths:
         ((ALL, STATE), [4, 4, 4, 5, 5, 5]),
     ],
 )
-def test_blocks_of_each_kind_of_layer(reaches: tuple[int | None, ...], held: list[int]) -> None:
+def test_blocks_of_each_kind_of_layer(reaches, held):
     schedule = make_schedule(one(10, 6), settings_of(*reaches))
     assert schedule.segments.blocks_held.tolist() == held
     assert schedule.peak_blocks_held == max(held)
 
 
-def test_what_tokens_look_at_within_a_window_and_a_chunk() -> None:
+def test_what_tokens_look_at_within_a_window_and_a_chunk():
     chunks = KvGroup("chunks", (1,), 1, 4, chunked=True)
     both = KvPool((KvGroup("window", (0,), 1, 3), chunks), 1, 4, 1, 64)
     segments = make_schedule(one(6, 3), replace(settings_of(ALL), pool=both)).segments
@@ -63,11 +63,11 @@ def test_what_tokens_look_at_within_a_window_and_a_chunk() -> None:
     assert chunk.prefill_attended_tokens.tolist() == [1 + 2 + 3 + 4 + 1 + 2, 0, 0]
     assert (chunk.decode_kv_tokens.tolist(), chunk.looked_back.tolist()) == ([0, 3, 4], [0, 2, 3])
     assert segments.within(None, False).decode_kv_tokens.tolist() == [0, 7, 8]
-    with pytest.raises(ScheduleError, match="does not tell what layers with a window"):
+    with pytest.raises(ScheduleError, match="does not say what layers with a window"):
         make_schedule(one(6, 3), replace(settings_of(), pool=None)).segments.within(3, False)
 
 
-def test_with_prefix_caching_a_prompt_ends_a_chunk_where_its_state_can_be_found_again() -> None:
+def test_with_prefix_caching_a_prompt_ends_a_chunk_where_its_state_can_be_found_again():
     segments = make_schedule(one(10, 2), settings_of(ALL, STATE, caching=True, state_blocks=2)).segments
     assert segments.prefill_tokens.tolist() == [8, 2, 0]
     # Mamba-2 layers leave that state behind, which takes a block.
@@ -75,7 +75,7 @@ def test_with_prefix_caching_a_prompt_ends_a_chunk_where_its_state_can_be_found_
     assert (left.prefill_tokens.tolist(), left.blocks_held.tolist()) == ([10, 0], [5, 4])
 
 
-def test_a_prompt_goes_on_from_the_state_at_the_end_of_the_text_that_it_shares() -> None:
+def test_a_prompt_goes_on_from_the_state_at_the_end_of_the_text_that_it_shares():
     shares = {"prefix_id": np.array([0, 0]), "prefix_tokens": np.array([9, 9])}
     two = RequestLengths(np.array([10, 10]), np.array([1, 1]), **shares)
     in_turn = replace(settings_of(ALL, STATE, caching=True, state_blocks=2), max_num_seqs=1)
@@ -86,7 +86,7 @@ def test_a_prompt_goes_on_from_the_state_at_the_end_of_the_text_that_it_shares()
     assert (together.first_step.tolist(), together.cached_tokens.tolist()) == ([0, 2], [0, 8])
 
 
-def test_too_few_blocks_for_one_request_are_refused() -> None:
+def test_too_few_blocks_for_one_request_are_refused():
     # 15 computed tokens: 4 blocks that keep all, 1 for the state.
     least = replace(settings_of(ALL, STATE), num_blocks=6)
     assert make_schedule(one(10, 6), least).peak_blocks_held == 5
@@ -99,9 +99,7 @@ lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers
 
 @settings(max_examples=25)
 @given(lengths, st.integers(1, 64), st.integers(0, 12), st.booleans(), st.booleans())
-def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(
-    rows: list[tuple[int, int, int]], tokens: int, spare: int, is_async: bool, caching: bool
-) -> None:
+def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(rows, tokens, spare, is_async, caching):
     prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
     shared = np.minimum(prompts, shared)
     requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)
@@ -126,9 +124,7 @@ def test_a_pool_of_layers_that_keep_all_has_the_schedule_of_any_dense_model(
 
 @settings(max_examples=20)
 @given(lengths, st.sampled_from([(4,), (ALL, 4), (ALL, STATE), (9, STATE, ALL)]), st.booleans())
-def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(
-    rows: list[tuple[int, int, int]], reaches: tuple[int | None, ...], caching: bool
-) -> None:
+def test_with_the_blocks_that_a_schedule_needs_it_stays_the_same(rows, reaches, caching):
     prompts, outputs, shared = (np.array(column) for column in zip(*rows, strict=True))
     shared = np.minimum(prompts, shared)
     requests = RequestLengths(prompts, outputs, prefix_id=np.where(shared > 0, 0, -1), prefix_tokens=shared)

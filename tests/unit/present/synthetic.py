@@ -63,7 +63,13 @@ STUDY = study_content(
         **LLAMA,
         "name": "pressure",
         "workload": "system-prompt",
-        "knobs": {"block_size": 16, "max_num_seqs": 64, "num_gpu_blocks_override": [257, 1025]},
+        "knobs": {"block_size": 16, "max_num_seqs": 64, "num_gpu_blocks_override": [257, 513]},
+    },
+    {
+        **LLAMA,
+        "name": "pressure-contiguous",
+        "workload": "system-prompt",
+        "knobs": {"block_size": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 3},
     },
     name="synthetic",
     question=f"Are made-up numbers drawn as they are? {SCRIPT}",
@@ -144,7 +150,8 @@ def cells_table(study: Study) -> pd.DataFrame:
 
 def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) -> dict[str, object]:
     """One repeat's numbers: they rise with the sequences that may run at once and with the device's speed."""
-    seqs = min(int(str(cell["max_concurrency_allowed"])), 64)
+    blocks = cell.get("knob_num_gpu_blocks_override")
+    seqs = 2 if blocks == 3 else min(int(str(cell["max_concurrency_allowed"])), 64)
     slower = 0.45 if cell["engine"] != "vllm" else 1.0
     speed = SPEED.get(str(cell["gpu"]), 1.0)
     output_rate = 55 * speed * seqs**0.8 * slower * rng.normal(1, 0.02)
@@ -169,7 +176,9 @@ def measured_of(cell: dict[str, object], repeat: int, rng: np.random.Generator) 
         "kv_cache_usage_peak": 0.02 * seqs / 64,
         "preemptions": 0,
         "block_size_effective": cell.get("knob_block_size"),
-        "num_gpu_blocks": cell.get("knob_num_gpu_blocks_override", 30_000 * speed),
+        "num_gpu_blocks": blocks or 30_000 * speed,
+        "max_model_len_effective": 4096 if blocks else None,
+        "running_while_others_wait": seqs if blocks else None,
         "kv_cache_tokens": 30_000 * speed * 16,
         "max_concurrency": 30_000 * speed * 16 / 4096,
         "memory_used_bytes_max": 60e9,
@@ -338,6 +347,7 @@ def plan_table(cells: pd.DataFrame) -> pd.DataFrame:
         bound_by="sequences",
         infeasible=np.where(rows["outcome"] == "infeasible", "blocks of that size", None),
         full_share=0.9,
+        evicted_blocks=0,
         prompts_to_fill=np.nan,
         cached_tokens=np.nan,
         prompt_tokens=np.nan,

@@ -1,10 +1,7 @@
 """The tables to print, from made-up results."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Fold, Table
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -15,7 +12,7 @@ RATE = "Output tokens per s (95 % interval)"
 
 
 @pytest.fixture
-def tables(results: Results) -> dict[str, Table]:
+def tables(results):
     root = results.root
     report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
     found = [block.blocks[0] if isinstance(block, Fold) else block for block in central_tables(report)]
@@ -31,7 +28,7 @@ def one(tables: dict[str, Table], *words: str) -> Table:
     return found
 
 
-def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_below(tables: dict[str, Table]) -> None:
+def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_below(tables):
     found = rows(one(tables, "max-num-seqs", "chat", "block size 16"))
     of_h200 = [row for row in found if row["Device"] == "h200"]
     assert [row["max-num-seqs"] for row in of_h200] == [
@@ -46,18 +43,18 @@ def test_every_device_stands_by_max_num_seqs_with_its_interval_and_huggingface_b
     assert [row["max-num-seqs"] for row in found if row["Device"] == "a100-sxm-80gb"] == ["1", "4", "16", "64", "256"]
 
 
-def test_what_was_refused_stays_with_its_reason(tables: dict[str, Table]) -> None:
+def test_what_was_refused_stays_with_its_reason(tables):
     found = [
         row for row in rows(one(tables, "block size:", "at most 256 sequences")) if row["Device"] == "a100-sxm-80gb"
     ]
     assert [(row["Block size"], row[RATE] == "–") for row in found] == [
-        *(("8", True), ("16", False), ("32", False), ("64", True)),
+        *(("8", True), ("16", False), ("32", False), ("64", True))
     ]
     assert found[0]["Why there is no rate"].startswith("infeasible: ValueError: block size 8 is refused")
     assert (found[1]["Why there is no rate"], found[3]["Why there is no rate"]) == ("–", "missing")
 
 
-def test_a_study_that_varies_neither_has_no_such_table(results: Results, tmp_path: Path) -> None:
+def test_a_study_that_varies_neither_has_no_such_table(results, tmp_path):
     tables = Tables(results.root / "tables")
     one_cell = tables.cells[tables.cells["cell_id"] == tables.cells["cell_id"].iloc[0]]
     one_cell.to_parquet(tmp_path / "cells.parquet")

@@ -1,5 +1,7 @@
 """The section on KV blocks that run short."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -9,16 +11,16 @@ import pytest
 
 from tests.unit.present.conftest import told
 from workflow_scripts.present.blocks import Fold, Table
+from workflow_scripts.present.kv_pools import POOL, QUANTITIES, USERS, same_memory, under_pressure
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.subjects.memory_pressure import (
-    POOL,
-    QUANTITIES,
     SUBJECT,
     every_pool,
+    every_way,
     pressure_by_pool,
     sets_the_pool,
-    under_pressure,
+    users_by_cache,
     users_in_the_same_memory,
 )
 from workflow_scripts.study.study_file import load_study
@@ -43,6 +45,7 @@ def cell(blocks: float, size: float, running: float, preemptions: float) -> dict
         "max_model_len_effective": 256.0,
         "num_requests": 40.0,
         "running_peak": running,
+        "running_while_others_wait": None if running == 40 else float(running),
         "output_tokens_per_s": 10 * running,
         "ttft_s_p50": 1 / running,
         "preemptions": preemptions,
@@ -51,17 +54,39 @@ def cell(blocks: float, size: float, running: float, preemptions: float) -> dict
     }
 
 
-CELLS = [cell(33, 32, 20, 7), cell(65, 32, 40, 0), cell(5, 256, 4, 0), cell(9, 256, 8, 0)]
+CELLS = [cell(33, 32, 20, 7), cell(65, 32, 40, 0), cell(9, 128, 8, 1), cell(5, 256, 4, 0), cell(9, 256, 8, 0)]
 
 
-def report_of(folder: Path, predicted_preemptions: float = 7) -> Report:
-    cells = pd.DataFrame(CELLS)
+def of_transformers(engine: str, knobs: str, running: float, **set_knobs: object) -> dict[str, object]:
+    """A cell of transformers with one repeat."""
+    row = cell(1, 1, running, 0) | {f"knob_{POOL}": None, "num_gpu_blocks": None, "block_size_effective": None}
+    place = {"cell_id": f"h200/{engine}/m/chat/{knobs}", "engine": engine, "knobs": knobs}
+    return row | place | {f"knob_{name}": value for name, value in set_knobs.items()}
+
+
+TRANSFORMERS = [
+    of_transformers("hf-continuous", "pages", 18, page_size=32, num_blocks=32),
+    of_transformers("hf-static", "dynamic-room1024", 6, room_tokens=1024, cache_implementation="dynamic"),
+    of_transformers("hf-static", "static-room1024", 5, room_tokens=1024, cache_implementation="static"),
+    of_transformers("hf-static", "dynamic-room512", 3, room_tokens=512, cache_implementation="dynamic"),
+    of_transformers("hf-static", "dynamic", 40, cache_implementation="dynamic"),
+]
+
+
+def report_of(folder: Path, predicted_preemptions: float = 7, further: Sequence[dict[str, object]] = ()) -> Report:
+    cells = pd.DataFrame([*CELLS, *further])
     cells.to_parquet(folder / "cells.parquet")
     measured = cells.set_index("cell_id")
     rows = [
-        {"cell_id": name, "quantity": quantity, "predicted": row[quantity], "running_peak_predicted": 1.0}
+        {
+            "cell_id": name,
+            "quantity": quantity,
+            "predicted": row["running_peak"] + 1 if quantity == USERS else row[quantity],
+            "running_peak_predicted": 1.0,
+            "evicted_blocks_predicted": 3.0,
+        }
         for name, row in measured.iterrows()
-        for quantity in QUANTITIES
+        for quantity in [*QUANTITIES, USERS]
     ]
     predictions = pd.DataFrame(rows)
     short = predictions["cell_id"].str.endswith("bs32-pool33") & predictions["quantity"].eq("preemptions")
@@ -71,33 +96,82 @@ def report_of(folder: Path, predicted_preemptions: float = 7) -> Report:
     return Report(study, Tables(folder), folder, folder, folder, folder / "report.html")
 
 
-def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path: Path) -> None:
+def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_path):
     assert told(users_in_the_same_memory, report_of(tmp_path)) == [
         (
-            "5x the users",
-            "h200, m, chat: a KV cache of 1,024 tokens holds 20 requests at once in blocks of 32 tokens, and 4 if each "
-            "reserves 256 tokens. Both are measured.",
+            "5 times the users",
+            "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens; 20 in "
+            "blocks of 32 tokens; 8 in blocks of 128 tokens. All are measured.",
+        ),
+        (
+            "block size",
+            "h200, vllm, m, chat: blocks of 128 instead of 32 tokens: with 1,024 tokens of KV cache, 8 requests run at "
+            "once instead of 20, with 80 output tokens per s instead of 200.",
         ),
         (
             "predicted",
-            "The schedule predicts the preemptions and the tokens computed again exactly in 4 of 4 cells; up to 7 "
+            "The schedule predicts the preemptions and the tokens computed again exactly in 5 of 5 cells; up to 7 "
             "preemptions were measured in a repeat.",
         ),
     ]
 
 
-def test_a_wrong_prediction_is_counted_as_such(tmp_path: Path) -> None:
-    assert (
-        "exactly in 3 of 4 cells" in told(users_in_the_same_memory, report_of(tmp_path, predicted_preemptions=6))[1][1]
+def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
+    report = report_of(tmp_path, further=TRANSFORMERS)
+    waste = [{"cell_id": row["cell_id"], "layer_kind": None, "source": "measured", "waste_pct": 20.0} for row in CELLS]
+    what_if = [row | {"source": "predicted", "waste_pct": 90.0} for row in waste]
+    pd.DataFrame([*waste, *what_if]).to_parquet(tmp_path / "waste.parquet")
+    assert told(users_in_the_same_memory, report)[0] == (
+        "5 times the users",
+        "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens (tokens fill "
+        "80 % of the held slots); 20 in blocks of 32 tokens (tokens fill 80 % of the held slots); 18 in HuggingFace's "
+        "pages of 32 tokens; 8 in blocks of 128 tokens (tokens fill 80 % of the held slots); 6 in HuggingFace's "
+        "dynamic cache; 5 in HuggingFace's static cache. All are measured.",
     )
+    rows = same_memory(report.tables)
+    small = rows[rows["pool_tokens"] == 1024]
+    assert small["times"].tolist() == [5, 4.5, 2, 1.5, 1.25, 1]
+    assert small["users_predicted"].tolist() == [21, 19, 9, 7, 6, 5]
+    assert set(rows["pool_tokens"]) == {1024, 2048}
+    (table,) = every_way(report)
+    assert isinstance(table, Table)
+    assert len(table.rows) == 8
+    plot = users_by_cache(report.tables)
+    assert plot.sources == ["measured", "predicted"]
+    assert [panel.title for panel in plot.panels] == [
+        "h200 · m · chat · 1,024 tokens",
+        "h200 · m · chat · 2,048 tokens",
+    ]
+    figure, ax = plt.subplots()
+    plot.panels[0].draw(ax)
+    assert [bar.get_width() for bar in ax.patches] == [20, 18, 8, 6, 5, 4]
+    assert [line.get_xdata() for line in ax.lines] == [[21], [19], [9], [7], [6], [5]]
+    assert [text.get_text() for text in ax.texts][1] == "HuggingFace's pages of 32 tokens: 18"
+    plt.close(figure)
 
 
-def test_pools_of_equal_memory_lie_above_each_other(tmp_path: Path) -> None:
+def test_without_a_pool_in_which_reservations_wait_there_are_no_users_to_compare(tmp_path):
+    report = report_of(tmp_path)
+    cells = pd.DataFrame(CELLS).assign(running_while_others_wait=float("nan"))
+    cells.to_parquet(tmp_path / "cells.parquet")
+    tables = Tables(tmp_path)
+    with pytest.raises(MissingError, match="in no pool of KV blocks did contiguous reservations let requests wait"):
+        users_by_cache(tables)
+    assert list(every_way(replace(report, tables=tables))) == []
+
+
+def test_a_wrong_prediction_is_counted_as_such(tmp_path):
+    (*_, last) = told(users_in_the_same_memory, report_of(tmp_path, predicted_preemptions=6))
+    assert "exactly in 4 of 5 cells" in last[1]
+
+
+def test_pools_of_equal_memory_lie_above_each_other(tmp_path):
     report = report_of(tmp_path)
     rows = under_pressure(report.tables).set_index("knobs")
     assert rows["pool_tokens"].to_dict() == {
         "bs32-pool33": 1024,
         "bs32-pool65": 2048,
+        "bs128-pool9": 1024,
         "bs256-pool5": 1024,
         "bs256-pool9": 2048,
     }
@@ -115,19 +189,27 @@ def test_pools_of_equal_memory_lie_above_each_other(tmp_path: Path) -> None:
     assert "1024 tokens in blocks of 32 tokens: 200 output tokens per s, 7 preemptions" in plot.alt
 
 
-def test_the_table_has_measured_beside_predicted(tmp_path: Path) -> None:
+def test_pools_of_one_size_have_no_axis(tmp_path):
+    pd.DataFrame([CELLS[0], CELLS[3]]).to_parquet(tmp_path / "cells.parquet")
+    with pytest.raises(MissingError, match="no block size was measured with KV caches of two sizes"):
+        pressure_by_pool(Tables(tmp_path))
+
+
+def test_the_table_has_measured_beside_predicted(tmp_path):
     (fold,) = every_pool(report_of(tmp_path))
     assert isinstance(fold, Fold)
     (table,) = fold.blocks
     assert isinstance(table, Table)
-    assert {"Preemptions", "Preemptions, predicted"} <= set(table.headings)
-    assert len(table.rows) == 4
+    evicted = "Blocks of shared prompts that lost their content, predicted"
+    assert {"Preemptions", "Preemptions, predicted", evicted} <= set(table.headings)
+    assert {row[table.headings.index(evicted)] for row in table.rows} == {"3"}
+    assert len(table.rows) == len(CELLS)
 
 
-def test_a_study_without_the_knob_has_no_such_section(tmp_path: Path) -> None:
+def test_a_study_without_the_knob_has_no_such_section(tmp_path):
     report = report_of(tmp_path)
     assert SUBJECT.is_in(report.study)
-    assert not sets_the_pool(load_study(Path("config/studies/demo.yaml")))
+    assert not sets_the_pool(load_study(Path("config/studies/paged_attention.yaml")))
     pd.DataFrame(CELLS).drop(columns=f"knob_{POOL}").to_parquet(tmp_path / "cells.parquet")
     without = Tables(tmp_path)
     with pytest.raises(MissingError, match="the study sets the number of KV blocks of no measured cell"):

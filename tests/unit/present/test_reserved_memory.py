@@ -7,7 +7,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Fold, Table, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
@@ -22,7 +21,7 @@ from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture
-def report(results: Results, tmp_path: Path) -> Report:
+def report(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     reserved = cells["engine"].map({"vllm": 8 * 2**30, "hf-static": 2 * 2**30}).where(cells["repeat"].notna())
     cells = cells.assign(
@@ -44,7 +43,7 @@ def report(results: Results, tmp_path: Path) -> Report:
     return Report(study, Tables(tmp_path), root / "figures", root / "cells", Path(), root / "report.html")
 
 
-def test_each_cell_has_a_row_with_the_median_of_its_repeats(report: Report) -> None:
+def test_each_cell_has_a_row_with_the_median_of_its_repeats(report):
     [text] = SUBJECT.parts[1](report)
     assert isinstance(text, Text)
     assert text.text == HOW_ENGINES_RESERVE
@@ -64,7 +63,7 @@ def test_each_cell_has_a_row_with_the_median_of_its_repeats(report: Report) -> N
     assert len(of_hf) == 6
 
 
-def test_marks_lie_at_what_was_set_aside_held_and_used(report: Report) -> None:
+def test_marks_lie_at_what_was_set_aside_held_and_used(report):
     plot = kv_reserved_and_used(report.tables)
     assert plot.sources == ["measured"]
     figure, ax = plt.subplots()
@@ -81,7 +80,7 @@ def test_marks_lie_at_what_was_set_aside_held_and_used(report: Report) -> None:
     plt.close(figure)
 
 
-def test_of_many_cells_some_are_drawn_and_the_figure_says_so(report: Report, tmp_path: Path) -> None:
+def test_of_many_cells_some_are_drawn_and_the_figure_says_so(report, tmp_path):
     cells, waste = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("cells", "waste"))
     copies = [[table.assign(cell_id=table["cell_id"] + f"-{i}") for i in range(MOST_CELLS)] for table in (cells, waste)]
     copies[0] = [table.assign(knobs=table["knobs"] + f"-{i}") for i, table in enumerate(copies[0])]
@@ -95,12 +94,12 @@ def test_of_many_cells_some_are_drawn_and_the_figure_says_so(report: Report, tmp
     plt.close(figure)
 
 
-def test_without_a_reservation_the_section_says_so(report: Report, tmp_path: Path) -> None:
+def test_without_a_reservation_the_section_says_so(report, tmp_path):
     path = tmp_path / "cells.parquet"
     pd.read_parquet(path).assign(kv_bytes_reserved_peak=float("nan")).to_parquet(path)
     with pytest.raises(MissingError, match="no cell recorded how many bytes its KV cache reserved"):
         list(SUBJECT.tables[0](replace(report, tables=Tables(tmp_path))))
 
 
-def test_marks_of_what_was_measured_are_solid() -> None:
+def test_marks_of_what_was_measured_are_solid():
     assert all("markerfacecolor" not in style for style in DRAWN.values())

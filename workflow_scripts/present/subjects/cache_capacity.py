@@ -98,11 +98,7 @@ def _in_words(rows: pd.DataFrame) -> Sequence[str]:
     return [
         f"{label}: {observed:,.0f} {source}, {predicted:,.0f} predicted blocks"
         for label, source, observed, predicted in zip(
-            first["label"],
-            first["source"],
-            first["observed_num_blocks"],
-            first["predicted_num_blocks"],
-            strict=True,
+            first["label"], first["source"], first["observed_num_blocks"], first["predicted_num_blocks"], strict=True
         )
     ]
 

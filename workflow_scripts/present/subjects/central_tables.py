@@ -8,7 +8,7 @@ from workflow_scripts.engines.hf_engines import HF_STATIC
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.present.blocks import Block, Fold, Table, outcome_words, table_of
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.report_tables import MissingError, Tables, of_all_layers
 from workflow_scripts.present.subject import MOST_OPEN_ROWS, Subject
 from workflow_scripts.study.setting_words import said, settings_in_words
 
@@ -39,7 +39,7 @@ def with_results(tables: Tables) -> pd.DataFrame:
         rows = rows.join(rates.set_axis([RATE, f"{RATE}_low", f"{RATE}_high"], axis=1))
     waste = tables.get("waste")
     if waste is not None:
-        measured = waste[waste["source"] == "measured"]
+        measured = of_all_layers(waste[waste["source"] == "measured"])
         rows = rows.join(measured.groupby("cell_id")["waste_pct"].median())
     why = grid["outcome"].map(outcome_words) + (": " + grid["reason"].astype(object)).fillna("")
     return rows.assign(remark=why.where(grid["outcome"] != "ok", None)).reset_index()

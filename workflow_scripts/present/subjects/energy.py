@@ -30,6 +30,6 @@ SUBJECT = Subject(
             },
             "Power and energy, medians over the repeats of each cell",
             medians_with_energy,
-        ),
+        )
     ],
 )

@@ -109,6 +109,8 @@ SUBJECT = Subject(
                 "factor": "Share of the ceiling that was reached",
                 "mbu": "MBU",
                 "mfu": "MFU",
+                "experts_touched_share": "Experts that a decode step used",
+                "experts_touched_share_uniform": "Expected of equally likely experts",
                 "decode_bound_by": "Decoding limited by",
                 "steps_bound_by": "Steps limited by",
             },

@@ -10,24 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.present.blocks import Block, Finding, Findings, Fold, table_of
-from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
+from workflow_scripts.present.kv_pools import EVICTED, MEMORY, POOL, QUANTITIES, USERS, same_memory, under_pressure
+from workflow_scripts.present.plot import LINE_IN, Panel, Plot, log2_axis, some_panels, write_label
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables, records
 from workflow_scripts.present.series import NAMES, repeats_of
-from workflow_scripts.present.style import INK, Mark, marks
+from workflow_scripts.present.style import COLOURS, INK, Mark, marks
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject
 from workflow_scripts.study.study_file import Study
 
-POOL = "num_gpu_blocks_override"
-# Column of the cells table -> its name in figure and table.
-QUANTITIES: Mapping[str, str] = {
-    "running_peak": "Requests at once, peak",
-    "output_tokens_per_s": "Output tokens per s",
-    "ttft_s_p50": "TTFT, median (s)",
-    "preemptions": "Preemptions",
-    "recomputed_tokens": "Tokens computed again",
-    "prefix_cache_hit_rate": "Share of prompt tokens found in the prefix cache",
-}
+# Lines that a layout takes in a panel of users.
+LINES_PER_LAYOUT = 2.0
 PREDICTED: Mapping[str, Any] = {"marker": "D", "markerfacecolor": "none", "linestyle": "none", "markersize": 8}
 
 
@@ -36,37 +29,11 @@ def sets_the_pool(study: Study) -> bool:
     return any(POOL in sweep.knobs for sweep in study.sweeps)
 
 
-def under_pressure(tables: Tables) -> pd.DataFrame:
-    """One row per measured cell for which the study sets the number of blocks: medians over its repeats, and the
-    predicted values as `*_predicted`.
-
-    `pool_tokens` are those of all blocks that requests can get; `layout` is the block size in words.
-    """
-    cells = tables.measured
-    rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
-    if rows.empty:
-        raise MissingError("the study sets the number of KV blocks of no measured cell")
-    sizes = ["num_gpu_blocks", "block_size_effective", "max_model_len_effective", "num_requests"]
-    rows = rows.groupby(["cell_id", *CELL], sort=False)[[*sizes, *QUANTITIES]].median().reset_index()
-    size, longest = rows["block_size_effective"], rows["max_model_len_effective"]
-    blocks = "blocks of " + size.map("{:g}".format) + " tokens"
-    contiguous = "contiguous: " + longest.map("{:g}".format) + " tokens per request"
-    rows = rows.assign(
-        pool_tokens=(rows["num_gpu_blocks"] - 1) * size,
-        contiguous=size >= longest,
-        layout=contiguous.where(size >= longest, blocks),
-    ).sort_values([*NAMES, "block_size_effective", "pool_tokens"], kind="stable")
-    predictions = tables.get("predictions")
-    if predictions is None:
-        return rows
-    predicted = predictions.pivot(index="cell_id", columns="quantity", values="predicted")
-    predicted["running_peak"] = predictions.groupby("cell_id")["running_peak_predicted"].first()
-    return rows.join(predicted.reindex(columns=list(QUANTITIES)).add_suffix("_predicted"), on="cell_id")
-
-
 def pressure_by_pool(tables: Tables) -> Plot:
     """Each quantity against the tokens of the pool, one line per block size, beside the predicted values."""
     rows = under_pressure(tables)
+    if rows.groupby([*NAMES, "layout"])["pool_tokens"].nunique().max() < 2:
+        raise MissingError("no block size was measured with KV caches of two sizes")
     layouts = marks(rows["layout"])
     groups = list(rows.groupby(NAMES, sort=False))
     told_apart = [name for name in NAMES if rows[name].nunique() > 1]
@@ -126,30 +93,62 @@ def _in_words(rows: pd.DataFrame) -> str:
 
 
 def users_in_the_same_memory(report: Report) -> Iterator[Block]:
-    """How many requests run at once in blocks and with a reservation of max-model-len each, with equal memory."""
+    """How many requests run at once in the same memory, whether block size matters, and whether it was foreseen."""
     if f"knob_{POOL}" not in report.tables.cells:
         return
     rows = under_pressure(report.tables)
-    keys = [*NAMES, "pool_tokens"]
-    paged = rows[~rows["contiguous"]].sort_values("block_size_effective", kind="stable").drop_duplicates(keys)
-    both = paged.merge(rows[rows["contiguous"]], on=keys, suffixes=("", "_whole"))
-    both = both.assign(users=both["running_peak"] / both["running_peak_whole"])
-    most = both.sort_values("users", ascending=False, kind="stable").drop_duplicates(NAMES)
-    found = [
-        Finding(
-            f"{row['users']:.3g}x the users",
-            f"{row['gpu']}, {row['model']}, {row['workload']}: a KV cache of {row['pool_tokens']:,.0f} tokens holds "
-            f"{row['running_peak']:g} requests at once in {row['layout']}"
-            + (" (all there are)" if row["running_peak"] >= row["num_requests"] else "")
-            + f", and {row['running_peak_whole']:g} if each reserves "
-            f"{row['max_model_len_effective']:,.0f} tokens. Both are measured.",
-            "good",
-        )
-        for row in records(most)
-    ]
-    found += _exactness(rows)
+    found = [*_users(same_memory(report.tables)), *_block_sizes(rows), *_exactness(rows)]
     if found:
         yield Findings(found)
+
+
+def _users(rows: pd.DataFrame) -> Iterator[Finding]:
+    """One sentence per device, model and workload: the memory that is used in the most ways, then the largest ratio."""
+    for (gpu, model, workload), part in rows.groupby(["gpu", "model", "workload"], sort=False):
+        pools = part.groupby("pool_tokens")["times"].agg(["size", "max"]).sort_values(["size", "max"])
+        of_pool = part[part["pool_tokens"] == pools.index[-1]]
+        whole = records(of_pool[of_pool["contiguous"]])[0]
+        ways = [
+            f"{row['users']:.3g} in {row['layout']}"
+            + (" (all there are)" if row["users"] >= row["num_requests"] else "")
+            + _filled(row)
+            for row in records(of_pool[~of_pool["contiguous"]])
+        ]
+        if ways:
+            yield Finding(
+                f"{of_pool['times'].max():.3g} times the users",
+                f"{gpu}, {model}, {workload}: a KV cache of {whole['pool_tokens']:,.0f} tokens holds "
+                f"{whole['users']:.3g} requests at once if each reserves {whole['max_model_len_effective']:,.0f} "
+                f"tokens{_filled(whole)}; {'; '.join(ways)}. All are measured.",
+                "good",
+            )
+
+
+def _filled(row: Mapping[str, Any]) -> str:
+    return "" if pd.isna(row["used_pct"]) else f" (tokens fill {row['used_pct']:.0f} % of the held slots)"
+
+
+def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
+    """What the largest blocks do compared with the smallest, in the smallest and in the largest pool that has both."""
+    rows = rows[~rows["contiguous"]].assign(users=rows[USERS].fillna(rows["running_peak"]))
+    for _, part in rows.groupby(NAMES, sort=False):
+        ends = part["block_size_effective"].agg(["min", "max"])
+        small, large = (part[part["block_size_effective"] == size].set_index("pool_tokens") for size in ends)
+        pools = sorted(small.index.intersection(large.index))
+        if ends["min"] == ends["max"] or not pools:
+            continue
+        told = [
+            f"with {pool:,.0f} tokens of KV cache, {large.at[pool, 'users']:.3g} requests run at once instead of "
+            f"{small.at[pool, 'users']:.3g}, with {large.at[pool, 'output_tokens_per_s']:,.3g} output tokens per s "
+            f"instead of {small.at[pool, 'output_tokens_per_s']:,.3g}"
+            for pool in dict.fromkeys([pools[0], pools[-1]])
+        ]
+        yield Finding(
+            "block size",
+            f"{', '.join(part[NAMES].iloc[0])}: blocks of {ends['max']:g} instead of {ends['min']:g} tokens: "
+            + "; ".join(told)
+            + ".",
+        )
 
 
 def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
@@ -166,12 +165,80 @@ def _exactness(rows: pd.DataFrame) -> Iterator[Finding]:
     )
 
 
+def users_by_cache(tables: Tables) -> Plot:
+    """Requests at once for each way to keep their KV cache in the same memory, measured and predicted."""
+    rows = same_memory(tables)
+    if rows.empty:
+        raise MissingError("in no pool of KV blocks did contiguous reservations let requests wait")
+    most = rows.filter(regex="^users(_predicted)?$").max().max()
+    lines = LINES_PER_LAYOUT * int(rows.groupby(MEMORY)["layout"].nunique().max())
+    groups = sorted((part for _, part in rows.groupby(MEMORY, sort=False)), key=len, reverse=True)
+    places = [(*part[MEMORY[:-1]].iloc[0], f"{part['pool_tokens'].iloc[0]:,.0f} tokens") for part in groups]
+    panels = [
+        Panel(" · ".join(place), partial(_draw_users, rows=part, most=most, lines=lines))
+        for place, part in zip(places, groups, strict=True)
+    ]
+    shown, notes = some_panels(panels, "sizes of the memory")
+    measured = tables.measured
+    predicted = "users_predicted" in rows
+    handles: list[Artist] = [Line2D([], [], color=COLOURS[0], linewidth=7, label="measured")]
+    if predicted:
+        handles.append(Line2D([], [], color=INK, label="predicted", **PREDICTED))
+    return Plot(
+        title="Requests at once in the same memory, by the way their KV cache is kept",
+        alt="Requests at once, measured: "
+        + "; ".join(
+            f"{row['pool_tokens']:g} tokens, {row['layout']}: {row['users']:.3g}" for row in records(rows.head(12))
+        )
+        + ".",
+        sources=["measured", *(["predicted"] if predicted else [])],
+        panels=shown,
+        x_label="Requests at once",
+        handles=handles,
+        repeats=repeats_of(measured[measured["cell_id"].isin(rows["cell_id"])]),
+        notes=[*notes, "bars are medians over repeats"],
+        panel_height_in=LINE_IN * lines + 0.75,
+    )
+
+
+def _draw_users(ax: Axes, rows: pd.DataFrame, most: float, lines: float) -> None:
+    for i, row in enumerate(records(rows)):
+        y = LINES_PER_LAYOUT * i
+        write_label(ax, y + 0.5, f"{row['layout']}: {row['users']:.3g}")
+        ax.barh(y + 1.3, row["users"], height=0.6, color=COLOURS[0])
+        if "users_predicted" in row:
+            ax.plot(row["users_predicted"], y + 1.3, color=INK, **PREDICTED)
+    ax.set_ylim(lines, 0)
+    ax.set_xlim(0, 1.05 * most)
+    ax.yaxis.set_visible(False)
+    ax.spines["left"].set_visible(False)
+
+
+def every_way(report: Report) -> Iterator[Block]:
+    """The table of all ways to keep the same requests in the same memory."""
+    rows = same_memory(report.tables)
+    columns = {name: CELL[name] for name in ("gpu", "model", "workload")} | {
+        "pool_tokens": "Memory, in tokens",
+        "layout": "KV cache in",
+        "users": "Requests at once",
+        "users_predicted": "Requests at once, predicted",
+        "times": "Times those with contiguous reservations",
+        "used_pct": "Held slots that tokens fill (%)",
+        "output_tokens_per_s": QUANTITIES["output_tokens_per_s"],
+    }
+    if not rows.empty:
+        yield table_of(
+            rows, {k: v for k, v in columns.items() if k in rows}, "Users in the same memory, medians over repeats"
+        )
+
+
 def every_pool(report: Report) -> Iterator[Block]:
     """The table of all cells, measured and predicted."""
     rows = under_pressure(report.tables)
     columns = {**CELL, "pool_tokens": "Tokens of the pool", "layout": "Layout"}
     for column, name in QUANTITIES.items():
         columns |= {column: name, f"{column}_predicted": f"{name}, predicted"}
+    columns[f"{EVICTED}_predicted"] = "Blocks of shared prompts that lost their content, predicted"
     caption = "Every size of the pool, medians over repeats"
     whole = report.link(report.tables.folder / "cells.csv", "cells.csv")
     yield Fold(f"{caption}: {len(rows)} rows", [table_of(rows, columns, caption, "", whole)])
@@ -199,6 +266,22 @@ SUBJECT = Subject(
                 "which depends only on the lengths of the requests. The speed depends on the device.",
             ),
         ),
+        FigurePart(
+            users_by_cache,
+            {"cells": [USERS, *QUANTITIES], "waste": ["waste_pct"]},
+            Caption(
+                shows="How many of the same requests run at once in the same memory. vLLM has blocks, or one block of "
+                "max-model-len for each request: a contiguous reservation. HuggingFace has pages, or batches "
+                "whose cache grows (dynamic) or has all its slots at once (static). Bars are measured, hollow diamonds "
+                "predicted.",
+                reading="With blocks and pages, a bar is the mean over the time in which other requests wait. With "
+                "HuggingFace's caches it is the largest batch that did not run out of memory, of requests that all "
+                "have the longest prompt and answer, because a batch is padded to these.",
+                not_shown="HuggingFace's batches need memory beside their cache: for copies of it, and while prompts "
+                "are read. vLLM and HuggingFace's pages take that memory beside their pool, where it is not counted.",
+            ),
+        ),
+        every_way,
         every_pool,
     ],
     findings=[users_in_the_same_memory],

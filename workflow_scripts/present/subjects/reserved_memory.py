@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, plain_log_ticks, some_panels, write_label
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, of_all_layers, records
 from workflow_scripts.present.series import evenly, repeats_of
 from workflow_scripts.present.style import COLOURS, MUTED
 from workflow_scripts.present.subject import CELL, Caption, FigurePart, Subject, TablePart, prose
@@ -25,12 +25,7 @@ _PLACES = list(CELL)
 _PANEL = ["gpu", "model", "workload"]
 # How each quantity is drawn, from the largest to the smallest.
 DRAWN: Mapping[str, dict[str, Any]] = {
-    "reserved_bytes": {
-        "label": "reserved, peak",
-        "marker": "D",
-        "color": COLOURS[1],
-        "markersize": 8,
-    },
+    "reserved_bytes": {"label": "reserved, peak", "marker": "D", "color": COLOURS[1], "markersize": 8},
     "held_bytes": {"label": "held by requests, mean", "marker": "s", "color": COLOURS[2]},
     "used_bytes": {"label": "used by tokens, mean", "marker": "o", "color": COLOURS[0]},
 }
@@ -57,8 +52,8 @@ def medians(cells: pd.DataFrame) -> pd.DataFrame:
 
 def kv_reserved_and_used(tables: Tables) -> Plot:
     """Bytes reserved at the peak, held by requests and used by tokens, one line per cell."""
-    waste = tables.need("waste")
-    of_engines = waste[(waste["source"] == "measured") & waste["layer_kind"].isna()]
+    waste = of_all_layers(tables.need("waste"))
+    of_engines = waste[waste["source"] == "measured"]
     known = _known(tables.need("cells")).merge(of_engines, on=REPEAT)
     known = known.assign(held_bytes=known["used_bytes"] * known["slots_held_mean"] / known["tokens_held_mean"])
     rows = known.groupby(_PLACES, sort=False)[list(DRAWN)].median().dropna().reset_index()

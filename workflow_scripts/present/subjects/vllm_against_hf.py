@@ -19,9 +19,7 @@ def engines(tables: Tables) -> Plot:
     pairs = _equal_work(tables.need("engines"))
     pairs = pairs.rename(columns=lambda name: name.replace("improvement_", ""))
     rows = pairs.assign(
-        label=pairs["hf_engine"] + " · " + pairs["hf_knobs"],
-        panel=_place(pairs),
-        name=_max_num_seqs(pairs),
+        label=pairs["hf_engine"] + " · " + pairs["hf_knobs"], panel=_place(pairs), name=_max_num_seqs(pairs)
     )
     return plot_ratios(
         rows,

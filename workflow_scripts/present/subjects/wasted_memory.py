@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from workflow_scripts.present.blocks import Block
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, some_panels
 from workflow_scripts.present.report import Report
-from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, records
+from workflow_scripts.present.report_tables import REPEAT, MissingError, Tables, of_all_layers, records
 from workflow_scripts.present.series import repeats_of
 from workflow_scripts.present.style import COLOURS, LineStyle
 from workflow_scripts.present.subject import Caption, FigurePart, Subject, TablePart, medians_by_cell
@@ -39,14 +39,9 @@ LEVEL: Mapping[str, Layout] = {
 }
 
 
-def _of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count all layers together, which are all rows of a table made before kinds were distinguished."""
-    return waste[waste["layer_kind"].isna()] if "layer_kind" in waste else waste
-
-
 def waste_by_block_size(tables: Tables) -> Plot:
     """Share of the reserved KV memory that held no token, by block size, beside other layouts."""
-    waste = _of_all_layers(tables.need("waste"))
+    waste = of_all_layers(tables.need("waste"))
     cells = tables.cells.drop_duplicates("cell_id")[["cell_id", "model", "workload"]]
     rows = waste.merge(cells, on="cell_id")
     if rows.empty:
@@ -83,10 +78,7 @@ def waste_by_block_size(tables: Tables) -> Plot:
         y_label="KV memory without tokens (%)",
         handles=handles,
         repeats=repeats_of(rows),
-        notes=[
-            *notes,
-            "marks and lines are medians over all cells and repeats of a panel, bars and bands the range",
-        ],
+        notes=[*notes, "marks and lines are medians over all cells and repeats of a panel, bars and bands the range"],
         panel_height_in=3.0,
     )
 
@@ -131,7 +123,7 @@ _BY_KIND_OF_LAYER = TablePart(
 def _by_kind_of_layer(report: Report) -> Iterator[Block]:
     """The table of kinds of layers, for models that have several."""
     waste = report.tables.need("waste")
-    if len(_of_all_layers(waste)) < len(waste):
+    if len(of_all_layers(waste)) < len(waste):
         yield from _BY_KIND_OF_LAYER(report)
 
 
@@ -173,7 +165,7 @@ SUBJECT = Subject(
                 "source": "Source",
             },
             "Waste in the engines' actual layouts, medians over repeats",
-            lambda waste: medians_by_cell(_of_all_layers(waste[waste["source"] == "measured"]), "layout"),
+            lambda waste: medians_by_cell(of_all_layers(waste[waste["source"] == "measured"]), "layout"),
         ),
         _by_kind_of_layer,
     ],

@@ -36,12 +36,7 @@ def counts(report: Report) -> Iterator[Block]:
         f"settings. The study asks for {study.repeats} timed repeat{'s' if study.repeats > 1 else ''} of each, after a "
         "warm-up."
     )
-    names = {
-        "Devices": "gpu",
-        "Engines": "engine",
-        "Models": "model",
-        "Workloads": "workload",
-    }
+    names = {"Devices": "gpu", "Engines": "engine", "Models": "model", "Workloads": "workload"}
     rows = [[heading, ", ".join(dict.fromkeys(grid[column]))] for heading, column in names.items()]
     rows += [[knob.removeprefix("knob_"), ", ".join(sorted_values(grid[knob]))] for knob in report.tables.knobs]
     yield Table("What the study combines", ["Axis", "Values"], rows, [False, False])
@@ -89,11 +84,7 @@ def devices(report: Report) -> Iterator[Block]:
         "measured_gb_per_s": "Memory bandwidth, measured (GB/s)",
         "measured_tflop_per_s": "Matrix rate, measured (TFLOP/s)",
     }
-    yield table_of(
-        pd.DataFrame(rows),
-        columns,
-        "Devices, with data-sheet numbers unless a column says measured",
-    )
+    yield table_of(pd.DataFrame(rows), columns, "Devices, with data-sheet numbers unless a column says measured")
     sources = [(gpu, "; ".join(dict.fromkeys(catalogue[gpu].sources.values()))) for gpu, _ in named]
     yield Fold("Sources of the data-sheet numbers", [Definitions([(g, s or "no data sheet") for g, s in sources])])
 

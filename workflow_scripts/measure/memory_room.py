@@ -1,0 +1,118 @@
+"""Try whether something gets by with limited memory, in a forked process, which may fail or crash in any way."""
+
+import bisect
+import ctypes
+import gc
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+# Allocations of this size get mappings of their own, so that they count; those of large tensors are larger.
+_MAPPED_BYTES = 2**17
+_MOST_HOLES = 100_000
+
+
+class _Mallinfo(ctypes.Structure):
+    """What mallinfo(3) returns; `hblks` counts mappings."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_int) for name in _names.split()]
+
+
+class NoRoomError(RuntimeError):
+    """Even the smallest batch needs more memory than it may take."""
+
+
+def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, by bisection; 0 if none does.
+
+    >>> most_that_fit(100, lambda count: count <= 37), most_that_fit(8, lambda count: False)
+    (37, 0)
+    """
+    return bisect.bisect_left(range(1, most + 1), True, key=lambda count: not fits(count))
+
+
+def runs_in(room_bytes: int, work: Callable[[], object]) -> bool:
+    """Whether `work` ends in a copy of this process that may allocate so many bytes more than this process has.
+
+    Everything counts that the copy allocates: caches, copies of them, and activations. What keeps `work` from ending
+    there does not matter: oneDNN crashes if it gets no memory.
+    """
+
+    def limited() -> None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_own_bytes("VmData") + room_bytes, most))
+        work()
+
+    return _ends_in_a_copy(limited)
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """How many bytes more than this process has `work` takes at its peak, in a copy of the process.
+
+    Raises:
+        RuntimeError: it does not end there.
+    """
+    reading, writing = os.pipe()
+
+    def told() -> None:
+        before = _own_bytes("VmSize")
+        work()
+        os.write(writing, str(_own_bytes("VmPeak") - before).encode())
+
+    ends = _ends_in_a_copy(told)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        if not ends:
+            raise RuntimeError("work that ends in this process does not end in a copy of it")
+        return int(answer.read())
+
+
+def _ends_in_a_copy(work: Callable[[], object]) -> bool:
+    # Otherwise the copy would give back what this process no longer uses: room for `work`, and more than it ever takes.
+    gc.collect()
+    _libc().malloc_trim(0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        try:
+            import torch
+
+            torch.set_num_threads(1)  # the other threads of a pool are not in the copy
+            _fill_holes()
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return status == 0
+
+
+def _fill_holes() -> None:
+    """Give large allocations mappings of their own from now on, even if the heap has holes."""
+    libc = _libc()
+    libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+    mappings = libc.mallinfo().hblks
+    for _ in range(_MOST_HOLES):
+        if not libc.malloc(_MAPPED_BYTES) or libc.mallinfo().hblks > mappings:
+            return
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.mallinfo.restype = _Mallinfo
+    return libc
+
+
+def _own_bytes(what: str) -> int:
+    """Memory of this process: `VmData` is private and writable, as RLIMIT_DATA counts it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    found = re.search(rf"^{what}:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found
+    return int(found[1]) * 1024
