@@ -103,6 +103,7 @@ for made, of in TABLE_RULES.items():
         conda:
             "../envs/cpu.conda.yaml"
         params:
+            settings=SETTINGS,
             command=f"table-{made}",
             options=of.options,
             reads=[f"--{key} {quote(str(FOLDERS.get(key, at)))}" for key, at in of.reads.items() if key not in FOUND],
@@ -128,6 +129,7 @@ rule digest:
     conda:
         "../envs/cpu.conda.yaml"
     params:
+        settings=SETTINGS,
         tables=PATHS.tables,
     shell:
         "python -m workflow_scripts digest --study $STUDY --tables {params.tables} --out {output} > {log} 2>&1"
@@ -148,6 +150,7 @@ if STUDY.claims:
         conda:
             "../envs/cpu.conda.yaml"
         params:
+            settings=SETTINGS,
             tables=PATHS.tables,
         shell:
             "python -m workflow_scripts table-claims"

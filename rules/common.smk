@@ -84,6 +84,9 @@ LEFT = {}
 WHY_LEFT = ""
 ABSENT = set()
 
+# What tables and pages read of the study file beside its cells; an edit of it makes them again.
+SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims"})
+
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
 
 

@@ -30,6 +30,7 @@ rule predict_cells:
         "../envs/cpu.conda.yaml"
     threads: workflow.resource_settings.cores or 1
     params:
+        settings=SETTINGS,
         definitions=rules.predict_capacity.params.definitions,
     shell:
         "python -m workflow_scripts plan"

@@ -20,6 +20,7 @@ rule figures:
     conda:
         "../envs/cpu.conda.yaml"
     params:
+        settings=SETTINGS,
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
     shell:
@@ -47,6 +48,7 @@ rule report:
     conda:
         "../envs/cpu.conda.yaml"
     params:
+        settings=SETTINGS,
         tables=PATHS.tables,
         parsed=PATHS.root / "parsed",
         cells=PATHS.root / "cells",

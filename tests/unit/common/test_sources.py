@@ -22,12 +22,12 @@ from workflow_scripts.study.study_file import load_study
 CHECKOUT = Path(__file__).parents[3]
 
 
-def test_a_module_that_is_not_there_is_named() -> None:
+def test_a_module_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"no module workflow_scripts\.analyse\.none"):
         sources("analyse.none")
 
 
-def test_imports_are_followed_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
     package = tmp_path / "workflow_scripts"
     texts = {
         "__init__.py": "",
@@ -47,7 +47,7 @@ def test_imports_are_followed_however_they_are_written(tmp_path: Path, monkeypat
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """A checkout in which every cell of the demo is measured and every output lies, each an empty file newer than the
     code.
 
@@ -115,7 +115,7 @@ def planned_again(finished: Path, *edited: str) -> dict[str, set[str]]:
     ],
     ids=["nothing", "rows and predictions", "a formula", "tables", "the page"],
 )
-def test_an_edit_makes_again_what_uses_the_module(finished: Path, again: dict[str, set[str]]) -> None:
+def test_an_edit_makes_again_what_uses_the_module(finished, again):
     planned = planned_again(finished, *again)
     assert {name: {rule for rule, edited in planned.items() if name in edited} for name in again} == again
     assert bool(planned) == any(again.values())
@@ -126,7 +126,7 @@ ONCE = {"prepare-model", "prepare-workload", "measure-device", "measure-ladders"
 ONCE |= {"list-ended", "next-round"}
 
 
-def test_every_rule_depends_on_the_module_that_it_calls() -> None:
+def test_every_rule_depends_on_the_module_that_it_calls():
     files = [CHECKOUT / "Snakefile", *(CHECKOUT / "rules").glob("*.smk")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     rules = re.split(r"^ *(?:rule|checkpoint) \w+:\n|^ *(?=rule:\n)", text, flags=re.MULTILINE)[1:]
@@ -143,3 +143,23 @@ def test_every_rule_depends_on_the_module_that_it_calls() -> None:
         for name in re.findall(r'^ +(?:TABLE_RULES\[)?"(\w+)"\]?(?::| =) TableRule\(', text, re.MULTILINE)
     }
     assert listed | {name for _, name in called} >= {name for name in COMMANDS if name.startswith("table-")}
+
+
+# They read the study's cells, but not its question, margin, limits of latency or claims.
+ONLY_CELLS = {"measured_cells", "drift"}
+
+
+@pytest.mark.parametrize("name", ["analyse", "present"])
+def test_a_rule_that_makes_a_table_or_a_page_of_a_study_runs_again_if_its_settings_change(name):
+    text = (CHECKOUT / f"rules/{name}.smk").read_text(encoding="utf-8")
+    rules = re.split(r"^ *rule ?(?=\w*:\n)", text, flags=re.MULTILINE)[1:]
+    of_study = {rule.partition(":")[0]: rule for rule in rules if "--study $STUDY" in rule}
+    assert of_study
+    without = {
+        found for found, rule in of_study.items() if not re.search(r"^ *settings=SETTINGS,$", rule, re.MULTILINE)
+    }
+    assert without == ONLY_CELLS & set(of_study)
+
+
+def test_a_plan_is_made_again_if_the_settings_of_its_study_change():
+    assert "settings=SETTINGS," in (CHECKOUT / "rules/plan.smk").read_text(encoding="utf-8")
