@@ -13,7 +13,7 @@ from workflow_scripts.common.wording import listed, number, sentence
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
-from workflow_scripts.present.scorecards import SHOWN, Card, scorecards
+from workflow_scripts.present.scorecards import SHOWN, Card, pairs_of_values, scorecards
 from workflow_scripts.present.subjects.where_measured import NOISY_PCT, host_load
 from workflow_scripts.present.words import explained, span
 from workflow_scripts.study.progress import clock
@@ -78,7 +78,8 @@ def _knobs(report: Report) -> Iterator[str]:
     changes: list[str] = []
     flat: list[str] = []
     undecided: list[str] = []
-    pairs = effects[(effects["comparison"] == "pair") & (effects["verdict"] == "changes")]
+    pairs = pairs_of_values(effects)
+    pairs = pairs[pairs["verdict"] == "changes"]
     for knob, rows in effects[effects["comparison"] == "overall"].groupby("knob", sort=False):
         changed = rows[rows["verdict"] == "changes"]
         if len(changed):
@@ -101,7 +102,7 @@ def _knobs(report: Report) -> Iterator[str]:
 def _surest(overall: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, Any]:
     """The change whose interval stays farthest from 1; the mean of a change that is hardly known may be larger.
 
-    The interval of `overall` is wider than those of `pairs`, because it holds for all pairs at once.
+    The interval of `overall` is wider than those of other pairs, because it holds for all of them at once.
     """
     rows = pd.concat([overall, pairs])
     distance = np.maximum(rows["ratio_low"].astype(float), 1 / rows["ratio_high"].astype(float))

@@ -148,12 +148,24 @@ def _gain(tables: Tables, members: pd.DataFrame) -> Iterator[Fact]:
     effects = tables.get("effects")
     if effects is None:
         return
-    pairs = effects[(effects["comparison"] == "pair") & effects["cell_id"].isin(members["cell_id"])]
-    pairs = pairs[pairs["ratio"].notna()]
+    pairs = pairs_of_values(effects)
+    pairs = pairs[pairs["cell_id"].isin(members["cell_id"]) & pairs["ratio"].notna()]
     if len(pairs):
         largest = max(records(pairs), key=lambda pair: abs(math.log(pair["ratio"])))
         rows = pairs[(pairs["knob"] == largest["knob"]) & (pairs["baseline"] == largest["baseline"])]
         yield _compared(rows, said(str(largest["knob"]), str(largest["baseline"])))
+
+
+def pairs_of_values(effects: pd.DataFrame) -> pd.DataFrame:
+    """Pairs of two values of a knob, each with the interval that the findings below show.
+
+    If `overall` shows the same two, it is that interval, which holds although they were selected. If that one contains
+    1, the pair's own says more.
+    """
+    key = ["knob", "cell_id", "baseline_cell_id"]
+    pairs = effects[effects["comparison"] == "pair"]
+    apart = effects[(effects["comparison"] == "overall") & ((effects["ratio_low"] > 1) | (effects["ratio_high"] < 1))]
+    return pd.concat([apart.merge(pairs[key], on=key), pairs]).drop_duplicates(key)
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from workflow_scripts.present.blocks import Findings, Fold, Text
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.sentences import verdicts_on, what_verdicts_cover
-from workflow_scripts.present.subjects import HEADLINES
+from workflow_scripts.present.subject import TablePart
+from workflow_scripts.present.subjects import HEADLINES, hardware_limits
 from workflow_scripts.present.subjects.cache_capacity import prediction_errors
 from workflow_scripts.present.subjects.device_ratios import cannot_show
 from workflow_scripts.present.subjects.every_cell import unsuccessful
@@ -26,7 +27,7 @@ from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Report:
+def report(tmp_path):
     study = load_study(Path("config/studies/demo.yaml"))
     return Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
 
@@ -46,32 +47,44 @@ def named(cells: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def test_a_cell_above_its_ceiling_is_impossible_and_told_once(report: Report) -> None:
+def test_a_cell_above_its_ceiling_is_impossible_and_told_once(report):
     write_limits(report, ("a", 1.5, 0.0, True), ("a", 2.0, 0.0, True), ("b", 0.5, 0.0, False))
     ((verdict, sentence),) = told(above_ceilings, report)
     assert verdict == "impossible"
     assert sentence.startswith("block size 1: 2 times its ceiling on made up.")
 
 
-def test_a_cell_above_a_ceiling_from_rates_of_a_loaded_host_is_not_decided(report: Report) -> None:
+def test_a_cell_above_a_ceiling_from_rates_of_a_loaded_host_is_not_decided(report):
     write_limits(report, ("a", 1.5, float("inf"), False), ("b", 0.5, float("inf"), False))
     ((verdict, sentence),) = told(above_ceilings, report)
     assert verdict == "not decided"
     assert sentence.startswith("1 of 2 cells lie above a ceiling from measured device rates")
 
 
-def test_cells_below_their_ceilings_are_possible(report: Report) -> None:
+def test_cells_below_their_ceilings_are_possible(report):
     write_limits(report, ("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False))
     assert told(above_ceilings, report) == [("possible", "None of 2 cells is faster than its device allows.")]
 
 
-def test_without_any_ceiling_nothing_is_said(report: Report) -> None:
+@pytest.mark.parametrize("share", [0.6, None])
+def test_the_table_of_limits_shows_the_experts_used_if_an_engine_told(report, share):
+    write_limits(report, ("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False))
+    path = report.tables.folder / "limits.parquet"
+    experts = {"experts_touched_share": [share, None], "experts_touched_share_uniform": [share, None]}
+    pd.read_parquet(path).assign(**experts, start=1, repeat=0, rates="datasheet").to_parquet(path)
+    (part,) = [part for part in hardware_limits.SUBJECT.parts if isinstance(part, TablePart)]
+    (table,) = part(report)
+    shown = {"Experts that a decode step used", "Expected of equally likely experts"}
+    assert shown & set(table.headings) == (shown if share else set())
+
+
+def test_without_any_ceiling_nothing_is_said(report):
     write_limits(report, ("a", float("nan"), 0.0, False))
     with pytest.raises(MissingError, match="no ceiling is known for any cell"):
         told(above_ceilings, report)
 
 
-def test_jobs_of_one_round_are_not_counted_as_rounds(report: Report) -> None:
+def test_jobs_of_one_round_are_not_counted_as_rounds(report):
     table = pd.DataFrame(
         {"round": [1, 1, 2], "host": ["a", "b", "a"], "cell_id": "c", "minutes": 3.0, "drift_pct": 1.0}
     )
@@ -98,7 +111,7 @@ def pairs(report: Report, knob: str, cells: dict[str, list[float]], ratios: list
     pd.concat([of_cells, of_cells.assign(repeat=1.0)]).to_parquet(report.tables.folder / "cells.parquet")
 
 
-def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed(report: Report) -> None:
+def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed(report):
     found = {"prefix_cache_hit_rate": [0.0, 0.8634], "prefix_cache_saved_pct": [0.0, 84.999]}
     pairs(report, "enable_prefix_caching", found, [1.0, 6.762])
     assert told(gains_and_hits, report) == [
@@ -115,7 +128,7 @@ def test_prefix_caching_is_told_with_its_gain_hit_rate_and_what_was_not_computed
     ]
 
 
-def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_without(report: Report) -> None:
+def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_without(report):
     knob = "enable_prefix_caching"
     pairs(report, knob, {"prefix_cache_hits": [0.0, 90.0], "kv_bytes_used_mean": [2.0**20, 4.0 * 2**20]}, [1.0, 5.0])
     folder = report.tables.folder
@@ -135,7 +148,7 @@ def test_the_memory_that_a_shared_prefix_saves_is_told_beside_what_it_takes_with
     assert list(memory_saved(replace(report, tables=Tables(folder)))) == []
 
 
-def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(report: Report) -> None:
+def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(report):
     found = {"draft_acceptance_rate": [0.5], "draft_tokens": [116.0], "tokens_per_draft_mean": [2.515]}
     pairs(report, "num_speculative_tokens", found, [0.95])
     assert told(gains_and_drafts, report) == [
@@ -147,7 +160,7 @@ def test_speculation_is_told_with_its_gain_and_the_drafts_that_were_accepted(rep
     ]
 
 
-def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(report: Report) -> None:
+def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(report):
     many = [float(ratio) for ratio in range(2, 22)]
     pairs(report, "num_speculative_tokens", {"draft_acceptance_rate": [float("nan")] * 20}, many)
     verdicts = [verdict for verdict, _ in told(gains_and_drafts, report)]
@@ -157,7 +170,7 @@ def test_of_many_pairs_some_are_told_from_the_largest_gain_to_the_smallest(repor
     assert block.note.startswith("6 of 20 comparisons")
 
 
-def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report: Report) -> None:
+def test_a_study_that_does_not_vary_a_knob_has_no_finding_on_it(report):
     pairs(report, "block_size", {"draft_acceptance_rate": [0.5]}, [2.0])
     with pytest.raises(MissingError, match="no two measured cells differ only in num_speculative_tokens"):
         told(gains_and_drafts, report)
@@ -171,7 +184,7 @@ def write_capacity(report: Report, *rows: tuple[str, float, float, float], given
     cells.to_parquet(report.tables.folder / "cells.parquet")
 
 
-def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) -> None:
+def test_capacity_says_how_many_cells_were_predicted_how_well(report):
     nan = float("nan")
     write_capacity(
         report,
@@ -204,7 +217,7 @@ def test_capacity_says_how_many_cells_were_predicted_how_well(report: Report) ->
         told(prediction_errors, report)
 
 
-def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report: Report) -> None:
+def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report):
     pairs(report, "model", {"kv_cache_tokens": [65536.0]}, [0.25])
     assert told(models_compared, report) == [("0.25 times", "h200, m, w: So. Its KV cache holds 65,536 tokens.")]
     (report.tables.folder / "effects.parquet").rename(report.tables.folder / "old.parquet")
@@ -214,7 +227,7 @@ def test_models_are_told_with_their_ratio_and_the_room_that_they_leave(report: R
         told(models_compared, report)
 
 
-def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(report: Report) -> None:
+def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(report):
     cells = pd.DataFrame({"cell_id": list("abcd"), "outcome": ["ok", "engine_error", "engine_error", "engine_error"]})
     cells = named(cells)
     cells.assign(reason=[None, "rare", "often", "often"]).to_parquet(report.tables.folder / "cells.parquet")
@@ -225,7 +238,7 @@ def test_cells_that_did_not_run_are_a_finding_with_the_reason_that_most_have(rep
     assert told(unsuccessful, report) == [("engine error", "3 of 4 cells ended as engine error. often (block size 2)")]
 
 
-def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_was_good(report: Report) -> None:
+def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_was_good(report):
     cells = pd.DataFrame({"cell_id": list("aabb"), "outcome": ["ok", "timeout", "ok", "ok"], "start": [1, 2, 1, 2]})
     cells = cells.assign(reason=None, repeat=0, warmup_steady=[True, None, True, False])
     named(cells).to_parquet(report.tables.folder / "cells.parquet")
@@ -237,7 +250,7 @@ def test_starts_that_failed_or_were_not_steady_are_told_though_the_first_start_w
     assert ": block size 2. The column" in sentence
 
 
-def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report: Report) -> None:
+def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it_on_and_off(report):
     cells = pd.DataFrame({"repeat": [0, 0], "prefix_cache_queries": [9, 0], "prefix_cache_hits": [0, 0]})
     cells["cell_id"] = ["a", "b"]
     with pytest.raises(MissingError, match="found anything"):
@@ -248,7 +261,7 @@ def test_a_prefix_cache_that_found_nothing_is_told_only_where_the_study_turns_it
     assert len(first_repeats_with_cache(cells.assign(knob_enable_prefix_caching=[True, False]))) == 1
 
 
-def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> None:
+def test_the_headlines_say_what_their_intervals_do_not_cover(report):
     pairs(report, "max_num_seqs", {}, [2.0])
     effects = pd.read_parquet(report.tables.folder / "effects.parquet")
     effects = effects.assign(comparison="overall", scope="within one start")
@@ -270,7 +283,7 @@ def test_the_headlines_say_what_their_intervals_do_not_cover(report: Report) -> 
     assert block.text.endswith(" No ratio has an interval, because the variation is not known.")
 
 
-def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) -> None:
+def test_a_processor_that_hides_what_memory_does_is_said_once(report):
     ratios = pd.DataFrame({"cannot_show": ["The cache holds the model.", "The cache holds the model.", None]})
     ratios.to_parquet(report.tables.folder / "ratios.parquet")
     (block,) = cannot_show(report)
@@ -290,7 +303,7 @@ def test_a_processor_that_hides_what_memory_does_is_said_once(report: Report) ->
         ),
     ],
 )
-def test_the_type_that_a_device_decided_is_said(report: Report, dtype: str, sentence: str) -> None:
+def test_the_type_that_a_device_decided_is_said(report, dtype, sentence):
     cells = pd.DataFrame({"cell_id": ["a", "b", "c"], "gpu": "cpu-all", "device_name": "a CPU", "dtype": dtype})
     cells = cells.assign(model=["tiny-llama-57m", "tiny-llama-57m", "opt-125m"], outcome="ok", comparable=True)
     cells.to_parquet(report.tables.folder / "cells.parquet")
@@ -299,7 +312,7 @@ def test_the_type_that_a_device_decided_is_said(report: Report, dtype: str, sent
     assert [(f.verdict, f.sentence) for f in block.findings] == [(dtype, sentence)]
 
 
-def test_a_model_of_unknown_structure_is_named_with_the_reason(report: Report, tmp_path, monkeypatch) -> None:
+def test_a_model_of_unknown_structure_is_named_with_the_reason(report, tmp_path, monkeypatch):
     config = json.loads(get_model("tiny-llama-57m").config.read_text())
     (tmp_path / "given").mkdir()
     (tmp_path / "given/config.json").write_text(json.dumps(config | {"model_type": "made_up"}))
