@@ -65,14 +65,8 @@ GROUPS = {
         "next-round": "analyse.decide_round",
         "report": "present.page",
     },
-    "Upkeep of the project": {
-        "write-schemas": "study.schemas",
-        "write-table-docs": "analyse.table_docs",
-    },
-    "Processes that other commands start": {
-        "sample-device": "measure.trace",
-        "send-load": "measure.send_load",
-    },
+    "Upkeep of the project": {"write-schemas": "study.schemas", "write-table-docs": "analyse.table_docs"},
+    "Processes that other commands start": {"sample-device": "measure.trace", "send-load": "measure.send_load"},
 }
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 _HEAD = """usage: kvsweep COMMAND [OPTIONS]
@@ -113,7 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"kvsweep: no command {name!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
         return BAD_INPUT
-    status: int = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}").main(words)
+    try:
+        module = importlib.import_module(f"workflow_scripts.{COMMANDS[name]}")
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith("workflow_scripts"):
+            raise
+        print(
+            f"kvsweep {name}: this environment lacks {e.name}; `make env ENV=cpu` or `make env ENV=cuda` makes one that"
+            " has all commands",
+            file=sys.stderr,
+        )
+        return BAD_INPUT
+    status: int = module.main(words)
     return status
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 STARTED_OTHERWISE = {"__main__", "measure.forkserver", "measure.run"}
 
 
-def test_every_module_with_a_main_is_registered_once() -> None:
+def test_every_module_with_a_main_is_registered_once():
     package = ROOT / "workflow_scripts"
     found = {
         ".".join(path.relative_to(package).with_suffix("").parts)
@@ -44,7 +44,7 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize(("name", "missing"), [(name, one) for name, all_ in REQUIRED.items() for one in all_.split()])
-def test_what_has_no_default_must_be_given(name: str, missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_default_must_be_given(name, missing, capsys):
     words = ["rates.csv"] if name == "audit" else []
     words += [f"{one}={'1,1' if name == 'audit' else 1}" for one in REQUIRED[name].split() if one != missing]
     with pytest.raises(SystemExit, match="2"):
@@ -53,7 +53,7 @@ def test_what_has_no_default_must_be_given(name: str, missing: str, capsys: pyte
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_has_its_name_and_its_example_can_be_parsed(name: str) -> None:
+def test_a_command_has_its_name_and_its_example_can_be_parsed(name):
     command = module_of(name).main
     assert isinstance(command, Command)
     assert command.name == name
@@ -63,7 +63,7 @@ def test_a_command_has_its_name_and_its_example_can_be_parsed(name: str) -> None
     assert ". " not in about
 
 
-def test_the_overview_has_each_command_in_a_line_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_has_each_command_in_a_line_that_fits(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert shown == overview()
@@ -73,7 +73,7 @@ def test_the_overview_has_each_command_in_a_line_that_fits(capsys: pytest.Captur
         assert [line for line in lines if line.split()[:1] == [name] and line.endswith(sentence(module))]
 
 
-def test_the_overview_imports_no_command() -> None:
+def test_the_overview_imports_no_command():
     shown = "import sys, workflow_scripts.__main__ as m; m.main(['--help']); print(*sys.modules, file=sys.stderr)"
     loaded = subprocess.run([sys.executable, "-c", shown], cwd=ROOT, check=True, capture_output=True, text=True).stderr
     assert {name for name in loaded.split() if name.startswith("workflow_scripts.")} == {
@@ -100,7 +100,7 @@ CALL = "import sys, workflow_scripts.__main__ as m; m.main(sys.argv[1:]); print(
 
 
 @pytest.mark.parametrize("name", WITHOUT_ENGINE)
-def test_a_small_call_that_needs_no_engine_imports_little(name: str, tmp_path: Path) -> None:
+def test_a_small_call_that_needs_no_engine_imports_little(name, tmp_path):
     trace = tmp_path / "smi.csv"
     trace.write_text("timestamp, power.draw [W]\n2026/01/01 00:00:00.000, 70.00 W\n")
     command = [sys.executable, "-c", CALL, name, *WITHOUT_ENGINE[name].format(trace=trace).split()]
@@ -109,18 +109,18 @@ def test_a_small_call_that_needs_no_engine_imports_little(name: str, tmp_path: P
     assert (NOT_IN_THE_LOCK | SLOW_TO_IMPORT) & set(done.stderr.split()) == set()
 
 
-def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_does_not_exist_ends_with_2_and_the_allowed_ones(capsys):
     assert main(["serve"]) == 2
     said = capsys.readouterr().err
     assert said == f"kvsweep: no command 'serve'; allowed: {', '.join(COMMANDS)}\n"
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"kvsweep {__version__}\n"
 
 
-def test_nothing_names_a_module_where_there_is_a_command() -> None:
+def test_nothing_names_a_module_where_there_is_a_command():
     # The fork server alone is run by the name of its module.
     files = [":!CHANGELOG.md", ":!workflow_scripts/measure/forkserver.py"]
     command = ["git", "grep", "-nE", "-e", r'-m"?,? "?workflow_scripts\.', "--", *files]
@@ -128,12 +128,20 @@ def test_nothing_names_a_module_where_there_is_a_command() -> None:
 
 
 @pytest.mark.needs_tool("kvsweep")
-def test_the_installed_command_runs_a_command() -> None:
+def test_the_installed_command_runs_a_command():
     done = subprocess.run(["kvsweep", "check", "config/studies/demo.yaml"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("config/studies/demo.yaml: ")
 
 
-def test_the_console_command_is_an_entry_point() -> None:
+def test_the_console_command_is_an_entry_point():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"kvsweep": "workflow_scripts.__main__:console"}
+
+
+def test_a_command_says_what_its_environment_lacks():
+    code = "import sys; sys.modules['pandera'] = None; from workflow_scripts.__main__ import main; sys.exit(main())"
+    ended = subprocess.run([sys.executable, "-c", code, "compare"], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("kvsweep compare: this environment lacks pandera")
+    assert "`make env ENV=cpu`" in ended.stderr
