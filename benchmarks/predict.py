@@ -60,14 +60,7 @@ def study_file(folder: Path, gpus: Sequence[str]) -> Path:
         if kept := [gpu for gpu in named if gpu in gpus]:
             sweeps.append({**sweep, "gpu": kept})
     knobs = {"block_size": 32, "max_num_seqs": [1, 16]}
-    other = {
-        "name": "other-model",
-        "gpu": gpus[0],
-        "engine": "vllm",
-        "model": OTHER,
-        "workload": "few",
-        "knobs": knobs,
-    }
+    other = {"name": "other-model", "gpu": gpus[0], "engine": "vllm", "model": OTHER, "workload": "few", "knobs": knobs}
     served = {
         "name": "served",
         "gpu": gpus[-1],

@@ -144,10 +144,7 @@ def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
     left = cells.sub(cells.mean(axis=1), axis=0) - (together - together.mean())
     own = float((left**2).sum().sum()) / ((count - 1) * (occasions - 1))
     of_starts = (by.var(ddof=1) / by.size()).mean()
-    pure = {
-        "all cells together": together.var(ddof=1) - own / count,
-        "one cell beside the others": own - of_starts,
-    }
+    pure = {"all cells together": together.var(ddof=1) - own / count, "one cell beside the others": own - of_starts}
     return {level: 100 * float(np.sqrt(np.clip(variance, 0.0, None))) for level, variance in pure.items()}
 
 

@@ -45,7 +45,7 @@ export function sentencesOf(found) {
   return [
     `${plural(found.cells.length, "measure")} of ${plural(cells, "cell")} compared: ${count(CHANGES)} changed, ${count(FLAT)} flat within ${number(found.margin_pct)} %, ${count(NOT_DECIDED)} not decided.`,
     ...(found.refused.length ? [`${plural(found.refused.length, "cell")} cannot be compared; the reasons are below.`] : []),
-    ...(found.outcomes.length ? [`${plural(found.outcomes.length, "cell")} have another outcome.`] : []),
+    ...(found.outcomes.length ? [`${plural(found.outcomes.length, "cell")} ended with another outcome.`] : []),
     ...(found.only_a.length || found.only_b.length ? [`Only in A: ${plural(found.only_a.length, "cell")}; only in B: ${found.only_b.length}.`] : []),
     ...(found.pairs.length
       ? [`Both studies made ${plural(found.pairs.length, "comparison")} of the same two cells. In ${known.filter(({ inside }) => inside).length} of the ${known.length} that have an interval in A, the ratio in B is inside it. In ${contradictions || "none"}, A and B contradict each other.`]

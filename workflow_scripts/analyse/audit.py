@@ -237,9 +237,7 @@ def judge(
     return _against(_number(row[columns.throughput]), highest, columns, assumed)
 
 
-def audit_table(
-    table: "pd.DataFrame", facts: ModelFacts, workload: Workload, throughput_column: str | None = None, **options: Any
-) -> "pd.DataFrame":
+def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **options: Any) -> "pd.DataFrame":
     """The table with a verdict on each row, in the fields of `Judged`; `options` are those of `judge`.
 
     Raises:
@@ -248,7 +246,7 @@ def audit_table(
     import pandas as pd  # the command does without
 
     table = table.drop(columns=list(ADDED), errors="ignore").reset_index(drop=True)
-    columns = find_columns([str(name) for name in table.columns], throughput_column)
+    columns = find_columns([str(name) for name in table.columns])
     rows = [dict(zip(map(str, table), row, strict=True)) for row in table.itertuples(index=False, name=None)]
     verdicts = [asdict(judge(row, columns, facts, workload, **options)) for row in rows]
     return pd.concat([table, pd.DataFrame(verdicts, columns=list(ADDED))], axis=1)
@@ -323,11 +321,14 @@ def _print(args: Namespace, columns: Columns, rows: Sequence[Row], verdicts: Seq
     shown = Table(
         title=f"{args.table.name}: {args.model}, {tokens}",
         caption=f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}",
+        box=None,
+        collapse_padding=True,
+        pad_edge=False,
     )
     stated = [columns.gpu, *([columns.sequences] if columns.sequences else []), columns.throughput]
     for name in (*stated, "ceiling", "times"):
-        shown.add_column(name, justify="left" if name == columns.gpu else "right")
-    shown.add_column("verdict")
+        shown.add_column(name, justify="left" if name == columns.gpu else "right", no_wrap=True)
+    shown.add_column("verdict", no_wrap=True)
     shown.add_column("limit")
     for row, found in zip(rows, verdicts, strict=True):
         ceiling_, times = found.predicted_ceiling_tokens_per_s, found.times_ceiling

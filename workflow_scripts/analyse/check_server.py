@@ -27,13 +27,7 @@ from workflow_scripts.analyse.another_start import AnotherStart, another_start
 from workflow_scripts.analyse.facts import REPEAT, read_parsed
 from workflow_scripts.analyse.repeats import Row, counted, numbers, records, summarise
 from workflow_scripts.analyse.serving import BUSY_CORES, LATE_S, LATE_SHARE, of_pass
-from workflow_scripts.analyse.statistics import (
-    CONFIDENCE,
-    EQUIVALENCE_ALPHA,
-    NOT_DECIDED,
-    SLOWER,
-    log_margin,
-)
+from workflow_scripts.analyse.statistics import CONFIDENCE, EQUIVALENCE_ALPHA, NOT_DECIDED, SLOWER, log_margin
 from workflow_scripts.analyse.tables import read_table
 from workflow_scripts.common.command import RESULTS, STUDY, command, option, positive
 from workflow_scripts.common.files import read_json, write_json

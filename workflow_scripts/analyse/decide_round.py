@@ -29,14 +29,7 @@ from workflow_scripts.common.files import read_json
 from workflow_scripts.study.definition import definitions_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
-from workflow_scripts.study.rounds import (
-    CellStart,
-    EndedStarts,
-    RoundPlan,
-    ended_starts,
-    in_random_order,
-    read_plan,
-)
+from workflow_scripts.study.rounds import CellStart, EndedStarts, RoundPlan, ended_starts, in_random_order, read_plan
 from workflow_scripts.study.study_file import Study, load_study
 
 # Why measuring ends although comparisons are open.

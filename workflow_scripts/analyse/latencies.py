@@ -88,10 +88,7 @@ _LOAD = {
 }
 
 
-@table_command(
-    "latencies",
-    option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"),
-)
+@table_command("latencies", option("--serving", type=Path, required=True, help="serving_summary.parquet of the study"))
 def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the table of effects on the latencies of servers."""
     looks = Looks(study.starts.at_least, study.starts.at_most)

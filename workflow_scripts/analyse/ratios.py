@@ -16,12 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.analyse.explanation import (
-    CANDIDATES,
-    EXPLANATION_COLUMNS,
-    capability_ratios,
-    explanation_of,
-)
+from workflow_scripts.analyse.explanation import CANDIDATES, EXPLANATION_COLUMNS, capability_ratios, explanation_of
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
     ENVIRONMENT,
@@ -238,11 +233,7 @@ def _measured_row(row: Row) -> Row:
 
 
 def published_ratios(
-    frame: pd.DataFrame,
-    *,
-    value: str = "throughput_tok_s",
-    setting: str = "max_num_seqs",
-    dtype: str = "bfloat16",
+    frame: pd.DataFrame, *, value: str = "throughput_tok_s", setting: str = "max_num_seqs", dtype: str = "bfloat16"
 ) -> pd.DataFrame:
     """Ratios of the devices of a published table, beside those of every device that its names may mean.
 

@@ -47,12 +47,7 @@ from workflow_scripts.study.study_file import Study
 PLACE = ("study", "source", "gpu", "model", "workload")
 RATE = "output_tokens_per_s"
 LATENCIES = ("tpot_s_p50", "ttft_s_p50")
-BEST, WITHIN_LATENCY, SMALLEST, PARETO = (
-    "best_throughput",
-    "best_within_latency",
-    "smallest_within_margin",
-    "pareto",
-)
+BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
 # Maximum number of ties that the explanation names; the column `ties` has all of them.
 MOST_NAMED = 5
 # The bound if neither user nor study sets one: this many times the lowest time per output token of any configuration.

@@ -174,12 +174,7 @@ def knob_text(value: Any) -> str:
 
 
 # What `bound_by` looks at.
-BOUND_BY_NEEDS = {
-    "num_requests": "first",
-    "running_peak": "max",
-    "preemptions": "sum",
-    "kv_cache_usage_peak": "max",
-}
+BOUND_BY_NEEDS = {"num_requests": "first", "running_peak": "max", "preemptions": "sum", "kv_cache_usage_peak": "max"}
 
 
 def bound_by(summary: pd.DataFrame) -> pd.Series:

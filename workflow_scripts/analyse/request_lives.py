@@ -108,12 +108,7 @@ def _sharing_s(t: pd.DataFrame) -> pd.Series:
 
 def lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Prompt and output tokens, and prefill and decode times in seconds, of each request."""
-    return (
-        numbers(t["prompt_tokens"]),
-        numbers(t["output_tokens"]),
-        numbers(t["prefill_s"]),
-        numbers(t["decode_s"]),
-    )
+    return (numbers(t["prompt_tokens"]), numbers(t["output_tokens"]), numbers(t["prefill_s"]), numbers(t["decode_s"]))
 
 
 def by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:

@@ -97,14 +97,7 @@ SCHEMA = table_schema(
 )
 
 # Columns with a geometric mean over the starts and its interval.
-MEANS = (
-    "requests_per_s",
-    "output_tokens_per_s",
-    "ttft_s_p50",
-    "tpot_s_p50",
-    "itl_s_p50",
-    "e2e_s_p50",
-)
+MEANS = ("requests_per_s", "output_tokens_per_s", "ttft_s_p50", "tpot_s_p50", "itl_s_p50", "e2e_s_p50")
 # Latencies with a 99th percentile over the requests of all repeats.
 TAILS = ("ttft_s", "e2e_s")
 _OVER_REPEATS = {

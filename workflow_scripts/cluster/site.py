@@ -24,8 +24,8 @@ from workflow_scripts.common.command import ATTEMPT, STUDY, command, option
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
-from workflow_scripts.device.processor import dtype_on
-from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
+from workflow_scripts.physics.facts_on_device import facts_on
+from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
@@ -128,7 +128,7 @@ def needs_of(cell: Cell) -> Needs:
 def _needs(gpu_name: str, model_name: str, count: int) -> Needs:
     gpu, model = load_gpus()[gpu_name], load_models()[model_name]
     try:
-        weights_mb = read_model_facts(model.config, dtype_on(model.dtype, gpu, {})).weight_bytes / _MB
+        weights_mb = facts_on(model, gpu, {}).weight_bytes / _MB
     except ModelFactsError:  # of an unknown family: as much as its devices can hold
         weights_mb = count * (gpu.memory_bytes or _UNKNOWN_WEIGHTS_BYTES) / _MB
     memory_mb = math.ceil(_HOST_BASE_MB + _HOST_MB_PER_GPU * count + _HOST_MB_PER_WEIGHT_MB * weights_mb)

@@ -5,15 +5,7 @@ from typing import Any, NamedTuple
 
 from workflow_scripts.deploy.alert_rules import Watch, kv_bound
 from workflow_scripts.deploy.deployment import Deployment
-from workflow_scripts.deploy.server_metrics import (
-    ANSWERED,
-    ITL,
-    PREEMPTIONS,
-    TOKENS,
-    TTFT,
-    WAITING,
-    Queries,
-)
+from workflow_scripts.deploy.server_metrics import ANSWERED, ITL, PREEMPTIONS, TOKENS, TTFT, WAITING, Queries
 from workflow_scripts.deploy.server_metrics import RUNNING as RUNNING_NOW
 
 DASHBOARD_FILE = "grafana/dashboards/kvsweep.json"

@@ -29,9 +29,7 @@ def kubernetes_yaml(deployment: Deployment) -> str:
     meta: dict[str, Any] = {"name": name, "labels": {"app": name}}
     weights = deployment.weights_bytes or 0.0
     volume = math.ceil(2 * weights / GIB) + 1
-    resources: dict[str, Any] = {
-        "memory": Noted(f"{host_memory(deployment).value}Gi", host_memory(deployment).why),
-    }
+    resources: dict[str, Any] = {"memory": Noted(f"{host_memory(deployment).value}Gi", host_memory(deployment).why)}
     if not deployment.on_cpu:
         why = f"{deployment.gpu_title}; {device_memory(deployment)}"
         resources["nvidia.com/gpu"] = Noted(deployment.needs.gpus, why)
@@ -113,13 +111,7 @@ def _download(deployment: Deployment, variables: list[Any], mounts: list[Any]) -
     serve = deployment.promise.serve
     revision = serve.arguments.get("revision")
     words = ["hf", "download", serve.model, *(["--revision", revision] if revision else [])]
-    return {
-        "name": "download",
-        "image": deployment.image,
-        "command": words,
-        "env": variables,
-        "volumeMounts": mounts,
-    }
+    return {"name": "download", "image": deployment.image, "command": words, "env": variables, "volumeMounts": mounts}
 
 
 def _scaling(deployment: Deployment, meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,7 +237,8 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
     with contextlib.ExitStack() as held:
         names = _lock_names(gpu, count)
         for name in names:
-            held.enter_context(_held(FileLock(place / f"{name}.lock", mode=0o666)))
+            lock = FileLock(place / f"{name}.lock", mode=0o666)
+            held.enter_context(held_lock(lock, f"waiting for the device: another job holds {lock.lock_file}", 0.2))
         left = [place / f"{name}.left" for name in names]
         idle_s = [time.time() - file.stat().st_mtime for file in left if file.exists()]
         try:
@@ -276,12 +277,13 @@ def _lock_names(gpu: Gpu, count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _held(lock: FileLock) -> Iterator[None]:
+def held_lock(lock: FileLock, words: str, poll_s: float) -> Iterator[None]:
+    """Hold a lock; if another process has it, print `words` and look again every `poll_s` seconds."""
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"waiting for the device: another job holds {lock.lock_file}", flush=True)
-        lock.acquire(poll_interval=0.2)
+        print(words, flush=True)
+        lock.acquire(poll_interval=poll_s)
     try:
         yield
     finally:

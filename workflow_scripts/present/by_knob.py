@@ -88,8 +88,7 @@ def plot_by_knob(
         limits=(min(float(column.min()) for column in drawn), max(float(column.max()) for column in drawn)),
     )
     panels, notes = some_panels(
-        [Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups],
-        "panels",
+        [Panel(group.title, partial(draw, group=group, invalid=invalid[group.title])) for group in groups], "panels"
     )
     if ALL_SETTINGS in {*rows["colour"], *rows["style"]}:
         notes.append(

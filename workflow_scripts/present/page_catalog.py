@@ -73,10 +73,7 @@ def _shape(model: Model) -> Shape:
         if quantization and facts.quantization:
             continue  # the checkpoint has its own
         of = read_model_facts(model.config, model.fixed_dtype, quantization) if quantization else facts
-        weights[quantization or ""] = {
-            "weight_bytes": of.weight_bytes,
-            "decode_weight_bytes": of.decode_weight_bytes,
-        }
+        weights[quantization or ""] = {"weight_bytes": of.weight_bytes, "decode_weight_bytes": of.decode_weight_bytes}
     layer, head, width = facts.layer_matmul_parameters, facts.vocab * facts.hidden, facts.attention_width
     # The page computes a request's operations from these three; a model for which that is not so must not get there.
     flops = 2 * layer * 10 + 2 * head + 2 * width * 10 * 11 + 2 * (layer + head) * 4 + 4 * width * 4 * (10 + 5 / 2)
