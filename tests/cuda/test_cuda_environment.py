@@ -36,7 +36,7 @@ def snakemake(folder: Path, study: Path, *words: str) -> "subprocess.CompletedPr
     return call("-m", "snakemake", *options, "--", *words)
 
 
-def test_it_holds_the_builds_for_cuda_and_they_can_be_imported() -> None:
+def test_it_holds_the_builds_for_cuda_and_they_can_be_imported():
     told = call(
         "-c",
         "import json, torch, transformers, vllm; from importlib import metadata;"
@@ -51,7 +51,7 @@ def test_it_holds_the_builds_for_cuda_and_they_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.stem)
-def test_every_study_can_be_planned_by_snakemake(study: Path, tmp_path: Path) -> None:
+def test_every_study_can_be_planned_by_snakemake(study, tmp_path):
     done = call(
         *("-m", "snakemake", "--nolock", "--dry-run", "--quiet", "all"),
         *("--configfile", study, "--config", f"results={tmp_path}"),
@@ -59,7 +59,7 @@ def test_every_study_can_be_planned_by_snakemake(study: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-def test_a_plan_is_printed(tmp_path: Path) -> None:
+def test_a_plan_is_printed(tmp_path):
     done = snakemake(tmp_path, CHECKOUT / "config/studies/parallelism.yaml", "plan")
     assert done.returncode == 0, done.stderr
     assert "h100-sxm" in done.stdout
@@ -82,12 +82,12 @@ def faults_of_all_studies(python: str) -> list[str]:
     return lines.splitlines()
 
 
-def test_its_engines_take_every_study() -> None:
+def test_its_engines_take_every_study():
     # A CPU may refuse what the cuts for it ask for, such as fp8 weights in float32; the CPU's own environment tells.
     assert faults_of_all_studies(PYTHON) == faults_of_all_studies(sys.executable)
 
 
-def test_the_command_that_the_docs_recommend_says_so() -> None:
+def test_the_command_that_the_docs_recommend_says_so():
     study = "config/studies/parallelism.yaml"
     done = call("-m", "workflow_scripts", "check-engines", "--study", study)
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_the_command_that_the_docs_recommend_says_so() -> None:
     )
 
 
-def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path: Path) -> None:
+def test_a_cell_that_finds_no_gpu_of_its_own_says_so_and_has_no_outcome(tmp_path):
     # Whatever GPU this machine may have, it is none of these.
     gpu = next(gpu for gpu in reversed(load_gpus().values()) if gpu.kind == "cuda")
     content = {

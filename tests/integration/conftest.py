@@ -4,14 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-from tests.browser import Tab, browser
+from tests.browser import browser
 from tests.integration import served_study
 from tests.pretended_gpu import build
 from tests.unit.made_studies import fixed, study_content
@@ -37,12 +36,7 @@ STUDY = study_content(
         "knobs": {"block_size": 32, "max_num_seqs": 1, "enable_prefix_caching": [True, False]},
     },
     {**TINY, "name": "ranks", "knobs": {**BLOCKS, "tensor_parallel_size": 2, "attention_backend": "FLASH_ATTN"}},
-    {
-        **TINY,
-        "name": "int8",
-        "model": "tiny-llama-57m-w8a8",
-        "knobs": {**BLOCKS, "attention_backend": "FLASH_ATTN"},
-    },
+    {**TINY, "name": "int8", "model": "tiny-llama-57m-w8a8", "knobs": {**BLOCKS, "attention_backend": "FLASH_ATTN"}},
     {
         **TINY,
         "name": "hf-static",
@@ -74,7 +68,7 @@ STUDY = study_content(
 
 
 @pytest.fixture(scope="session")
-def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_tmpdir(tmp_path_factory):
     """A TMPDIR of the tests' own: their fork server and device locks meet no other session's."""
     place = tmp_path_factory.mktemp("t")
     yield place
@@ -84,7 +78,7 @@ def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def environment(own_tmpdir: Path) -> dict[str, str]:
+def environment(own_tmpdir):
     changed = {"TMPDIR": str(own_tmpdir), "XDG_CACHE_HOME": str(own_tmpdir / "cache")}
     if shutil.which("gcc"):
         # The dynamic linker reads this once, when the fork server starts; without PRETENDED_GPUS it shows no GPU.
@@ -93,7 +87,7 @@ def environment(own_tmpdir: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def write_study() -> Callable[..., Path]:
+def write_study():
     """Write the small study, changed as asked, into a folder."""
 
     def write(folder: Path, **changes: object) -> Path:
@@ -105,7 +99,7 @@ def write_study() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def snakemake(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def snakemake(environment):
     """Call snakemake in the checkout on a study, with results in a folder of the test."""
 
     def call(study: Path, results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -138,26 +132,26 @@ def outcome_of(results: Path, cell: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def planted(environment: dict[str, str]) -> dict[str, str]:
+def planted(environment):
     """The environment of a user who has secrets in it."""
     return {**environment, **served_study.SECRETS}
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) -> Path:
+def served(tmp_path_factory, planted):
     """The folder of the study of servers, with every cell measured and the report written."""
     return served_study.made(tmp_path_factory.mktemp("served"), served_study.study(), planted, "all")
 
 
 @pytest.fixture(scope="session")
-def one_tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+def one_tab(tmp_path_factory):
     """A tab of one browser that all tests of the page share."""
     with browser(tmp_path_factory.mktemp("browser") / "profile") as tab:
         yield tab
 
 
 @pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
+def tab(one_tab):
     """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
     yield one_tab
     one_tab.evaluate("1")
@@ -165,7 +159,7 @@ def tab(one_tab: Tab) -> Iterator[Tab]:
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory):
     """The page of made-up results, with its figures beside it."""
     root = tmp_path_factory.mktemp("report")
     study = str(write_results(root))

@@ -49,9 +49,7 @@ def write(folder: Path, sweeps: list[dict[str, object]]) -> Path:
     return write_study(folder, *sweeps, name="asked", workloads={"w": fixed(2, 8, 4)})
 
 
-def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(tmp_path, capfd):
     study = write(tmp_path, [*REFUSED.values(), *TAKEN])
     assert main(["--study", str(study)]) == 2
     printed = capfd.readouterr()
@@ -72,7 +70,7 @@ def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(
     assert "will probably end as infeasible, h200/vllm/llama-3.1-8b-instruct/w/bs4 for one" in printed.out
 
 
-def test_the_engines_take_every_study_of_the_project() -> None:
+def test_the_engines_take_every_study_of_the_project():
     # Their cuts for a CPU ask for the same, which a CPU may refuse.
     folder = Path("config/studies")
     cells = [cell for path in sorted(folder.glob("*.yaml")) for cell in expand(load_study(path))]
@@ -82,18 +80,14 @@ def test_the_engines_take_every_study_of_the_project() -> None:
     assert {fault.words.partition(":")[0] for _, fault in found if fault.only_here} == {"Qwen3_5ForCausalLM"}
 
 
-def test_a_model_whose_code_cannot_be_imported_here_is_a_note_and_no_fault(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_whose_code_cannot_be_imported_here_is_a_note_and_no_fault(tmp_path, capfd):
     study = write(tmp_path, [sweep("states", max_num_seqs=4) | {"model": "states-8b"}])
     assert main(["--study", str(study)]) == 0
     assert "note: this installation cannot check " in (told := capfd.readouterr().out)
     assert "sweep states: vllm with states-8b on h200: max_num_seqs=4: Qwen3_5ForCausalLM: " in told
 
 
-def test_the_memory_that_counts_is_that_of_the_gpu_not_of_this_machine(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_memory_that_counts_is_that_of_the_gpu_not_of_this_machine(tmp_path, capfd):
     blocks = {"page_size": 256, "max_batch_tokens": 256, "num_blocks": 2**10}  # 32 GiB of keys and values
     study = write(tmp_path, [sweep("large", "hf-continuous", ["h200", "l40s"], **blocks)])
     assert main(["--study", str(study)]) == 2

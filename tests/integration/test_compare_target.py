@@ -1,14 +1,12 @@
 """The target `compare` of the workflow, on made-up digests; nothing is measured."""
 
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 from tests.integration.conftest import CHECKOUT, snakemake_command
 from tests.unit.analyse.digests import cell, digest, mean
 
 
-def test_a_change_fails_the_target_and_is_in_the_markdown(tmp_path: Path, write_study: Callable[..., Path]) -> None:
+def test_a_change_fails_the_target_and_is_in_the_markdown(tmp_path, write_study):
     before, now = tmp_path / "before.json", tmp_path / "results" / "small" / "tables" / "digest.json"
     now.parent.mkdir(parents=True)
     for path, rate in ((before, 100), (now, 900)):

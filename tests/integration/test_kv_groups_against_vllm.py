@@ -8,10 +8,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.unit.made_models import shape
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.physics.model_facts import model_facts
 from workflow_scripts.predict.engine_memory import EngineSettings
@@ -20,85 +20,40 @@ from workflow_scripts.predict.kv_capacity import predict_capacity
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 MEMORY = 2**27
-COMMON = {
-    "num_hidden_layers": 4,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 512,
-    "max_position_embeddings": 1024,
-    "dtype": "float32",
-}
+COMMON = shape(layers=4, hidden=128, inner=256, heads=4, kv_heads=2, head_dim=32, vocab=512, positions=1024)
+COMMON |= {"dtype": "float32"}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 32}
+
+
+def model(architecture, **keys):
+    return {"architectures": [f"{architecture}ForCausalLM"], **shape(**keys)}
+
+
 # Experts come first, because they are what vLLM's group of ranks is made for.
 MODELS = {
-    "mixtral": {"architectures": ["MixtralForCausalLM"], **EXPERTS, "sliding_window": 128},
-    "gpt_oss": {"architectures": ["GptOssForCausalLM"], **EXPERTS, "sliding_window": 128},
-    "gemma3_text": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 128, "num_hidden_layers": 13},
-    "llama4_text": {
-        "architectures": ["Llama4ForCausalLM"],
-        **EXPERTS,
-        "num_hidden_layers": 8,
-        "intermediate_size_mlp": 256,
-        "attention_chunk_size": 128,
-        "num_experts_per_tok": 1,
-    },
+    "mixtral": model("Mixtral", sliding_window=128) | EXPERTS,
+    "gpt_oss": model("GptOss", sliding_window=128) | EXPERTS,
+    "gemma3_text": model("Gemma3", sliding_window=128, layers=13),
+    "llama4_text": EXPERTS
+    | model("Llama4", layers=8, intermediate_size_mlp=256, attention_chunk_size=128, num_experts_per_tok=1),
     "qwen3_next": {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "num_hidden_layers": 8,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 128,
-        "shared_expert_intermediate_size": 64,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 32,
-        "linear_value_head_dim": 32,
+        **model("Qwen3Next", layers=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=128),
+        **{"shared_expert_intermediate_size": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
     },
-    "nemotron_h": {
-        "architectures": ["NemotronHForCausalLM"],
-        "hybrid_override_pattern": "M-M-M*-M-",
-        "num_hidden_layers": 9,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 32,
-        "ssm_state_size": 32,
-        "n_groups": 2,
-    },
-    "jamba": {
-        "architectures": ["JambaForCausalLM"],
-        "num_hidden_layers": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "glm4_moe": {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 128,
-        "first_k_dense_replace": 1,
-        "n_group": 1,
-        "topk_group": 1,
-    },
-    "gemma4_text": {
-        "architectures": ["Gemma4ForCausalLM"],
-        "num_hidden_layers": 12,
-        "sliding_window": 128,
-        "global_head_dim": 64,
-        "hidden_size_per_layer_input": 0,
-    },
-    "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"], **EXPERTS, "rotary_dim": 16, "scoring_func": "sigmoid"},
-    "granitemoehybrid": {
-        "architectures": ["GraniteMoeHybridForCausalLM"],
-        **EXPERTS,
-        **MAMBA,
-        "shared_intermediate_size": 128,
-        "layer_types": ["mamba", "mamba", "mamba", "attention"],
-    },
-    "falcon_h1": {"architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 256, **MAMBA},
+    "nemotron_h": model("NemotronH", layers=9, hybrid_override_pattern="M-M-M*-M-", ssm_state_size=32)
+    | {"mamba_num_heads": 8, "mamba_head_dim": 32, "n_groups": 2},
+    "jamba": model("Jamba", layers=8, num_experts=4, num_experts_per_tok=2),
+    "glm4_moe": model("Glm4Moe", n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1)
+    | {"moe_intermediate_size": 128, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    "gemma4_text": model("Gemma4", layers=12, sliding_window=128, global_head_dim=64, hidden_size_per_layer_input=0),
+    "minimax_m2": model("MiniMaxM2", rotary_dim=16, scoring_func="sigmoid") | EXPERTS,
+    "granitemoehybrid": model("GraniteMoeHybrid", shared_intermediate_size=128)
+    | EXPERTS
+    | MAMBA
+    | {"layer_types": ["mamba", "mamba", "mamba", "attention"]},
+    "falcon_h1": model("FalconH1", mamba_d_ssm=256) | MAMBA,
 }
 # vLLM counts as parameters what transformers has as buffers: a bias of each routed expert in three layers.
 MORE_PARAMETERS = {"glm4_moe": 3 * 4}
@@ -137,7 +92,7 @@ for folder in sys.argv[3:]:
 """
 
 
-def test_pools_are_those_that_vllm_plans(tmp_path: Path) -> None:
+def test_pools_are_those_that_vllm_plans(tmp_path):
     configs = {name: COMMON | config | {"model_type": name} for name, config in MODELS.items()}
     for name, config in configs.items():
         (tmp_path / name).mkdir()

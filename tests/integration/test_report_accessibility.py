@@ -32,14 +32,14 @@ def open_view(tab: Tab, name: str) -> None:
     tab.wait(DRAWN)
 
 
-def test_axe_core_is_the_file_that_was_published() -> None:
+def test_axe_core_is_the_file_that_was_published():
     told = (AXE.parent / "README.md").read_text(encoding="utf-8")
     assert hashlib.sha256(AXE.read_bytes()).hexdigest() in told
 
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_axe_finds_no_violation_in_any_view(tab: Tab, report: Path, width: int, dark: bool) -> None:
+def test_axe_finds_no_violation_in_any_view(tab, report, width, dark):
     tab.open(report, width=width, dark=dark)
     tab.evaluate(AXE.read_text(encoding="utf-8"))
     tab.evaluate("document.querySelector('main').append(document.createElement('select'))")
@@ -67,7 +67,7 @@ def walk(tab: Tab) -> list[str]:
     return left
 
 
-def test_the_keyboard_reaches_everything_in_every_view(tab: Tab, report: Path) -> None:
+def test_the_keyboard_reaches_everything_in_every_view(tab, report):
     tab.open(report)
     for view in tab.evaluate(VIEWS):
         open_view(tab, view)
@@ -83,7 +83,7 @@ def test_the_keyboard_reaches_everything_in_every_view(tab: Tab, report: Path) -
     assert walk(tab) == []
 
 
-def test_a_reader_filters_opens_a_cell_and_returns_with_the_keyboard_alone(tab: Tab, report: Path) -> None:
+def test_a_reader_filters_opens_a_cell_and_returns_with_the_keyboard_alone(tab, report):
     tab.open(report)
     focused = "document.activeElement"
 

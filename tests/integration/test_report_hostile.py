@@ -1,13 +1,10 @@
 """A page whose every text is hostile: names, reasons, logs, settings and addresses stay text, and every view opens."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.browser import Tab
 from workflow_scripts.present import page
 
 pytestmark = pytest.mark.needs_tool("chromium")
@@ -31,7 +28,7 @@ ADDRESSES = [
 
 
 @pytest.fixture(scope="module")
-def hostile(report: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile(report, tmp_path_factory):
     """The page of the made-up results with a hostile text wherever a table or a log holds free text."""
     root = tmp_path_factory.mktemp("hostile")
     for name in ("tables", "cells", "parsed"):
@@ -51,14 +48,14 @@ def hostile(report: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
+def tab(one_tab):
     """The tab; whatever a test did, the console must have stayed silent and nothing was requested."""
     yield one_tab
     assert one_tab.evaluate("document.querySelectorAll('[onerror], img[src=x], main script').length") == 0
     assert one_tab.complaints == []
 
 
-def test_hostile_texts_stay_texts_in_every_view(tab: Tab, hostile: Path) -> None:
+def test_hostile_texts_stay_texts_in_every_view(tab, hostile):
     tab.open(hostile)
     for name in tab.evaluate("[...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)"):
         tab.evaluate(f"document.getElementById({name!r}).click()")
@@ -66,7 +63,7 @@ def test_hostile_texts_stay_texts_in_every_view(tab: Tab, hostile: Path) -> None
     assert "<script>hacked()" in tab.evaluate("document.getElementById('view-report').textContent")
 
 
-def test_every_outcome_opens_with_its_hostile_reason_and_log(tab: Tab, hostile: Path) -> None:
+def test_every_outcome_opens_with_its_hostile_reason_and_log(tab, hostile):
     cells = pd.read_parquet(hostile.parent / "tables" / "cells.parquet").drop_duplicates("outcome")
     assert len(cells) > 4
     for row in cells.itertuples():
@@ -79,7 +76,7 @@ def test_every_outcome_opens_with_its_hostile_reason_and_log(tab: Tab, hostile: 
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_any_address_leads_to_a_view(tab: Tab, hostile: Path, address: str) -> None:
+def test_any_address_leads_to_a_view(tab, hostile, address):
     tab.open(hostile, address)
     tab.wait("document.querySelector('[role=tabpanel]:not([hidden]) :is(table, dl, input, .absent)')")
     assert tab.evaluate("document.querySelectorAll('[role=tab][aria-selected=true]').length") == 1

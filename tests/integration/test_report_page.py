@@ -45,9 +45,7 @@ def seen_at(tab: Tab, report: Path, width: int, *, dark: bool = False) -> dict[s
 
 
 @pytest.mark.parametrize(("width", "drawn", "screens"), [(1280, "page", 1), (400, "column", 2)])
-def test_the_page_fits_its_width_with_every_figure(
-    one_tab: Tab, report: Path, width: int, drawn: str, screens: int
-) -> None:
+def test_the_page_fits_its_width_with_every_figure(one_tab, report, width, drawn, screens):
     seen = seen_at(one_tab, report, width)
     assert seen["width"] == width
     assert seen["tooWide"] == []
@@ -62,14 +60,12 @@ def test_the_page_fits_its_width_with_every_figure(
     assert folded["height"] < seen["height"] / 3
 
 
-def test_the_page_turns_dark_with_the_reader(one_tab: Tab, report: Path) -> None:
+def test_the_page_turns_dark_with_the_reader(one_tab, report):
     light, dark = seen_at(one_tab, report, 1280), seen_at(one_tab, report, 1280, dark=True)
     assert (light["background"], dark["background"]) == ("rgb(254, 254, 254)", "rgb(20, 24, 29)")
 
 
-def test_the_page_is_drawn_and_has_one_main_part_that_holds_its_views(
-    one_tab: Tab, report: Path, tmp_path: Path
-) -> None:
+def test_the_page_is_drawn_and_has_one_main_part_that_holds_its_views(one_tab, report, tmp_path):
     one_tab.open(report)
     one_tab.evaluate(UNFOLD)
     one_tab.wait(LOADED)
@@ -80,7 +76,7 @@ def test_the_page_is_drawn_and_has_one_main_part_that_holds_its_views(
     assert one_tab.evaluate(outside) == 0
 
 
-def test_a_planted_script_is_refused_and_the_console_says_so(one_tab: Tab, report: Path, tmp_path: Path) -> None:
+def test_a_planted_script_is_refused_and_the_console_says_so(one_tab, report, tmp_path):
     planted = tmp_path / "planted.html"
     html = report.read_text(encoding="utf-8").replace("</body>", "<script>document.body.remove()</script></body>")
     planted.write_text(html, encoding="utf-8")
@@ -103,7 +99,7 @@ PRINTED = """(() => {
 })()"""
 
 
-def test_the_page_prints_as_an_a4_document_whatever_is_on_the_screen(one_tab: Tab, report: Path) -> None:
+def test_the_page_prints_as_an_a4_document_whatever_is_on_the_screen(one_tab, report):
     cell = "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096"
     one_tab.open(report, f"#view=explore&cell={cell}", dark=True)
     one_tab.wait("document.querySelector('dialog')?.open")

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from tests.browser import Tab
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.figures import FIGURES
 
@@ -43,9 +42,7 @@ def texts_of(drawing: Path) -> list[str]:
     return [node.text or "" for node in root.iter() if node.tag in (f"{SVG}title", f"{SVG}text")]
 
 
-def test_every_figure_is_saved_as_it_was_drawn_and_as_a_picture_for_print(
-    tab: Tab, report: Path, tmp_path: Path
-) -> None:
+def test_every_figure_is_saved_as_it_was_drawn_and_as_a_picture_for_print(tab, report, tmp_path):
     tab.open(report, dark=True)
     assert tab.evaluate("document.querySelectorAll('#view-report figure[id^=figure-] .save').length") == len(FIGURES)
     saved = tab.download(button("#figure-grid_outcomes", "SVG"), tmp_path)
@@ -56,7 +53,7 @@ def test_every_figure_is_saved_as_it_was_drawn_and_as_a_picture_for_print(
     assert png_size(tab.download(button("#figure-grid_outcomes", "PNG"), tmp_path))[0] == 3 * int(width)
 
 
-def test_every_table_is_saved_as_csv_markdown_and_latex(tab: Tab, report: Path, tmp_path: Path) -> None:
+def test_every_table_is_saved_as_csv_markdown_and_latex(tab, report, tmp_path):
     tab.open(report)
     assert tab.evaluate("document.querySelectorAll('#view-report figure.table:not(:has(.save))').length") == 0
     rows = rows_of(tab.download(button("#limits", "CSV"), tmp_path))
@@ -77,9 +74,7 @@ def test_every_table_is_saved_as_csv_markdown_and_latex(tab: Tab, report: Path, 
     )
 
 
-def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_rows(
-    tab: Tab, report: Path, tmp_path: Path
-) -> None:
+def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_rows(tab, report, tmp_path):
     tab.open(report, "#view=explore&hide=l40s", dark=True)
     tab.wait("document.querySelector('#view-explore table')")
     saved = tab.download(button("#view-explore", "SVG"), tmp_path)
@@ -98,12 +93,12 @@ def test_a_chart_of_the_views_is_saved_with_its_legend_and_its_table_with_all_ro
     assert png_size(tab.download(button("#view-explore", "PNG"), tmp_path))[0] == 3 * width
     assert tab.evaluate("document.querySelectorAll('#view-explore tbody tr').length") == 50
     rows = rows_of(tab.download(button("#view-explore", "CSV"), tmp_path))
-    assert len(rows) == 1 + 79
+    assert len(rows) == 1 + 80
     # Numbers are plain.
     assert all(float(row[4]) > 0 for row in rows[1:] if row[4])
 
 
-def test_the_charts_of_a_cell_are_saved(tab: Tab, report: Path, tmp_path: Path) -> None:
+def test_the_charts_of_a_cell_are_saved(tab, report, tmp_path):
     tab.open(report, f"#view=explore&cell={CELL}")
     tab.wait("document.querySelector('dialog')?.open")
     charts = "document.querySelectorAll('dialog .chart')"
@@ -115,7 +110,7 @@ def test_the_charts_of_a_cell_are_saved(tab: Tab, report: Path, tmp_path: Path) 
     assert titles[3:] == [f"Timeline of {CELL}, repeat 0", f"Block map of {CELL} at 3 s"]
 
 
-def test_all_data_are_saved_as_the_tables_have_them(tab: Tab, report: Path, tmp_path: Path) -> None:
+def test_all_data_are_saved_as_the_tables_have_them(tab, report, tmp_path):
     tab.open(report)
     saved = tab.download("document.querySelector('#take-away button.plain')", tmp_path)
     assert saved.name == "kvsweep-study-synthetic.json"
@@ -130,7 +125,7 @@ def test_all_data_are_saved_as_the_tables_have_them(tab: Tab, report: Path, tmp_
     assert len(data["timelines"][CELL]["requests"]["queued_s"]) == 64 * 3
 
 
-def test_the_page_says_how_to_cite_the_study(tab: Tab, report: Path) -> None:
+def test_the_page_says_how_to_cite_the_study(tab, report):
     tab.open(report, "#take-away")
     told = tab.evaluate("document.querySelector('#take-away').innerText")
     assert "The kvsweep developers" in told

@@ -19,10 +19,10 @@ def cells_shown(tab: Tab) -> str:
     return told
 
 
-def test_a_filter_acts_on_chart_and_table_and_is_in_the_address(tab: Tab, report: Path) -> None:
+def test_a_filter_acts_on_chart_and_table_and_is_in_the_address(tab, report):
     tab.open(report, EXPLORE)
     tab.wait(READY)
-    assert cells_shown(tab).startswith("79 cells: ")
+    assert cells_shown(tab).startswith("80 cells: ")
     tab.evaluate("document.querySelector('#view-explore input[value=l40s]').click()")
     assert cells_shown(tab).startswith("27 cells: ")
     assert "gpu=l40s" in tab.evaluate("location.hash")
@@ -36,10 +36,10 @@ def test_a_filter_acts_on_chart_and_table_and_is_in_the_address(tab: Tab, report
     assert tab.evaluate("document.querySelector('#view-explore select').value") == "ttft_s_p50"
     clear = "[...document.querySelectorAll('#view-explore .plain')].find((b) => b.textContent === 'Clear the filter')"
     tab.evaluate(f"{clear}.click()")
-    assert cells_shown(tab).startswith("79 cells: ")
+    assert cells_shown(tab).startswith("80 cells: ")
 
 
-def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab: Tab, report: Path) -> None:
+def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab, report):
     tab.open(report, f"{EXPLORE}&engine=vllm&gpu=h200&set.max_num_seqs=64")
     tab.wait(READY)
     tab.evaluate("document.querySelector('#view-explore canvas[tabindex]').focus()")
@@ -63,7 +63,7 @@ def test_the_keyboard_moves_from_point_to_point_and_opens_a_cell(tab: Tab, repor
     tab.wait("!location.hash.includes('cell=')")
 
 
-def test_the_legend_hides_a_series(tab: Tab, report: Path) -> None:
+def test_the_legend_hides_a_series(tab, report):
     tab.open(report, EXPLORE)
     tab.wait(READY)
     points = "Number(document.querySelector('.chart canvas').ariaLabel.match(/([0-9]+) points/)[1])"
@@ -77,7 +77,7 @@ def test_the_legend_hides_a_series(tab: Tab, report: Path) -> None:
     assert tab.evaluate(labels) == [f"Save as SVG: {drawn}", f"Save as PNG: {drawn}"]
 
 
-def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path) -> None:
+def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
     opened = "[...document.querySelectorAll('#view-report .section[open]')].map((fold) => fold.parentElement.id)"
     tab.open(report)
     assert tab.evaluate(opened) == []
@@ -99,7 +99,7 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab: Tab, report: Path
     tab.evaluate("document.querySelector('#tab-report').click()")
 
 
-def test_sections_open_and_close_one_by_one_and_all_at_once(tab: Tab, report: Path) -> None:
+def test_sections_open_and_close_one_by_one_and_all_at_once(tab, report):
     tab.open(report)
     folds = "[...document.querySelectorAll('#view-report .section')]"
     headings = tab.evaluate(f"{folds}.map((fold) => fold.querySelector('summary > h2').textContent)")
@@ -121,7 +121,7 @@ def test_sections_open_and_close_one_by_one_and_all_at_once(tab: Tab, report: Pa
     assert tab.evaluate(f"{folds}.some((fold) => fold.open)") is False
 
 
-def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab: Tab, report: Path) -> None:
+def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab, report):
     tab.open(report)
     link = "document.querySelector('#limits a[href*=\"cell=\"]')"
     named = tab.evaluate(f"{link}.textContent")
@@ -139,7 +139,7 @@ def test_a_cell_opens_from_the_tables_of_the_report_and_leads_to_its_log(tab: Ta
     assert Path(log).is_file()
 
 
-def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab: Tab, report: Path) -> None:
+def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab, report):
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
@@ -151,7 +151,7 @@ def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab: Tab, repo
     assert tab.evaluate("document.querySelectorAll('dialog table[aria-label=\"Every repeat\"] thead th').length") == 6
 
 
-def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab: Tab, report: Path, tmp_path: Path) -> None:
+def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab, report, tmp_path):
     tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
@@ -179,7 +179,7 @@ def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab: Tab, rep
     assert any(event["ph"] == "C" and event["name"] == "running" for event in events)
 
 
-def test_the_calculator_and_the_audit_compute_in_the_page(tab: Tab, report: Path) -> None:
+def test_the_calculator_and_the_audit_compute_in_the_page(tab, report):
     tab.open(report, "#view=calculator&model=llama-3.1-8b-instruct&device=h200&block=32")
     tab.wait("document.querySelector('#view-calculator dl')")
     told = tab.evaluate("document.querySelector('#view-calculator dl').innerText")
@@ -204,7 +204,7 @@ def test_the_calculator_and_the_audit_compute_in_the_page(tab: Tab, report: Path
     assert tab.evaluate(verdicts).startswith("Paste a table with a line of column names")
 
 
-def test_own_limits_choose_the_best_setting_and_price_tokens(tab: Tab, report: Path) -> None:
+def test_own_limits_choose_the_best_setting_and_price_tokens(tab, report):
     tab.open(report, "#view=limits&model=llama-3.1-8b-instruct&workload=chat&p=50&ttft=150")
     tab.wait("document.querySelector('#view-limits table')")
     told = "document.querySelector('#view-limits [role=status]').innerText"
@@ -222,7 +222,7 @@ def test_own_limits_choose_the_best_setting_and_price_tokens(tab: Tab, report: P
     tab.wait("document.querySelector('dialog')?.open")
 
 
-def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab: Tab, report: Path) -> None:
+def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab, report):
     tab.open(report, f"{EXPLORE}&gpu=l40s")
     tab.wait(READY)
     tab.evaluate("document.querySelector('#tab-report').click()")
@@ -237,7 +237,7 @@ def test_a_view_is_found_again_as_it_was_and_tables_of_the_report_open_cells(tab
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_views_fit_the_window(tab: Tab, report: Path, width: int, dark: bool) -> None:
+def test_views_fit_the_window(tab, report, width, dark):
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096", width=width, dark=dark)
     tab.wait("document.querySelector('dialog')?.open")
     wide = """[...document.querySelectorAll("#view-explore *, dialog *")]

@@ -61,7 +61,7 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def engine_config() -> Any:
+def engine_config():
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm.engine.arg_utils import EngineArgs
 
@@ -74,12 +74,7 @@ ALL_TOKENS = KvGroup("all tokens", (0,), 1, None)
 def spec(group: KvGroup, settings: SchedulerSettings) -> Any:
     """What layers of a group keep, as vLLM's layers say it."""
     import torch
-    from vllm.v1.kv_cache_interface import (
-        ChunkedLocalAttentionSpec,
-        FullAttentionSpec,
-        MambaSpec,
-        SlidingWindowSpec,
-    )
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
     common = {"block_size": settings.block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if group.reach is None:
@@ -104,11 +99,7 @@ class Engine:
         self, config: Any, requests: RequestLengths, settings: SchedulerSettings, step_time: StepTime | None
     ) -> None:
         from vllm.utils.hashing import sha256
-        from vllm.v1.core.kv_cache_utils import (
-            get_request_block_hasher,
-            init_none_hash,
-            resolve_kv_cache_block_sizes,
-        )
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
@@ -369,7 +360,7 @@ def draw_layers(kind: str, seed: int) -> Case:
     return requests, replace(settings, num_blocks=blocks), timing
 
 
-def test_defaults_are_those_that_are_reproduced(engine_config: Any) -> None:
+def test_defaults_are_those_that_are_reproduced(engine_config):
     limits = engine_config.scheduler_config
     assert not limits.async_scheduling  # on a CPU
     assert limits.enable_chunked_prefill == SchedulerSettings.enable_chunked_prefill
@@ -408,13 +399,13 @@ def compare(engine_config: Any, cases: Iterable[Case]) -> Counter[str]:
     return seen
 
 
-def test_every_step_is_vllms(engine_config: Any) -> None:
+def test_every_step_is_vllms(engine_config):
     seen = compare(engine_config, map(draw, range(CASES)))
     assert min(seen.values()) >= ENOUGH, seen
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_every_step_of_other_layers_is_vllms(engine_config: Any, kind: str) -> None:
+def test_every_step_of_other_layers_is_vllms(engine_config, kind):
     seen = compare(engine_config, (draw_layers(kind, seed) for seed in range(CASES_OF_LAYERS)))
     if kind == "states":  # their caches find nothing
         assert not seen["with_cache_hits"]
@@ -460,9 +451,7 @@ def kept_and_evicted(
     return [(kept[step], evicted[step]) for step in range(steps)]
 
 
-def test_a_block_trace_keeps_and_evicts_what_vllms_kv_events_tell(
-    engine_config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_trace_keeps_and_evicts_what_vllms_kv_events_tell(engine_config, monkeypatch):
     from vllm.config.kv_events import KVEventsConfig
 
     events = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
@@ -480,7 +469,7 @@ def test_a_block_trace_keeps_and_evicts_what_vllms_kv_events_tell(
     assert min(seen.values()) >= FEW, seen
 
 
-def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_told(engine_config: Any) -> None:
+def test_prefixes_are_not_forgotten_while_a_request_holds_blocks_and_this_is_told(engine_config):
     requests = RequestLengths(np.array([48]), np.array([4]))
     engine = Engine(engine_config, requests, SchedulerSettings(1, 64, 16, 64, num_blocks=8), None)
     steps = engine.run()

@@ -5,7 +5,6 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -50,13 +49,7 @@ class Listeners:
 
 
 @pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory,
-    snakemake: Callable[..., object],
-    write_study: Callable[..., Path],
-    environment: dict[str, str],
-    own_tmpdir: Path,
-) -> tuple[Path, dict[str, str], str, set[tuple[str, str]]]:
+def run(tmp_path_factory, snakemake, write_study, environment, own_tmpdir):
     """Results folder, secrets, what was printed, and who listened, of a study of three engines up to its report."""
     folder = tmp_path_factory.mktemp("secrets")
     secrets = {name: f"planted-{uuid.uuid4().hex}" for name in SECRETS}
@@ -88,7 +81,7 @@ def run(
     return folder / "results", secrets, printed, listeners.seen
 
 
-def test_no_secret_is_in_anything_that_was_written_or_printed(run: tuple[Path, dict[str, str], str, object]) -> None:
+def test_no_secret_is_in_anything_that_was_written_or_printed(run):
     results, secrets, printed, _ = run
     files = [path for path in results.rglob("*") if path.is_file()]
     names = {path.name for path in files}
@@ -101,15 +94,13 @@ def test_no_secret_is_in_anything_that_was_written_or_printed(run: tuple[Path, d
         assert [p for p in files if value.encode() in p.read_bytes()] == [], name
 
 
-def test_a_study_cannot_put_markup_into_the_report(run: tuple[Path, dict[str, str], str, object]) -> None:
+def test_a_study_cannot_put_markup_into_the_report(run):
     page = (run[0] / "small" / "report.html").read_text(encoding="utf-8")
     assert SCRIPT not in page
     assert "&lt;script&gt;alert(&#39;from a study&#39;)&lt;/script&gt;" in page
 
 
-def test_snakemakes_own_report_shows_each_figure_with_its_caption(
-    run: tuple[Path, object], snakemake: Callable[..., object]
-) -> None:
+def test_snakemakes_own_report_shows_each_figure_with_its_caption(run, snakemake):
     results, page = run[0], run[0] / "snakemake.html"
     done = snakemake(results.parent / "small.yaml", results, f"--report={page}")
     assert done.returncode == 0, done.stderr  # type: ignore[attr-defined]
@@ -123,14 +114,14 @@ def test_snakemakes_own_report_shows_each_figure_with_its_caption(
         assert f"<p>{' '.join(own.split()[:6])}" in caption
 
 
-def test_servers_listen_on_loopback_alone(run: tuple[Path, object, object, set[tuple[str, str]]]) -> None:
+def test_servers_listen_on_loopback_alone(run):
     addresses = {ip for ip, _ in run[3]}
     assert "127.0.0.1" in addresses
     # Gloo, which the ranks of an engine speak, takes the address of the host's name, which may be another.
     assert addresses.isdisjoint({"0.0.0.0", "::"}), run[3]
 
 
-def test_accepted_drafts_are_in_the_cells_table_and_call_nothing_impossible(run: tuple[Path, object, object]) -> None:
+def test_accepted_drafts_are_in_the_cells_table_and_call_nothing_impossible(run):
     import pandas as pd
 
     cells = pd.read_parquet(run[0] / "small" / "tables" / "cells.parquet").set_index("engine")

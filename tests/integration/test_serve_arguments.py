@@ -30,7 +30,7 @@ def parse():
 
 @pytest.mark.parametrize("knobs", [ALL_KNOBS, DEFAULTS], ids=["all", "defaults"])
 @pytest.mark.parametrize("way", ["command", "config"])
-def test_vllm_reads_back_every_setting(parse, tmp_path: Path, knobs: VllmKnobs, way: str):
+def test_vllm_reads_back_every_setting(parse, tmp_path, knobs, way):
     settings = serve_settings(HUB, FOLDER, knobs, {"max_num_batched_tokens": 4096})
     read = read_back(parse, tmp_path, settings, way)
     assert (read.model_tag if way == "command" else read.model) == "org/model"
@@ -40,14 +40,14 @@ def test_vllm_reads_back_every_setting(parse, tmp_path: Path, knobs: VllmKnobs, 
 
 
 @pytest.mark.parametrize("way", ["command", "config"])
-def test_vllm_reads_back_random_weights(parse, tmp_path: Path, way: str):
+def test_vllm_reads_back_random_weights(parse, tmp_path, way):
     read = read_back(parse, tmp_path, serve_settings(DUMMY, FOLDER, VllmKnobs(), {}), way)
     assert (read.model_tag if way == "command" else read.model) == str(FOLDER)
     assert (read.load_format, read.dtype, read.revision) == ("dummy", "float32", None)
 
 
 @pytest.mark.parametrize("of", [promise(), on_cpu()], ids=["hub", "folder"])
-def test_vllm_reads_the_file_of_a_deployment(parse, tmp_path: Path, of):
+def test_vllm_reads_the_file_of_a_deployment(parse, tmp_path, of):
     file = tmp_path / "vllm.yaml"
     file.write_text(vllm_yaml(deployment(tmp_path, of)))
     read = parse(["serve", "--config", str(file)])
@@ -57,7 +57,7 @@ def test_vllm_reads_the_file_of_a_deployment(parse, tmp_path: Path, of):
     assert settings
 
 
-def test_the_model_of_the_command_line_goes_before_that_of_the_file(parse, tmp_path: Path):
+def test_the_model_of_the_command_line_goes_before_that_of_the_file(parse, tmp_path):
     """Containers have the folder of a model elsewhere."""
     made = deployment(tmp_path, on_cpu())
     (file := tmp_path / "vllm.yaml").write_text(vllm_yaml(made))
@@ -80,11 +80,7 @@ def test_every_value_of_a_knob_is_one_that_vllm_knows(parse):
     from vllm.config.speculative import SpeculativeMethod
     from vllm.model_executor.layers.quantization import QuantizationMethods
 
-    known = {
-        "kv_cache_dtype": CacheDType,
-        "quantization": QuantizationMethods,
-        "speculative_method": SpeculativeMethod,
-    }
+    known = {"kv_cache_dtype": CacheDType, "quantization": QuantizationMethods, "speculative_method": SpeculativeMethod}
     for knob, theirs in known.items():
         assert ours(knob) <= values_of(theirs), knob
         assert len(ours(knob)) > 1, knob

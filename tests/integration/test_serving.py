@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -65,13 +65,13 @@ server.serve_forever()
 
 
 @pytest.fixture(scope="module")
-def results(served: Path) -> Path:
+def results(served):
     """The study's folder, with every cell measured and the report written."""
     return served
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, planted: dict[str, str]) -> Path:
+def inputs(tmp_path_factory, planted):
     """The study's folder, with nothing measured."""
     content = faulty({"any": command_of("pass")})
     return made(tmp_path_factory.mktemp("inputs"), content, planted, "prepare") / "prepared"
@@ -86,7 +86,7 @@ def raw(results: Path, cell: str, name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("load", ["rate4", "rate1000", "users4"])
-def test_vllms_server_answers_every_request_with_the_tokens_it_asked_for(results: Path, load: str) -> None:
+def test_vllms_server_answers_every_request_with_the_tokens_it_asked_for(results, load):
     found = outcome(results, f"{SERVE}-{load}")
     assert found.outcome == "ok", found.reason
     assert found.effective["block_size"] == 32
@@ -112,7 +112,7 @@ def prepared(results: Path) -> dict[str, tuple[int, int]]:
     return {r["request_id"]: (len(r["prompt_token_ids"]), r["output_tokens"]) for r in read_jsonl(path)}
 
 
-def test_requests_arrive_when_they_should(results: Path) -> None:
+def test_requests_arrive_when_they_should(results):
     requests = [r for r in raw(results, f"{SERVE}-rate4", "requests") if r["repeat"] == 1]
     queued = sorted(float(str(r["queued_s"])) for r in requests)
     assert (len(queued) - 1) / (queued[-1] - queued[0]) == pytest.approx(4, rel=1e-3)
@@ -121,14 +121,14 @@ def test_requests_arrive_when_they_should(results: Path) -> None:
     assert sorted(lags)[len(lags) // 2] < 1 / 4  # before the next is due, also where the client waits for a core
 
 
-def test_no_more_users_send_than_there_are(results: Path) -> None:
+def test_no_more_users_send_than_there_are(results):
     for cell in (f"{SERVE}-users4", OPENAI.format("transformers-serve")):
         serving = pd.read_parquet(results / "tables" / "serving.parquet").set_index("cell_id").loc[cell]
         assert (serving["in_flight_peak"] <= 4).all()
         assert (serving["load"] == "closed loop").all()
 
 
-def test_the_cache_is_emptied_between_repeats(results: Path) -> None:
+def test_the_cache_is_emptied_between_repeats(results):
     for record in raw(results, f"{SERVE}-users4", "metrics"):
         before, after = record["before"], record["after"]
         hits = [m["vllm:prefix_cache_hits"] for m in (before, after)]  # type: ignore[index]
@@ -136,14 +136,14 @@ def test_the_cache_is_emptied_between_repeats(results: Path) -> None:
         assert after["client_cpu_s"] > before["client_cpu_s"]  # type: ignore[index]
 
 
-def test_a_server_that_refuses_its_settings_is_infeasible_in_its_own_words(results: Path) -> None:
+def test_a_server_that_refuses_its_settings_is_infeasible_in_its_own_words(results):
     found = outcome(results, SERVE.replace("bs32", "bs16") + "-users4")
     assert found.outcome == "infeasible"
     assert "No common block size for 16" in str(found.reason)
     assert found.repeats == []
 
 
-def test_plain_transformers_is_measured_by_the_same_client(results: Path) -> None:
+def test_plain_transformers_is_measured_by_the_same_client(results):
     cell = OPENAI.format("transformers-serve")
     found = outcome(results, cell)
     assert found.outcome == "ok", found.reason
@@ -156,7 +156,7 @@ def test_plain_transformers_is_measured_by_the_same_client(results: Path) -> Non
     assert not (results / "cells" / cell / "raw" / "scratch").exists()
 
 
-def test_a_chat_has_the_prompt_tokens_of_the_workload_by_the_servers_own_count(results: Path) -> None:
+def test_a_chat_has_the_prompt_tokens_of_the_workload_by_the_servers_own_count(results):
     found = outcome(results, CHAT)
     assert found.outcome == "ok", found.reason
     (path,) = (results / "prepared" / "workloads").glob("*/chat/3-*/workload.jsonl")
@@ -170,7 +170,7 @@ def test_a_chat_has_the_prompt_tokens_of_the_workload_by_the_servers_own_count(r
         assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
 
 
-def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results: Path) -> None:
+def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results):
     for r in raw(results, f"{SERVE}-users4", "requests"):
         assert len(r["token_ids"]) == r["output_tokens"]  # type: ignore[arg-type]
         assert r["text"]
@@ -183,7 +183,7 @@ def test_answers_are_kept_and_compared_as_far_as_servers_tell_them(results: Path
     assert "Same answers" in (results / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_tables_put_servers_side_by_side(results: Path) -> None:
+def test_the_tables_put_servers_side_by_side(results):
     summary = pd.read_parquet(results / "tables" / "serving_summary.parquet").set_index("cell_id")
     assert set(summary.index) == {
         *(f"{SERVE}-{load}" for load in ("rate4", "rate1000", "users4")),
@@ -210,12 +210,12 @@ def test_the_tables_put_servers_side_by_side(results: Path) -> None:
     assert (results / "figures" / "serving_latency.svg").exists()
 
 
-def test_paced_loads_take_part_in_no_comparison_of_throughput(results: Path) -> None:
+def test_paced_loads_take_part_in_no_comparison_of_throughput(results):
     effects = pd.read_parquet(results / "tables" / "effects.parquet")
     assert not effects["knob"].isin(["request_rate_per_s"]).any()
 
 
-def test_no_secret_is_in_any_file(results: Path, own_tmpdir: Path) -> None:
+def test_no_secret_is_in_any_file(results, own_tmpdir):
     searched = 0
     for folder in (results, own_tmpdir):
         for path in folder.rglob("*"):
@@ -252,7 +252,7 @@ def faulty(endpoints: dict[str, object], **changes: object) -> dict[str, object]
 
 
 @pytest.fixture
-def measure(tmp_path: Path, inputs: Path, planted: dict[str, str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+def measure(tmp_path, inputs, planted):
     """Start the command that measures a cell, with what the shared study has prepared."""
     started = []
 
@@ -305,7 +305,7 @@ def command_of(code: str, *words: object) -> dict[str, object]:
     return {"command": command, "served_model": "m"}
 
 
-def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path: Path, measure: Callable[..., object]) -> None:
+def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path, measure):
     file = write(tmp_path, faulty({"deaf": command_of("import time; time.sleep(600)")}, server_start_limit_s=2))
     found = ended(measure(file, at("deaf")), tmp_path, at("deaf"))  # type: ignore[arg-type]
     assert found.outcome == "timeout"
@@ -314,9 +314,7 @@ def test_a_server_that_never_becomes_healthy_is_a_timeout(tmp_path: Path, measur
     assert no_longer(sleepers)
 
 
-def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_reasons(
-    tmp_path: Path, measure: Callable[..., object]
-) -> None:
+def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_reasons(tmp_path, measure):
     endpoints = {
         "quits": command_of("import sys; sys.exit('the model is too large for this machine')"),
         "absent": {"command": ["no-such-server"], "served_model": "m"},
@@ -330,9 +328,7 @@ def test_a_server_that_ends_at_once_and_one_that_is_not_there_are_errors_with_re
     assert "there is no command 'no-such-server' in PATH" in str(absent.reason)
 
 
-def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
-    tmp_path: Path, measure: Callable[..., object]
-) -> None:
+def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(tmp_path, measure):
     with subprocess.Popen(
         [sys.executable, "-c", SMALL_SERVER, "0", "1000", "0"], stdout=subprocess.PIPE, text=True
     ) as other:
@@ -347,9 +343,7 @@ def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(
     assert no_longer(sleepers)
 
 
-def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
-    tmp_path: Path, measure: Callable[..., object]
-) -> None:
+def test_requests_that_get_500s_are_an_error_and_count_for_nothing(tmp_path, measure):
     """All 16 requests are to warm up with; one server breaks at once, and one in mid-load."""
     file = write(
         tmp_path, faulty({"broken": command_of(SMALL_SERVER, 0, 0), "breaks": command_of(SMALL_SERVER, 16 + 5, 0)})
@@ -367,7 +361,7 @@ def test_requests_that_get_500s_are_an_error_and_count_for_nothing(
     assert no_longer(sleepers)
 
 
-def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, measure: Callable[..., object]) -> None:
+def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path, measure):
     file = write(tmp_path, faulty({"small": command_of(SMALL_SERVER, 1000, 0)}))
     found = ended(measure(file, at("small")), tmp_path, at("small"))  # type: ignore[arg-type]
     assert found.outcome == "ok", found.reason
@@ -377,9 +371,7 @@ def test_a_server_that_answers_is_measured_with_its_own_counts(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("cell", [at("slow") + "-rate4", LONG], ids=["another", "vllm"])
-def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(
-    tmp_path: Path, measure: Callable[..., object], cell: str
-) -> None:
+def test_a_server_killed_in_mid_load_is_an_error_with_its_end_as_the_reason(tmp_path, measure, cell):
     file = write(tmp_path, faulty({"slow": command_of(SMALL_SERVER, 1000, 0.2, "worker")}))
     command = measure(file, cell)
     leader = server_under_load(tmp_path / "results" / "served" / "cells" / cell / "raw.partial")
@@ -424,6 +416,6 @@ def members(session: int) -> list[int]:
     return found
 
 
-def test_the_cells_of_the_study_are_those_that_are_checked(tmp_path: Path) -> None:
+def test_the_cells_of_the_study_are_those_that_are_checked(tmp_path):
     ids = {cell.id for cell in expand(load_study(write(tmp_path, study())))}
     assert {f"{SERVE}-rate4", f"{SERVE}-rate1000", f"{SERVE}-users4", OPENAI.format("transformers-serve")} < ids

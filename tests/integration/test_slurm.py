@@ -38,7 +38,7 @@ TABLE = ("--until", "measured_cells")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+def lab(tmp_path_factory):
     lab = SlurmLab(tmp_path_factory.mktemp("slurm"))
     try:
         lab.start()
@@ -48,14 +48,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory, lab: SlurmLab) -> LabCheckout:
+def checkout(tmp_path_factory, lab):
     place = tmp_path_factory.mktemp("checkout")
     lab.environment |= {"TMPDIR": str(lab.root / "run"), "XDG_CACHE_HOME": str(lab.root / "cache")}
     return LabCheckout(place, lab)
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_left_running(request):
     """A test that fails half-way leaves nothing to the next one."""
     yield
     lab, checkout = request.getfixturevalue("lab"), request.getfixturevalue("checkout")
@@ -66,7 +66,7 @@ def nothing_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
         checkout.snakemake("--unlock")
 
 
-def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout: LabCheckout, lab: SlurmLab) -> None:
+def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout, lab):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
     done = checkout.snakemake(*TABLE)
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def test_each_cell_runs_on_a_node_of_its_gpu_and_the_report_is_drawn(checkout: L
         assert outcome.provenance["job"]["CUDA_VISIBLE_DEVICES"] == "0"  # the first and only one of its node
 
 
-def test_the_call_of_the_docs_works_as_it_stands(checkout: LabCheckout) -> None:
+def test_the_call_of_the_docs_works_as_it_stands(checkout):
     call = "--profile slurm --configfile config/studies/paged_attention.yaml --dry-run"
     assert f"snakemake {call.removesuffix(' --dry-run')}\n" in (checkout.root / "docs/cluster.md").read_text()
     command = [sys.executable, "-m", "snakemake", *call.split()]
@@ -127,9 +127,7 @@ def engines(lab: SlurmLab) -> dict[str, psutil.Process]:
     return found
 
 
-def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_third_would_measure(
-    checkout: LabCheckout,
-) -> None:
+def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_third_would_measure(checkout):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
     assert re.search(r"^total +0$", checkout.snakemake(*TABLE).stderr, re.MULTILINE)
     run = checkout.root / "workflow_scripts/measure/run.py"
@@ -139,7 +137,7 @@ def test_a_second_call_has_nothing_to_do_and_a_new_block_size_is_all_that_a_thir
     assert planned_cells(checkout) == {cell(f"lab-{gpu}", knobs=other(256)) for gpu in GPU_TYPES}
 
 
-def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout: LabCheckout) -> None:
+def test_a_further_start_is_a_round_of_its_own_and_the_first_is_not_repeated(checkout):
     # With one cell there is nothing to decide, so the second round is the last.
     checkout.write_study([{"gpu": "lab-h200"}], starts={"at_least": 2, "at_most": 4})
     assert planned_cells(checkout) == {cell("lab-h200")}
@@ -165,7 +163,7 @@ def planned_cells(checkout: LabCheckout) -> set[str]:
     return set(re.findall(r"^    (\S+), start \d+$", checkout.snakemake("--dry-run").stdout, re.MULTILINE))
 
 
-def test_another_protocol_repeats_every_cell_and_says_so(checkout: LabCheckout) -> None:
+def test_another_protocol_repeats_every_cell_and_says_so(checkout):
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES]}])
     protocol = checkout.root / "workflow_scripts/study/protocol.py"
     before = protocol.read_text()
@@ -178,15 +176,13 @@ def test_another_protocol_repeats_every_cell_and_says_so(checkout: LabCheckout) 
     assert planned_cells(checkout) == set()
 
 
-def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout: LabCheckout) -> None:
+def test_cells_of_a_gpu_that_the_site_lacks_are_left_to_another_cluster(checkout):
     checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"block_size": [32, 256]}}])
     assert planned_cells(checkout) == {cell("lab-h200", knobs=other(256))}
     assert "config/lab_site.yaml has no l40s" in checkout.snakemake("--dry-run").stdout
 
 
-def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(
-    checkout: LabCheckout,
-) -> None:
+def test_cells_of_another_cluster_are_merged_by_copying_and_another_protocol_is_kept_apart(checkout):
     """Cells of an l40s as another cluster would have written them; one was measured under an older protocol."""
     checkout.write_study([{"gpu": ["lab-h200", "l40s"], "knobs": {"max_num_seqs": [4, 5]}}])
     study = load_study(checkout.root / "lab.yaml")
@@ -235,9 +231,7 @@ def kill_processes_of(lab: SlurmLab, job: str) -> None:
                 process.kill()
 
 
-def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other_cell(
-    checkout: LabCheckout, lab: SlurmLab
-) -> None:
+def test_a_hang_slurms_time_limit_a_full_disk_and_killed_processes_cost_no_other_cell(checkout, lab):
     checkout.write_site(prepare="login")
     checkout.write_study(
         [
@@ -304,9 +298,7 @@ def said_by(checkout: LabCheckout, cell_id: str) -> str:
     return log.read_text() if log.exists() else ""
 
 
-def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive(
-    checkout: LabCheckout, tmp_path: Path
-) -> None:
+def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive(checkout, tmp_path):
     """As the test before left it: three cells measured, one that hung, one missing."""
     done = checkout.snakemake("partial_report")
     assert done.returncode == 0, done.stderr
@@ -350,9 +342,7 @@ def test_a_partial_report_is_drawn_from_what_there_is_and_again_from_its_archive
     assert report.exists()
 
 
-def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothing(
-    checkout: LabCheckout, lab: SlurmLab
-) -> None:
+def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothing(checkout, lab):
     checkout.write_site()
     checkout.write_study([{"gpu": [f"lab-{gpu}" for gpu in GPU_TYPES], "knobs": {"block_size": 128}}])
     cells = {gpu: cell(f"lab-{gpu}", knobs=other(128)) for gpu in GPU_TYPES}
@@ -398,9 +388,7 @@ def test_killed_jobs_lost_nodes_and_a_restarted_controller_lose_and_double_nothi
     assert engines(lab) == {}
 
 
-def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(
-    checkout: LabCheckout, lab: SlurmLab
-) -> None:
+def test_what_runs_when_snakemake_is_killed_is_measured_once_and_taken_over(checkout, lab):
     checkout.write_site()
     checkout.write_study([{"gpu": "lab-l40s", "knobs": {"block_size": 192}}])
     target = cell("lab-l40s", knobs=other(192))
@@ -460,9 +448,7 @@ NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
 """
 
 
-def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(
-    checkout: LabCheckout, lab: SlurmLab, tmp_path: Path
-) -> None:
+def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(checkout, lab, tmp_path):
     """An array of jobs takes the resources of its first: the second cell comes to the first one's node.
 
     A stand-in for NVML tells each node's GPU, and torch counts it; the engine itself runs on the CPU, where its build
@@ -492,9 +478,7 @@ def test_a_cell_on_the_wrong_gpu_counts_nothing_and_is_sent_to_another_node(
         assert outcome.provenance["job"]["SLURMD_NODENAME"] == f"n-{gpu.removesuffix('-sxm')}"
 
 
-def test_the_ladders_of_a_gpu_type_are_one_job_after_which_the_login_node_predicts_with_them(
-    checkout: LabCheckout, lab: SlurmLab
-) -> None:
+def test_the_ladders_of_a_gpu_type_are_one_job_after_which_the_login_node_predicts_with_them(checkout, lab):
     short = checkout.root / "workflow_scripts/study/ladders.py"
     short.write_text(short.read_text().replace('CLIMB_S = {"cpu": 20.0', 'CLIMB_S = {"cpu": 2.0'))
     checkout.write_site()

@@ -39,11 +39,11 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
 
 
 @pytest.fixture(scope="module")
-def prefix_caching(tmp_path_factory: pytest.TempPathFactory, snakemake: Snakemake) -> Results:
+def prefix_caching(tmp_path_factory, snakemake):
     return run_cut("prefix_caching", tmp_path_factory.mktemp("prefix_caching"), snakemake)
 
 
-def test_tokens_found_are_those_that_the_workload_implies(prefix_caching: Results) -> None:
+def test_tokens_found_are_those_that_the_workload_implies(prefix_caching):
     cells = prefix_caching("cells")
     on = cells[cells["knob_enable_prefix_caching"].eq(True)]
     assert len(on) == 3 * 6
@@ -55,7 +55,7 @@ def test_tokens_found_are_those_that_the_workload_implies(prefix_caching: Result
     assert (off["requests_with_prefix_hits"] == 0).all()
 
 
-def test_seven_of_eight_identical_prompts_are_found(prefix_caching: Results) -> None:
+def test_seven_of_eight_identical_prompts_are_found(prefix_caching):
     cells = prefix_caching("cells").set_index("cell_id").loc[[PREFIX.format("identical", 32)]]
     assert (cells["num_requests"] == 8).all()
     assert (100 * cells["requests_with_prefix_hits"] / cells["num_requests"] == 87.5).all()
@@ -64,7 +64,7 @@ def test_seven_of_eight_identical_prompts_are_found(prefix_caching: Results) -> 
     assert (cells["prefix_cache_hits"] == 7 * 256).all()
 
 
-def test_the_first_request_of_each_user_finds_nothing(prefix_caching: Results) -> None:
+def test_the_first_request_of_each_user_finds_nothing(prefix_caching):
     cells = prefix_caching("cells").set_index("cell_id")
     found = {
         name: set(cells.loc[PREFIX.format(name, 32), "requests_with_prefix_hits"]) for name in ("prefix-256", "users-4")
@@ -72,9 +72,7 @@ def test_the_first_request_of_each_user_finds_nothing(prefix_caching: Results) -
     assert found == {"prefix-256": {11}, "users-4": {8}}
 
 
-def test_a_prefix_takes_effect_and_has_its_interval_and_the_cache_has_no_effect_without_one(
-    prefix_caching: Results,
-) -> None:
+def test_a_prefix_takes_effect_and_has_its_interval_and_the_cache_has_no_effect_without_one(prefix_caching):
     effects = prefix_caching("effects")
     gains = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == "pair")]
     by_workload = gains[gains["held"].str.contains("block_size=32")].set_index("workload")
@@ -86,7 +84,7 @@ def test_a_prefix_takes_effect_and_has_its_interval_and_the_cache_has_no_effect_
     assert not by_workload.loc["nothing-shared", "took_effect"]
 
 
-def test_the_claims_on_prefix_caching_are_held_against_it(prefix_caching: Results) -> None:
+def test_the_claims_on_prefix_caching_are_held_against_it(prefix_caching):
     claims = prefix_caching("claims").set_index("claim_id")
     hit_rate = claims.loc["prefix-hit-rate-of-identical-prompts"]
     assert hit_rate["verdict"] == "supported"
@@ -114,7 +112,7 @@ def check_latencies(summary: pd.DataFrame) -> None:
     assert (summary["requests_per_s"] > 0).all()
 
 
-def test_serving_compares_servers_over_rates_bursts_and_a_ramp(tmp_path: Path, snakemake: Snakemake) -> None:
+def test_serving_compares_servers_over_rates_bursts_and_a_ramp(tmp_path, snakemake):
     table = run_cut("serving", tmp_path, snakemake)
     summary = table("serving_summary")
     assert len(summary) == table("cells")["cell_id"].nunique() == 9
@@ -128,7 +126,7 @@ def test_serving_compares_servers_over_rates_bursts_and_a_ramp(tmp_path: Path, s
     assert (one_by_one["in_flight_peak"] >= 8).all()
 
 
-def test_concurrency_has_as_many_requests_under_way_as_users(tmp_path: Path, snakemake: Snakemake) -> None:
+def test_concurrency_has_as_many_requests_under_way_as_users(tmp_path, snakemake):
     table = run_cut("concurrency", tmp_path, snakemake)
     summary = table("serving_summary")
     assert len(summary) == 8

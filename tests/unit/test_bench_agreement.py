@@ -37,11 +37,11 @@ def reached(a: Digest, b: Digest) -> list[bool]:
         (run_of("changes", "not decided"), {6}),
     ],
 )
-def test_each_goal_is_missed_by_what_it_is_about(b: Digest, missed: set[int]) -> None:
+def test_each_goal_is_missed_by_what_it_is_about(b, missed):
     assert reached(run_of("changes", "changes"), b) == [place not in missed for place in range(7)]
 
 
-def test_two_runs_that_share_nothing_reach_no_share() -> None:
+def test_two_runs_that_share_nothing_reach_no_share():
     assert reached(run_of("changes"), digest(cell("other", mean(1)))) == [False, False, True, True, True, False, False]
 
 
@@ -53,9 +53,7 @@ def written(results: Path, of: Digest) -> Path:
     return results
 
 
-def test_runs_that_are_there_are_used_and_the_exit_code_tells(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_are_there_are_used_and_the_exit_code_tells(tmp_path, capsys):
     first = written(tmp_path / "a", run_of("changes"))
     folders: list[Any] = ["--out", str(tmp_path / "out"), "--first", str(first), "--second"]
     assert agreement.main([*folders, str(written(tmp_path / "b", run_of("changes", ratio=1.51)))]) == 0
@@ -76,9 +74,7 @@ def test_runs_that_are_there_are_used_and_the_exit_code_tells(
     assert "flat against changes" in (tmp_path / "out" / "agreement.md").read_text()
 
 
-def test_a_pause_separates_the_runs_and_each_has_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_separates_the_runs_and_each_has_its_own_folder(tmp_path, monkeypatch):
     done: list[object] = []
 
     def measured(study: Path, results: Path) -> None:
@@ -94,9 +90,7 @@ def test_a_pause_separates_the_runs_and_each_has_its_own_folder(
     assert len(done) == 3
 
 
-def test_a_run_that_fails_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_is_told(tmp_path, monkeypatch, capsys):
     failed = agreement.subprocess.CompletedProcess([], 1)
     monkeypatch.setattr(agreement.subprocess, "run", lambda *arguments, **settings: failed)
     assert agreement.main(["--out", str(tmp_path / "out")]) == 2

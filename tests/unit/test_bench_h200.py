@@ -66,7 +66,7 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+def host(tmp_path, monkeypatch):
     host = Host(StudyPaths(tmp_path / "results", "h200_reference"))
     monkeypatch.setattr(run.subprocess, "run", host)
     monkeypatch.setattr(run, "RETRY_S", 0.0)
@@ -77,7 +77,7 @@ def measure(host: Host, seconds: float = 10_000, cell_s: float = 60) -> None:
     run.measure_until(time.monotonic() + seconds, run.STUDY, host.study, host.paths, cell_s)
 
 
-def test_the_study_begins_with_what_is_smallest_and_then_worth_most() -> None:
+def test_the_study_begins_with_what_is_smallest_and_then_worth_most():
     assert CELLS[0].startswith("h200/vllm/opt-125m/short/")
     assert CELLS[1] == "h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs256-len4096-util0.9"
     # Whether throughput is flat in max-num-seqs, and HuggingFace beside it, come before everything else.
@@ -87,7 +87,7 @@ def test_the_study_begins_with_what_is_smallest_and_then_worth_most() -> None:
     assert {model["load_format"] for model in content["models"].values()} == {"dummy"}
 
 
-def test_cells_are_measured_in_the_order_of_the_study_and_once(host: Host) -> None:
+def test_cells_are_measured_in_the_order_of_the_study_and_once(host):
     host.measure(next(cell for cell in expand(host.study) if cell.id == CELLS[1]))
     measure(host)
     assert host.asked == [CELLS[0], *CELLS[2:]]
@@ -95,13 +95,13 @@ def test_cells_are_measured_in_the_order_of_the_study_and_once(host: Host) -> No
     assert len(host.asked) == len(CELLS) - 1
 
 
-def test_no_cell_is_started_without_time_for_it(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cell_is_started_without_time_for_it(host, capsys):
     measure(host, seconds=59)
     assert host.asked == []
     assert f"too few for a cell; {len(CELLS)} cells remain" in capsys.readouterr().out
 
 
-def test_a_cell_that_runs_out_of_time_is_measured_by_the_next_call_after_the_new_ones(host: Host) -> None:
+def test_a_cell_that_runs_out_of_time_is_measured_by_the_next_call_after_the_new_ones(host):
     host.answers[CELLS[0]] = [subprocess.TimeoutExpired("measure", 1)]
     host.answers[CELLS[-1]] = [1]
     measure(host)
@@ -112,7 +112,7 @@ def test_a_cell_that_runs_out_of_time_is_measured_by_the_next_call_after_the_new
     assert host.asked == [*CELLS, CELLS[-1], CELLS[0]]
 
 
-def test_a_cell_that_hangs_loses_three_minutes_and_gets_more_in_the_next_call(host: Host) -> None:
+def test_a_cell_that_hangs_loses_three_minutes_and_gets_more_in_the_next_call(host):
     host.answers[CELLS[0]] = [subprocess.TimeoutExpired("measure", 1)]
     measure(host)
     assert max(host.limits_s) == run.FIRST_TRY_S == 180
@@ -125,9 +125,7 @@ def test_a_cell_that_hangs_loses_three_minutes_and_gets_more_in_the_next_call(ho
     assert host.limits_s[-1] <= 100
 
 
-def test_every_cell_that_is_not_ok_is_told_with_its_reason_and_the_end_of_its_log(
-    host: Host, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_cell_that_is_not_ok_is_told_with_its_reason_and_the_end_of_its_log(host, capsys):
     host.answers = {CELLS[0]: [subprocess.TimeoutExpired("measure", 1)], CELLS[1]: ["infeasible"], CELLS[2]: [1]}
     for cell in (CELLS[1], CELLS[3]):
         (host.paths.cell(cell) / "raw").mkdir(parents=True)
@@ -142,16 +140,14 @@ def test_every_cell_that_is_not_ok_is_told_with_its_reason_and_the_end_of_its_lo
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch):
     """Takes back what the runner sets for its commands."""
     for name in (*run.ENVIRONMENT, "PYTHONPATH"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
 @pytest.mark.usefixtures("environment")
-def test_the_host_is_probed_before_anything_else(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_host_is_probed_before_anything_else(host, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # the study and its folder of results are found from anywhere
     monkeypatch.setattr(run, "measure_device", lambda gpu, record, limit_s: print(f"rates of {gpu}, {limit_s:g} s"))
     monkeypatch.setattr(run, "pack", lambda paths, folder: [])
@@ -165,13 +161,13 @@ def test_the_host_is_probed_before_anything_else(
     assert told[len(probe.QUESTIONS)] == "rates of h200, 60 s"
 
 
-def test_a_device_that_is_not_free_yet_is_asked_for_once_more(host: Host) -> None:
+def test_a_device_that_is_not_free_yet_is_asked_for_once_more(host):
     host.answers[CELLS[0]] = [WRONG_DEVICE]
     measure(host)
     assert host.asked == [CELLS[0], *CELLS]
 
 
-def test_it_ends_when_nothing_succeeds(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_when_nothing_succeeds(host, capsys):
     host.answers = {cell: ["infeasible", 1, "engine_error"][i % 3 : i % 3 + 1] for i, cell in enumerate(CELLS)}
     host.answers |= {CELLS[6]: [1]}
     measure(host)
@@ -179,7 +175,7 @@ def test_it_ends_when_nothing_succeeds(host: Host, capsys: pytest.CaptureFixture
     assert "3 cells in a row have failed" in capsys.readouterr().out
 
 
-def test_an_engine_that_failed_is_tried_again_by_the_next_call_last(host: Host) -> None:
+def test_an_engine_that_failed_is_tried_again_by_the_next_call_last(host):
     host.answers[CELLS[0]] = ["engine_error"]
     host.answers[CELLS[1]] = [1]
     host.answers[CELLS[2]] = ["infeasible"]
@@ -190,7 +186,7 @@ def test_an_engine_that_failed_is_tried_again_by_the_next_call_last(host: Host) 
     assert host.asked == [CELLS[1], CELLS[0]]
 
 
-def test_the_driver_is_compared_once_all_is_measured_and_time_is_left(host: Host) -> None:
+def test_the_driver_is_compared_once_all_is_measured_and_time_is_left(host):
     host.paths.root.mkdir(parents=True)
     run.compare_within(119, run.STUDY, host.study, host.paths, cell_s=60)
     assert host.commands == []
@@ -202,7 +198,7 @@ def test_the_driver_is_compared_once_all_is_measured_and_time_is_left(host: Host
     assert len(host.commands) == 1
 
 
-def test_passes_take_turns_with_and_without_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_take_turns_with_and_without_the_trace(monkeypatch):
     seen: list[str] = []
 
     @contextlib.contextmanager
@@ -226,7 +222,7 @@ def test_passes_take_turns_with_and_without_the_trace(monkeypatch: pytest.Monkey
     assert {name: len(values) for name, values in seconds.items()} == {"traced": 2, "untraced": 2}
 
 
-def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host: Host, tmp_path: Path) -> None:
+def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host, tmp_path):
     measure(host)
     host.paths.outcome(CELLS[0]).unlink()
     for cell in CELLS:
@@ -244,7 +240,7 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host: Host, tmp_p
     assert len(pack(host.paths, tmp_path / "one")) == 1
 
 
-def test_the_host_needs_few_packages() -> None:
+def test_the_host_needs_few_packages():
     modules = ["benchmarks.h200.run", "benchmarks.h200.compare", "workflow_scripts.measure.device_speed"]
     modules += [f"workflow_scripts.measure.{name}" for name in ("run", "trace", "vllm_offline", "hf_static")]
     loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
@@ -287,9 +283,7 @@ REHEARSAL = {"gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"max_num_seq
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_call_goes_on_from_the_evidence_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_call_goes_on_from_the_evidence_of_the_one_before(tmp_path, monkeypatch, capsys):
     """A cell that hangs is killed; on another host, with nothing but what came back, it alone is measured."""
     python = tmp_path / "python"
     python.write_text(MEASURES, encoding="utf-8")

@@ -24,13 +24,13 @@ TESTS = """
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def project(pytester, monkeypatch):
     monkeypatch.delenv(STRICT, raising=False)
     pytester.makeconftest(CONFTEST.read_text())
     return pytester
 
 
-def test_skips_with_a_hint_what_lacks_its_tool(project: pytest.Pytester) -> None:
+def test_skips_with_a_hint_what_lacks_its_tool(project):
     project.makepyfile(TESTS)
     result = project.runpytest("-rs", "--strict-markers")
     result.assert_outcomes(passed=1, skipped=1, xfailed=1)
@@ -38,9 +38,7 @@ def test_skips_with_a_hint_what_lacks_its_tool(project: pytest.Pytester) -> None
     assert result.ret == pytest.ExitCode.OK
 
 
-def test_fails_what_lacks_its_tool_where_tools_are_required(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fails_what_lacks_its_tool_where_tools_are_required(project, monkeypatch):
     monkeypatch.setenv(STRICT, "1")
     project.makepyfile(TESTS)
     result = project.runpytest("--strict-markers")
@@ -49,9 +47,7 @@ def test_fails_what_lacks_its_tool_where_tools_are_required(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
-def test_fails_a_module_that_skips_itself_where_tools_are_required(
-    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fails_a_module_that_skips_itself_where_tools_are_required(project, monkeypatch):
     project.makepyfile("import pytest; pytest.importorskip('no_such_module')")
     assert project.runpytest().ret == pytest.ExitCode.NO_TESTS_COLLECTED
     monkeypatch.setenv(STRICT, "1")

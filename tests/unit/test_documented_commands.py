@@ -160,7 +160,7 @@ COMMANDS = commands_by_page()
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     """A copy of the checkout with what the pages speak of: results of the demo, logs, a study of one's own."""
     root = tmp_path_factory.mktemp("checkout")
     for name in tracked("*"):
@@ -189,7 +189,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(checkout: Path) -> dict[str, "subprocess.CompletedProcess[str]"]:
+def ended(checkout):
     """How each command ended; those of a page ran one after another."""
     of_make = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # how the tests were called is nothing to the commands
     environment = {name: value for name, value in os.environ.items() if name not in of_make}
@@ -206,19 +206,17 @@ def ended(checkout: Path) -> dict[str, "subprocess.CompletedProcess[str]"]:
 
 
 @pytest.mark.parametrize(("page", "command"), [(page, command) for page in COMMANDS for command in COMMANDS[page]])
-def test_a_command_of_a_page_is_right(
-    ended: dict[str, "subprocess.CompletedProcess[str]"], page: str, command: str
-) -> None:
+def test_a_command_of_a_page_is_right(ended, page, command):
     done = ended[command]
     assert done.returncode == 0, f"{page}: {done.stdout}{done.stderr}"
 
 
-def test_the_lists_hold_nothing_that_no_page_shows() -> None:
+def test_the_lists_hold_nothing_that_no_page_shows():
     shown = "\n".join(command for _, command in documented())
     assert [word for word in [*INSTEAD, *PARSED, *MEANT] if word not in shown] == []
 
 
 @pytest.mark.parametrize("command", ["docker run kvsweep", "python setup.py install", "snakemaker all"])
-def test_a_command_of_no_list_is_an_error(command: str) -> None:
+def test_a_command_of_no_list_is_an_error(command):
     with pytest.raises(AssertionError, match="in no list"):
         checked(command)

@@ -1,4 +1,4 @@
-"""The packages of the pipeline: no two modules share a name, and each package says what it contains."""
+"""The packages of the pipeline: their names, what they may name, and what they may change."""
 
 import ast
 import re
@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from workflow_scripts.__main__ import COMMANDS
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.engines.registry import BUILT_IN
 
 MODULES = sorted((CHECKOUT / "workflow_scripts").rglob("*.py"))
 
 
-def test_no_two_modules_share_a_name() -> None:
+def test_no_two_modules_share_a_name():
     packages = [path.parent.name for path in MODULES if path.name == "__init__.py"]
     names = Counter([path.stem for path in MODULES if path.name != "__init__.py"] + packages)
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_every_module_says_what_it_holds() -> None:
+def test_every_module_says_what_it_holds():
     assert [str(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))] == []
 
 
@@ -39,7 +40,7 @@ def texts(path: Path) -> Iterator[str]:
         yield from re.findall(r"""["']([^"'\n]*)["']""", source)
 
 
-def test_only_its_description_names_an_engine() -> None:
+def test_only_its_description_names_an_engine():
     names = {engine.name for engine in BUILT_IN} | {"hf", "hf-"}
     files = [path for path in MODULES if path.parent.name != "engines"]
     files += [CHECKOUT / "Snakefile", *(CHECKOUT / "rules").glob("*.smk")]
@@ -49,11 +50,34 @@ def test_only_its_description_names_an_engine() -> None:
     )
 
 
+ROOMS = ("prepare", "predict", "measure", "parse", "analyse", "present", "deploy")
+
+
+def named_rooms(path: Path) -> Iterator[str]:
+    """The rooms of modules that a module names as texts: whole, or as a command that it starts."""
+    for text in texts(path):
+        if named := re.fullmatch(rf"workflow_scripts\.({'|'.join(ROOMS)})\.[\w.:]+", text):
+            yield named[1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.List):
+            words = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
+            if words[1:3] == ["-m", "workflow_scripts"]:
+                yield COMMANDS[str(words[3])].partition(".")[0]
+
+
+def test_a_room_names_only_its_own_modules_and_those_of_earlier_rooms_and_the_core_names_none_outside_engines():
+    places = {path: path.relative_to(CHECKOUT / "workflow_scripts").parts[0] for path in MODULES}
+    found = {(place, room) for path, place in places.items() if place != "engines" for room in named_rooms(path)}
+    assert ("analyse", "measure") in found  # `check-server` sends load to a server
+    later = [(place, room) for place, room in found if place not in ROOMS[ROOMS.index(room) :]]
+    assert later == []
+
+
 # Names that others chose, and files that are shown as a source.
 NAMED_TWICE = {"config.json", "claims.yaml", "gpus.yaml"}
 
 
-def test_a_file_that_several_packages_use_has_its_name_in_one() -> None:
+def test_a_file_that_several_packages_use_has_its_name_in_one():
     packages: dict[str, set[str]] = {}
     for path in MODULES:
         for text in texts(path):
@@ -91,7 +115,7 @@ def changed_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iter
             yield f"{function.name}: {changed.id}"
 
 
-def test_no_function_modifies_a_dict_that_it_was_given() -> None:
+def test_no_function_modifies_a_dict_that_it_was_given():
     functions = {
         path: [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
         for path in MODULES

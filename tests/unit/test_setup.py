@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ install) mv "$PLACE/mirror" "$PLACE/fetched" ;;
 esac
 """
 FIND = "uv python find --system 3.11"
-Setup = Callable[..., "tuple[subprocess.CompletedProcess[str], list[str]]"]
 
 
 def write_command(path: Path, text: str) -> None:
@@ -29,7 +27,7 @@ def write_command(path: Path, text: str) -> None:
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+def setup(tmp_path):
     """Call envs/setup.sh where nothing else is on PATH than the given commands; also gives what was called."""
 
     def call(commands: dict[str, str], **environment: str) -> "tuple[subprocess.CompletedProcess[str], list[str]]":
@@ -51,26 +49,26 @@ def setup(tmp_path: Path) -> Setup:
     return call
 
 
-def test_python311_on_the_path_is_taken(setup: Setup) -> None:
+def test_python311_on_the_path_is_taken(setup):
     _, said = setup({"python3.11": PYTHON311, "uv": UV})
     assert said == ["python3.11 -m venv PLACE/environment"]
 
 
 @pytest.mark.parametrize("commands", [{}, {"python3.11": ANOTHER}], ids=["none", "a shim that leads nowhere"])
-def test_where_it_is_missing_uv_fetches_it(setup: Setup, tmp_path: Path, commands: dict[str, str]) -> None:
+def test_where_it_is_missing_uv_fetches_it(setup, tmp_path, commands):
     write_command(tmp_path / "mirror/python", PYTHON311)
     _, said = setup({"python3": ANOTHER, "uv": UV, **commands})
     assert said == [FIND, "uv python install 3.11", FIND, "python -m venv PLACE/environment"]
 
 
-def test_where_there_is_no_uv_either_any_python_makes_one(setup: Setup) -> None:
+def test_where_there_is_no_uv_either_any_python_makes_one(setup):
     done, (call,) = setup({"python3": ANOTHER})
     assert call.startswith("python3 -m venv PLACE/tmp.")
     assert done.returncode == 2  # for this one makes none
 
 
 @pytest.mark.parametrize("commands", [{}, {"uv": UV}], ids=["nothing", "uv without a network"])
-def test_where_it_cannot_be_fetched_the_message_says_what_to_do(setup: Setup, commands: dict[str, str]) -> None:
+def test_where_it_cannot_be_fetched_the_message_says_what_to_do(setup, commands):
     done, _ = setup(commands)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
@@ -79,7 +77,7 @@ def test_where_it_cannot_be_fetched_the_message_says_what_to_do(setup: Setup, co
     assert "UV_PYTHON_INSTALL_MIRROR" in last
 
 
-def test_a_python_that_is_named_is_the_only_one_asked(setup: Setup, tmp_path: Path) -> None:
+def test_a_python_that_is_named_is_the_only_one_asked(setup, tmp_path):
     write_command(tmp_path / "python3.13", ANOTHER)
     done, said = setup({"python3.11": PYTHON311, "uv": UV}, PYTHON=str(tmp_path / "python3.13"))
     assert done.returncode == 2
@@ -89,7 +87,7 @@ def test_a_python_that_is_named_is_the_only_one_asked(setup: Setup, tmp_path: Pa
 
 @pytest.mark.parametrize(("lock", "installs"), [("cpu", True), ("cuda", True), ("tools", True), ("dev", False)])
 @pytest.mark.parametrize("has_code", [True, False])
-def test_the_command_is_installed_where_its_code_is(tmp_path: Path, lock: str, installs: bool, has_code: bool) -> None:
+def test_the_command_is_installed_where_its_code_is(tmp_path, lock, installs, has_code):
     shutil.copytree(ROOT / "envs", tmp_path / "envs")
     if has_code:
         (tmp_path / "pyproject.toml").touch()

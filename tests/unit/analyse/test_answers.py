@@ -56,7 +56,7 @@ def vllm(*passes: list[list[int]], engine: str = "vllm", **knobs: Any) -> tuple[
     return rows, served(rows, *passes)
 
 
-def test_a_knob_that_changes_some_answers_is_told_with_the_first_difference(tmp_path: Path) -> None:
+def test_a_knob_that_changes_some_answers_is_told_with_the_first_difference(tmp_path):
     plain, fp8 = vllm(ANSWERS, max_num_seqs=4), vllm(OTHERS, max_num_seqs=4, kv_cache_dtype="fp8")
     (row,) = answers(tmp_path, study(), fp8, plain).to_dict("records")
     assert (row["differs_in"], row["value"], row["baseline"]) == ("kv_cache_dtype", "fp8", "auto")
@@ -69,7 +69,7 @@ def test_a_knob_that_changes_some_answers_is_told_with_the_first_difference(tmp_
     )
 
 
-def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(tmp_path: Path) -> None:
+def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(tmp_path):
     cells = [vllm(ANSWERS, max_num_seqs=seqs, block_size=size) for size in (16, 32) for seqs in (1, 4, 8)]
     found = answers(tmp_path, study(), *cells)
     assert set(found["differs_in"]) == {"max_num_seqs", "block_size"}
@@ -79,13 +79,13 @@ def test_each_value_is_compared_with_the_smallest_and_only_one_setting_differs(t
     assert found["explanation"].iloc[0].endswith(": all 3 answers have the same greedy tokens.")
 
 
-def test_the_same_cell_again_shows_what_changes_by_itself(tmp_path: Path) -> None:
+def test_the_same_cell_again_shows_what_changes_by_itself(tmp_path):
     (row,) = answers(tmp_path, study(), vllm(ANSWERS, OTHERS, max_num_seqs=4)).to_dict("records")
     assert (row["differs_in"], row["requests"], row["same"]) == ("again", 3, 1)
     assert row["explanation"].startswith("Served again with the same settings: 1 of 3 answers have")
 
 
-def test_engines_are_compared_in_their_cells_of_the_fewest_sequences(tmp_path: Path) -> None:
+def test_engines_are_compared_in_their_cells_of_the_fewest_sequences(tmp_path):
     cells = [vllm(ANSWERS, max_num_seqs=seqs) for seqs in (8, 1)]
     cells.append(vllm(OTHERS, engine="hf-static", batch_size=2))
     found = answers(tmp_path, study(), *cells)
@@ -103,28 +103,26 @@ def test_engines_are_compared_in_their_cells_of_the_fewest_sequences(tmp_path: P
         ("vllm", {"max_num_seqs": 1, "kv_cache_dtype": "fp8"}, True),
     ],
 )
-def test_weights_that_each_engine_makes_up_are_not_compared(
-    tmp_path: Path, engine: str, knobs: dict[str, Any], is_compared: bool
-) -> None:
+def test_weights_that_each_engine_makes_up_are_not_compared(tmp_path, engine, knobs, is_compared):
     cells = [vllm(ANSWERS, max_num_seqs=1), vllm(ANSWERS, engine=engine, **knobs)]
     assert len(answers(tmp_path, study("dummy"), *cells)) == is_compared
     assert len(answers(tmp_path, study("seeded"), *cells)) == 1
 
 
 @pytest.mark.parametrize("workload", [{"keep_answers": False}, {"sampling": {"temperature": 1.0}}])
-def test_only_greedy_answers_that_are_kept_are_compared(tmp_path: Path, workload: dict[str, Any]) -> None:
+def test_only_greedy_answers_that_are_kept_are_compared(tmp_path, workload):
     cells = [vllm(ANSWERS, max_num_seqs=1), vllm(ANSWERS, max_num_seqs=4)]
     assert answers(tmp_path, study(**workload), *cells).empty
     assert len(answers(tmp_path, study(), *cells)) == 1
 
 
-def test_a_server_that_tells_no_tokens_is_compared_by_text(tmp_path: Path) -> None:
+def test_a_server_that_tells_no_tokens_is_compared_by_text(tmp_path):
     one, rows = vllm(ANSWERS, max_num_seqs=1), cell({"max_num_seqs": 1}, **PLACE, engine="vllm-serve")
     (row,) = answers(tmp_path, study(), one, (rows, served(rows, OTHERS, tokens=False))).to_dict("records")
     assert (row["compared_by"], row["same"], row["first_difference_min"]) == ("text", 1, 2)
     assert "from character 2 on" in row["explanation"]
 
 
-def test_an_answer_that_ends_early_differs_after_its_end() -> None:
+def test_an_answer_that_ends_early_differs_after_its_end():
     found = compared([(Answer((1, 2), "ab"), Answer((1, 2, 3), "abc"))])
     assert (found["same"], found["first_difference_min"]) == (0, 3)

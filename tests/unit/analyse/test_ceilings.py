@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.analyse.parsed_tables import requests
+from tests.unit.made_models import shape
 from tests.unit.made_rates import made_rates
 from workflow_scripts.analyse.ceilings import (
     ARITHMETIC,
@@ -28,18 +29,7 @@ from workflow_scripts.physics.model_facts import model_facts, read_model_facts
 
 TINY = read_model_facts(get_model("tiny-llama-57m").config, "float32")
 # One layer of 4 x 4 matrices and a vocabulary of 8: numbers small enough to add up by hand.
-TOY = model_facts(
-    {
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_size": 4,
-        "intermediate_size": 4,
-        "num_attention_heads": 1,
-        "vocab_size": 8,
-        "max_position_embeddings": 1000,
-    },
-    "float32",
-)
+TOY = model_facts(shape("llama", layers=1, hidden=4, inner=4, heads=1, vocab=8, positions=1000), "float32")
 CPU = get_gpu("cpu-all")
 
 
@@ -50,47 +40,13 @@ def rates(bandwidth=None, fp32=None, cache_bytes=0, source="measured", kind="cud
     return Rates(source, gpu, cache_bytes)
 
 
-# What published configs of Qwen3-30B-A3B say.
-QWEN3_30B = model_facts(
-    {
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-    },
-    "bfloat16",
-)
-WINDOWED = {
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 6,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "sliding_window": 16,
-    "vocab_size": 100,
-    "max_position_embeddings": 1000,
-}
-HYBRID = {key: value for key, value in WINDOWED.items() if key != "sliding_window"} | {
-    "model_type": "qwen3_next",
-    "num_hidden_layers": 4,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+QWEN3_30B = read_model_facts(get_model("qwen3-30b-a3b").config)
+SMALL = shape(hidden=64, inner=64, heads=2, kv_heads=1, head_dim=32, vocab=100, positions=1000)
+WINDOWED = SMALL | shape("gemma3_text", layers=6, sliding_window=16)
+HYBRID = SMALL | shape("qwen3_next", layers=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+HYBRID |= {
+    **{"shared_expert_intermediate_size": 32, "linear_num_key_heads": 1, "linear_num_value_heads": 2},
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }
 
 

@@ -1,7 +1,5 @@
 """Whether a running server is as fast as the study measured; the load itself is sent in tests/integration."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -42,7 +40,7 @@ def expected(sd: float, value: float = 0.1) -> AnotherStart:
         (1.0, float("nan"), NOT_DECIDED),
     ],
 )
-def test_a_latency_is_slower_or_as_measured_only_if_that_is_shown(ratio: float, sd: float, verdict: str) -> None:
+def test_a_latency_is_slower_or_as_measured_only_if_that_is_shown(ratio, sd, verdict):
     (found,) = compare_latencies({"ttft_s_p50": expected(sd)}, {"ttft_s_p50": 0.1 * ratio}, margin_pct=15)
     assert found.verdict == verdict
     assert (found.study_s, found.server_s) == pytest.approx((0.1, 0.1 * ratio))
@@ -50,7 +48,7 @@ def test_a_latency_is_slower_or_as_measured_only_if_that_is_shown(ratio: float, 
         assert found.low < ratio < found.high
 
 
-def test_a_server_is_slower_in_one_latency_and_as_measured_in_all() -> None:
+def test_a_server_is_slower_in_one_latency_and_as_measured_in_all():
     study = {"ttft_s_p50": expected(0.01), "tpot_s_p50": expected(0.01)}
     one, both = ({"ttft_s_p50": 0.1, "tpot_s_p50": other} for other in (0.2, 0.1))
     assert verdict_of(compare_latencies(study, one, 15)) == SLOWER
@@ -59,7 +57,7 @@ def test_a_server_is_slower_in_one_latency_and_as_measured_in_all() -> None:
     assert verdict_of(compare_latencies(unknown, {**both, "e2e_s_p50": 0.1}, 15)) == NOT_DECIDED
 
 
-def test_more_latencies_make_a_verdict_of_slower_no_more_likely() -> None:
+def test_more_latencies_make_a_verdict_of_slower_no_more_likely():
     """With one latency the limit is 1.96 standard deviations, with three it is 2.39."""
     names = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
     server = dict.fromkeys(names, 0.1 * np.exp(0.022))
@@ -89,13 +87,13 @@ def requests(ttft_s: float, start: int = 1, repeat: int = 0) -> pd.DataFrame:
     )
 
 
-def test_the_first_seconds_are_those_of_the_first_pass() -> None:
+def test_the_first_seconds_are_those_of_the_first_pass():
     both = pd.concat([requests(0.1, repeat=1), requests(0.1).iloc[::-1]])
     assert first_requests(both, 2) == ["r0", "r1", "r2", "r3", "r4"]
     assert len(first_requests(both, 60)) == 10
 
 
-def test_the_study_says_what_the_same_requests_took() -> None:
+def test_the_study_says_what_the_same_requests_took():
     parts = [requests(0.1 * factor, start) for start, factor in enumerate((1.0, 1.02, 0.98), 1)]
     for part in parts:  # what is not sent again does not count
         part.loc[part["request_id"].isin(["r8", "r9"]), "first_token_s"] += 50
@@ -112,14 +110,14 @@ def test_the_study_says_what_the_same_requests_took() -> None:
     assert ttft.half()[0] == pytest.approx(0.0994, rel=0.02)
 
 
-def test_a_late_or_busy_client_decides_nothing() -> None:
+def test_a_late_or_busy_client_decides_nothing():
     assert list(client_faults({"client_lag_s_p99": 0.005, "ttft_s_p50": 0.01}, 0.5)) == []
     late, busy = client_faults({"client_lag_s_p99": 0.05, "ttft_s_p50": 0.1}, 0.95)
     assert late == "1 % of the requests left more than 0.05 s late"
     assert busy == "the client used 0.95 cores"
 
 
-def test_settings_that_differ_are_listed() -> None:
+def test_settings_that_differ_are_listed():
     metrics = {"vllm:cache_config_info{block_size=32,cache_dtype=auto,num_gpu_blocks=1000}": 1.0}
     models = [{"id": "other", "max_model_len": 99}, {"id": "llama-3.1-8b-instruct", "max_model_len": 2048}]
     of = promise(effective={"block_size": 16, "num_gpu_blocks": 1000, "max_model_len": 4096})
@@ -130,14 +128,14 @@ def test_settings_that_differ_are_listed() -> None:
     assert differing_settings(of, models, {}, "other")[-1] == "model: other here, llama-3.1-8b-instruct in the study"
 
 
-def test_a_promise_of_the_offline_engine_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_promise_of_the_offline_engine_cannot_be_checked(tmp_path, capsys):
     write_json(tmp_path / "demo/deploy/promise.json", promise(server=False).model_dump(mode="json"))
     words = ["--study", "config/studies/demo.yaml", "--results", str(tmp_path), "--url", "http://localhost:1"]
     assert main(words) == 2
     assert "measured without a server; export a cell of a server: pick=" in capsys.readouterr().err
 
 
-def test_no_more_than_a_minute_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_more_than_a_minute_is_sent(capsys):
     with pytest.raises(SystemExit):
         main(["--study", "config/studies/demo.yaml", "--url", "http://localhost:1", "--seconds", "61"])
     assert "61 is more than 60, the maximum" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def changed(of: DigestCell, **fields: Any) -> DigestCell:
     return of.model_copy(update=fields)
 
 
-def test_a_ratio_is_of_b_over_a_with_its_interval_and_what_it_covers() -> None:
+def test_a_ratio_is_of_b_over_a_with_its_interval_and_what_it_covers():
     (found,) = comparison(digest(A), digest(cell("bs32", mean(110)))).cells
     assert (found.cell, found.measure) == (A.id, "output_tokens_per_s")
     assert (found.a, found.b, found.ratio) == pytest.approx((100, 110, 1.1))
@@ -32,7 +32,7 @@ def test_a_ratio_is_of_b_over_a_with_its_interval_and_what_it_covers() -> None:
     assert found.verdict == "not decided"
 
 
-def test_one_occasion_promises_nothing_unless_it_is_known_what_occasions_vary() -> None:
+def test_one_occasion_promises_nothing_unless_it_is_known_what_occasions_vary():
     """10 % more is within what occasions vary on a shared machine, and a change where they vary by 1 %."""
     a, b = digest(A), digest(cell("bs32", mean(112)))
     assert [comparison(a, b, vary).cells[0].verdict for vary in (15, 1)] == ["not decided", "changes"]
@@ -43,7 +43,7 @@ def test_one_occasion_promises_nothing_unless_it_is_known_what_occasions_vary() 
     assert comparison(a, digest(cell("bs32", mean(300)))).cells[0].verdict == "changes"
 
 
-def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells() -> None:
+def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells():
     """20 cells of three starts, whose occasions vary by 5 % and starts by 3 %; 1,000 comparisons of two studies."""
     rng = np.random.default_rng(4)
     shape = (1000, 20)
@@ -58,7 +58,7 @@ def test_a_change_is_false_in_at_most_5_percent_of_comparisons_of_equal_cells() 
     assert not (found == "flat").any()
 
 
-def test_a_measure_without_an_error_is_never_decided() -> None:
+def test_a_measure_without_an_error_is_never_decided():
     (found,) = comparison(digest(A), digest(cell("bs32", mean(900, None)))).cells
     assert (found.low, found.high, found.verdict) == (None, None, "not decided")
 
@@ -85,17 +85,11 @@ def test_a_measure_without_an_error_is_never_decided() -> None:
             "content",
             "weights or requests differ: model.revision is nothing in A and abc in B",
         ),
-        (
-            {"content": {"num_prompts": 64}},
-            "content",
-            "weights or requests differ: num_prompts is 32 in A and 64 in B",
-        ),
+        ({"content": {"num_prompts": 64}}, "content", "weights or requests differ: num_prompts is 32 in A and 64 in B"),
         ({"began": A.began}, "same measurement", "A and B hold the same measurement of it"),
     ],
 )
-def test_two_cells_that_must_not_be_compared_are_refused_with_a_sentence(
-    of_b: dict[str, Any], rule: str, why: str
-) -> None:
+def test_two_cells_that_must_not_be_compared_are_refused_with_a_sentence(of_b, rule, why):
     lists = {
         "contents": [CONTENT | of_b.pop("content", {})],
         "environments": [ENVIRONMENT | of_b.pop("environment", {})],
@@ -106,7 +100,7 @@ def test_two_cells_that_must_not_be_compared_are_refused_with_a_sentence(
     assert rule in [one.name for one in RULES]
 
 
-def test_what_a_comparison_is_for_is_listed_and_refuses_nothing() -> None:
+def test_what_a_comparison_is_for_is_listed_and_refuses_nothing():
     elsewhere = {**ENVIRONMENT, "host": ["node-2"], "engine_version": ["vllm 0.12"], "lock_sha256": ["b" * 64]}
     a = digest(changed(A, effective=0, ceilings={"measured": 500.0}), effective=[{"max_num_batched_tokens": 2048}])
     b = digest(
@@ -127,7 +121,7 @@ def test_what_a_comparison_is_for_is_listed_and_refuses_nothing() -> None:
     ]
 
 
-def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told() -> None:
+def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told():
     missing = changed(cell("bs64"), outcome="missing")
     found = comparison(
         digest(A, cell("bs8"), missing),
@@ -149,16 +143,14 @@ def test_cells_that_ended_otherwise_or_are_in_one_study_only_are_told() -> None:
         ),
     ],
 )
-def test_a_cell_that_was_asked_for_something_else_has_not_ended_otherwise(
-    of_b: dict[str, Any], lists: dict[str, Any], why: str
-) -> None:
+def test_a_cell_that_was_asked_for_something_else_has_not_ended_otherwise(of_b, lists, why):
     b = changed(B, outcome="timeout", comparable=False, means=[], **of_b)
     found = comparison(digest(A), digest(b, **lists))
     assert (found.outcomes, found.changed) == ([], [])
     assert [(refused.cell, refused.why) for refused in found.refused] == [(A.id, [why])]
 
 
-def test_a_terminal_obeys_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_obeys_no_name(capsys):
     named = "bs32\x1b]0;owned\x07\x9b2J"
     a, b = digest(cell(named, mean(100))), digest(cell(named, mean(900)))
     compare.print_comparison(comparison(a, b))
@@ -186,9 +178,7 @@ def of_pairs(a: Any, b: Any) -> Comparison:
         ((2.0, None, None, None), (0.5, 0.4, 0.6, None), None, None),
     ],
 )
-def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(
-    a: Any, b: Any, inside: bool | None, contradiction: str | None
-) -> None:
+def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(a, b, inside, contradiction):
     (found,) = of_pairs(pair(*a), pair(*b)).pairs
     assert (found.inside, found.contradiction) == (inside, contradiction)
     # Which of two devices comes first is told by their speed: the other order is the same comparison.
@@ -198,13 +188,13 @@ def test_what_both_studies_say_of_their_own_cells_agrees_or_contradicts(
     assert (again.inside, again.contradiction) == (inside, contradiction)
 
 
-def test_an_interval_of_one_start_states_nothing_without_a_test() -> None:
+def test_an_interval_of_one_start_states_nothing_without_a_test():
     a, b = (pair(ratio, 0.9 * ratio, 1.1 * ratio, None, scope="within one start") for ratio in (2.0, 0.5))
     (found,) = of_pairs(a, b).pairs
     assert found.contradiction is None
 
 
-def test_pairs_of_cells_that_must_not_be_compared_are_not_compared_either() -> None:
+def test_pairs_of_cells_that_must_not_be_compared_are_not_compared_either():
     cells = [cell(name, mean(100)) for name in ("bs32", "bs16")]
     other = [changed(cells[0], comparable=False), cells[1]]
     of = pair(1.5, 1.4, 1.6, "changes")
@@ -218,7 +208,7 @@ def written(folder: Path, of: Digest) -> str:
     return str(folder)
 
 
-def test_the_exit_code_says_whether_anything_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_says_whether_anything_changed(tmp_path, capsys):
     a = written(tmp_path / "a", digest(A))
     same, faster, none = (
         written(tmp_path / name, digest(of))
@@ -236,7 +226,7 @@ def test_the_exit_code_says_whether_anything_changed(tmp_path: Path, capsys: pyt
     )
 
 
-def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path: Path) -> None:
+def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path):
     hostile = "<script>alert(1)</script>|x\n# y"
     a, b = random_digest(random.Random(1)), random_digest(random.Random(2)).model_copy(update={"study": hostile})
     folders = [written(tmp_path / name, of) for name, of in (("a", a), ("b", b))]
@@ -260,15 +250,13 @@ def test_markdown_and_json_are_written_whatever_the_exit_code(tmp_path: Path) ->
         ("a.html", '<template id="digest">AAAA</template>', "its digest is damaged"),
     ],
 )
-def test_what_is_no_study_is_bad_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, why: str
-) -> None:
+def test_what_is_no_study_is_bad_input(tmp_path, capsys, name, text, why):
     (tmp_path / name).write_text(text)
     assert compare.main([str(tmp_path / name), str(tmp_path / name)]) == 2
     assert f"kvsweep compare: {tmp_path / name}: {why}" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_digest_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_digest_says_how_to_make_one(tmp_path, capsys):
     assert compare.main([str(tmp_path), str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "has no tables/digest.json" in said
@@ -279,7 +267,7 @@ def test_a_folder_without_a_digest_says_how_to_make_one(tmp_path: Path, capsys: 
     assert "holds 2 studies; name one of their folders" in capsys.readouterr().err
 
 
-def test_places_that_are_not_there_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_that_are_not_there_are_bad_input(tmp_path, capsys):
     record = json.loads(digest(A).model_dump_json())
     record["cells"][0]["content"] = 5
     path = tmp_path / "a.json"
@@ -289,7 +277,7 @@ def test_places_that_are_not_there_are_bad_input(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize("text", ["-1", "100", "much", "nan"])
-def test_what_occasions_vary_is_a_number_of_per_cent(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_occasions_vary_is_a_number_of_per_cent(text, capsys):
     with pytest.raises(SystemExit):
         compare.main(["a", "b", "--occasions-vary", text])
     assert "is not a percentage from 0 to below 100" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """CSV files are read as pandas reads them."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -11,7 +9,7 @@ from workflow_scripts.common.faults import InputError
 
 
 @pytest.mark.parametrize("table", sorted(PUBLISHED.glob("*.csv")), ids=lambda path: path.stem)
-def test_a_published_table_is_read_as_by_pandas(table: Path) -> None:
+def test_a_published_table_is_read_as_by_pandas(table):
     names, rows = read_rows(table, InputError)
     expected = pd.read_csv(table)
     assert names == list(expected)
@@ -28,7 +26,7 @@ def test_a_published_table_is_read_as_by_pandas(table: Path) -> None:
         ('a,b\n"1,200",n/a\n3\n', [{"a": "1,200", "b": None}, {"a": "3", "b": None}]),
     ],
 )
-def test_forms_of_a_table(tmp_path: Path, content: str, rows: list[dict[str, object]]) -> None:
+def test_forms_of_a_table(tmp_path, content, rows):
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode())
     assert read_rows(path, InputError)[1] == rows
@@ -43,7 +41,7 @@ def test_forms_of_a_table(tmp_path: Path, content: str, rows: list[dict[str, obj
         (b"a\n" + b"x" * 200_000 + b"\n", "field larger than"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_table_is_refused(tmp_path, content, said):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"a.csv: not a CSV table: .*{said}"):

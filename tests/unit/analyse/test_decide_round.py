@@ -69,7 +69,7 @@ def called(measured: Measured, folder: Path, number: int, out: Path, *more: str)
     return main([*map(str, [*words, "--out", out]), *more])
 
 
-def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_start(tmp_path: Path) -> None:
+def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_start(tmp_path):
     measured = Measured(tmp_path)
     plan = measured.plan(measured.end(3), 4)
     assert set(plan.starts) == {CellStart(cell_id, 4) for cell_id in measured.ids[:2]}
@@ -81,7 +81,7 @@ def test_only_cells_of_open_comparisons_are_measured_again_each_in_its_next_star
     assert plan.known == known_sha256(measured.study, measured.paths, ["h200"])
 
 
-def test_what_shows_drift_takes_device_time_too(tmp_path: Path) -> None:
+def test_what_shows_drift_takes_device_time_too(tmp_path):
     measured = Measured(tmp_path)
     table = measured.end(3)
     outcome = measured.paths.outcome(measured.ids[0])
@@ -91,7 +91,7 @@ def test_what_shows_drift_takes_device_time_too(tmp_path: Path) -> None:
     assert measured.plan(table, 4).spent_s == 10 * SECONDS
 
 
-def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path: Path) -> None:
+def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path):
     for name in ("starts", "hours"):
         (tmp_path / name).mkdir()
     all_used = Measured(tmp_path / "starts", at_most=3)
@@ -104,7 +104,7 @@ def test_measuring_ends_when_the_starts_or_the_device_hours_are_used_up(tmp_path
     assert {one.given_up for one in plan.not_decidable} == {TOO_LITTLE_TIME}
 
 
-def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path: Path) -> None:
+def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path):
     measured = Measured(tmp_path)
     before = measured.plan(measured.end(3), 4)
     failed, other = measured.ids[:2]
@@ -118,7 +118,7 @@ def test_a_cell_that_failed_is_not_measured_again_by_the_same_call(tmp_path: Pat
     assert (nobody.starts, nobody.ended) == ((), NONE_TO_MEASURE)
 
 
-def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path: Path) -> None:
+def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path):
     """A former call decided on round 4 and was stopped before the first cell's start; this call begins with round 5."""
     measured = Measured(tmp_path)
     measured.plan(measured.end(3), 4).write(measured.paths.round_plan(4))
@@ -134,7 +134,7 @@ def test_what_a_former_call_did_not_measure_is_tried_again(tmp_path: Path) -> No
         assert read_plan(out).failed == (first,)
 
 
-def test_the_command_writes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_plan(tmp_path, capsys):
     measured = Measured(tmp_path)
     write_table(measured.end(2), tmp_path / "cells.parquet", "cells")
     out = measured.paths.round_plan(3)
@@ -145,7 +145,7 @@ def test_the_command_writes_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert plan.ended in (None, ALL_DECIDED)
 
 
-def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path: Path) -> None:
+def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path):
     measured = Measured(tmp_path)
     write_table(measured.end(3), tmp_path / "cells.parquet", "cells")
     out = tmp_path / "plan.json"
@@ -161,7 +161,7 @@ def test_a_cell_that_is_faster_than_its_device_can_be_decides_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize(("at_most", "verdict"), [(3, "flat"), (20, "not decided")])
-def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path: Path, at_most: int, verdict: str) -> None:
+def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path, at_most, verdict):
     measured = Measured(tmp_path, at_least=3, at_most=at_most)
     noise = np.array([[0.01, -0.01, 0.0], [-0.01, 0.0, 0.01]])
     table = starts_table(*(cell({"max_num_seqs": n}, 100 * np.exp(of)) for n, of in zip((1, 4), noise, strict=True)))
@@ -171,7 +171,7 @@ def test_the_effects_of_a_study_share_its_error_over_its_rounds(tmp_path: Path, 
     assert set(pd.read_parquet(tmp_path / "effects.parquet")["verdict"]) == {verdict}
 
 
-def test_a_fixed_number_of_starts_leaves_nothing_to_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fixed_number_of_starts_leaves_nothing_to_decide(tmp_path, capsys):
     measured = Measured(tmp_path, at_least=3, at_most=3)
     called = ["--study", str(measured.file), "--gpus", "h200", "--number", "3"]
     called += [word for name in ("cells", "parsed", "devices", "out") for word in (f"--{name}", "none")]

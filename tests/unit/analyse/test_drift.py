@@ -34,7 +34,7 @@ def record(folder: Path, took_s: float, began_s: float, start: dict[str, object]
     Outcome.model_validate(known | changes).write(folder / "outcome.json")
 
 
-def test_the_first_cell_is_compared_with_itself_at_the_end_of_its_round(tmp_path: Path) -> None:
+def test_the_first_cell_is_compared_with_itself_at_the_end_of_its_round(tmp_path):
     paths = StudyPaths(tmp_path, STUDY.name)
     record(paths.start(CELLS[0], 2), 12.0, 600.0, {"start": 2, "round": 3, "position": 1})
     assert drift_table(CELLS, paths).empty
@@ -47,7 +47,7 @@ def test_the_first_cell_is_compared_with_itself_at_the_end_of_its_round(tmp_path
 
 
 @pytest.mark.parametrize("changes", [{"outcome": "timeout", "repeats": []}, {"provenance": {"host": "there"}}])
-def test_what_failed_or_ran_elsewhere_shows_no_drift(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_what_failed_or_ran_elsewhere_shows_no_drift(tmp_path, changes):
     paths = StudyPaths(tmp_path, STUDY.name)
     record(paths.start(CELLS[0], 1), 12.0, 600.0, {"round": 1, "position": 1})
     record(paths.again(CELLS[0], 1), 10.0, 1200.0, {"round": 1, "position": 17, "again": True}, **changes)

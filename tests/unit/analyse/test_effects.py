@@ -193,10 +193,7 @@ def test_one_repeat_decides_nothing_and_plans_nothing():
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.46, "not decided"), (2.0, "changes"), (1.0, "not decided")])
 def test_one_start_decides_only_what_another_could_not_overturn(ratio, verdict):
-    cells = (
-        cell({"block_size": 32}, around(100)),
-        cell({"block_size": 64}, around(100 * ratio)),
-    )
+    cells = (cell({"block_size": 32}, around(100)), cell({"block_size": 64}, around(100 * ratio)))
     for found in knob_effects(table(*cells), 2.0).itertuples():
         assert (found.verdict, found.scope, found.starts) == (verdict, "within one start", 1)
         assert found.ratio_low > 0.99 * ratio
@@ -209,11 +206,7 @@ def test_a_change_in_few_starts_must_be_larger_than_two_modes_make():
     def found(ratio, starts):
         rates = np.tile(around(100), 2)[:starts]
         return only(
-            effects(
-                cell({"block_size": 32}, rates),
-                cell({"block_size": 64}, ratio * rates),
-                comparison="pair",
-            )
+            effects(cell({"block_size": 32}, rates), cell({"block_size": 64}, ratio * rates), comparison="pair")
         )
 
     assert (found(1.12, 4)["verdict"], found(1.12, 4)["starts_needed"]) == ("not decided", 1)

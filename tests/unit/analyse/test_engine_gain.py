@@ -47,11 +47,7 @@ def test_every_vllm_cell_meets_every_huggingface_cell_of_its_place():
     assert found[["vllm_knobs", "hf_knobs"]].values.tolist() == [
         [seqs, hf]
         for seqs in ("seqs1", "seqs16")
-        for hf in (
-            "static-batch1-cachedynamic",
-            "static-batch8-cachedynamic",
-            "continuous-page32-blocks128-tokens256",
-        )
+        for hf in ("static-batch1-cachedynamic", "static-batch8-cachedynamic", "continuous-page32-blocks128-tokens256")
     ]
     assert found["hf_kind"].tolist()[:3] == ["batch 1", "static batch", "continuous batching"]
     assert found["hf_engine"].tolist()[:3] == ["hf-static", "hf-static", "hf-continuous"]

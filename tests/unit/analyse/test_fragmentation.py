@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.analyse.parsed_tables import requests, write_parsed
 from tests.unit.analyse.synthetic_cells import cell, table
 from tests.unit.made_studies import write_study
-from workflow_scripts.analyse.fragmentation import (
-    SCHEMA,
-    WHATIF_BLOCK_SIZES,
-    layouts,
-    main,
-    timeline,
-    waste_table,
-)
+from workflow_scripts.analyse.fragmentation import SCHEMA, WHATIF_BLOCK_SIZES, layouts, main, timeline, waste_table
 from workflow_scripts.analyse.request_lives import paged
 from workflow_scripts.analyse.tables import read_table, write_table
 from workflow_scripts.workloads.workload_kinds import SharedPrefixWorkload

@@ -29,7 +29,7 @@ def pairs(found: pd.DataFrame, knob: str, metric: str = "ttft_s_p50") -> list[di
     return rows.to_dict("records")
 
 
-def test_cells_at_a_rate_have_effects_on_latency_and_none_on_throughput() -> None:
+def test_cells_at_a_rate_have_effects_on_latency_and_none_on_throughput():
     cells = [server(ttft_s, max_num_seqs=seqs, request_rate_per_s=4.0) for seqs, ttft_s in ((4, 0.8), (64, 0.2))]
     found = effects(*cells)
     (ttft,) = pairs(found, "max_num_seqs")
@@ -46,7 +46,7 @@ def test_cells_at_a_rate_have_effects_on_latency_and_none_on_throughput() -> Non
     assert knob_effects(starts_table(*cells), 2.0).empty
 
 
-def test_the_longest_latency_of_all_values_is_the_value() -> None:
+def test_the_longest_latency_of_all_values_is_the_value():
     ttft_s = {4: 0.8, 16: 0.3, 64: 0.2}
     cells = [server(at, max_num_seqs=seqs, request_rate_per_s=4.0) for seqs, at in ttft_s.items()]
     found = effects(*cells)
@@ -54,14 +54,14 @@ def test_the_longest_latency_of_all_values_is_the_value() -> None:
     assert (row["value"], row["baseline"], row["ratio"]) == ("4", "64", pytest.approx(4.0, rel=1e-3))
 
 
-def test_the_rate_is_a_knob_that_needs_no_proof_of_its_effect() -> None:
+def test_the_rate_is_a_knob_that_needs_no_proof_of_its_effect():
     found = effects(*(server(ttft_s, request_rate_per_s=rate) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))))
     (row,) = pairs(found, "request_rate_per_s")
     assert (row["value"], row["baseline"]) == ("8", "2")
     assert "Nothing that the engine reports" not in row["explanation"]
 
 
-def test_a_load_that_was_too_high_is_named() -> None:
+def test_a_load_that_was_too_high_is_named():
     few, many = (server(ttft_s, max_num_seqs=seqs, request_rate_per_s=4.0) for seqs, ttft_s in ((4, 9.0), (64, 0.2)))
     few_id, many_id = (rows[0]["cell_id"] for rows in (few, many))
     for saturated, which, words in (
@@ -77,12 +77,12 @@ def test_a_load_that_was_too_high_is_named() -> None:
     assert "more load" not in row["explanation"]
 
 
-def test_only_servers_have_latencies_that_are_compared() -> None:
+def test_only_servers_have_latencies_that_are_compared():
     offline = [server(ttft_s, engine="vllm", max_num_seqs=seqs) for seqs, ttft_s in ((4, 0.8), (64, 0.2))]
     assert effects(*offline).empty
 
 
-def test_few_requests_at_once_are_no_sign_of_a_token_budget_if_they_arrive_at_a_rate() -> None:
+def test_few_requests_at_once_are_no_sign_of_a_token_budget_if_they_arrive_at_a_rate():
     cells = [server(ttft_s, request_rate_per_s=rate, max_num_seqs=64) for rate, ttft_s in ((2.0, 0.1), (8.0, 0.5))]
     for row in (row for rows in cells for row in rows):
         row |= {"running_peak": 3, "num_requests": 64, "preemptions": 0, "kv_cache_usage_peak": 0.1}

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.unit.made_models import shape
 from workflow_scripts.analyse.layer_memory import block_in_tokens, held_by_layout, keeps_every_token, kinds_of_layers
 from workflow_scripts.physics.layer_groups import layer_groups
 from workflow_scripts.physics.model_facts import ModelFacts, model_facts
@@ -14,25 +15,10 @@ from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
 
 BLOCK = 4
-COMMON = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "vocab_size": 100,
-    "max_position_embeddings": 64,
-}
-WINDOWS = COMMON | {"model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 6}
-STATES = COMMON | {
-    "model_type": "falcon_h1",
-    "num_hidden_layers": 2,
-    "mamba_d_ssm": 16,
-    "mamba_n_heads": 2,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 4,
-}
+COMMON = shape(hidden=16, inner=16, heads=2, kv_heads=1, head_dim=8, vocab=100, positions=64)
+WINDOWS = COMMON | shape("gemma3_text", layers=7, sliding_window=6)
+STATES = COMMON | shape("falcon_h1", layers=2, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8)
+STATES |= {"mamba_n_groups": 1, "mamba_d_state": 4}
 
 
 def timeline(*lengths: tuple[int, int]) -> pd.DataFrame:
@@ -57,7 +43,7 @@ def slot_seconds(facts: ModelFacts, *lengths: tuple[int, int]) -> dict[tuple[str
     return {(layout, kind): tuple(held.iloc[0][["token_s", "slot_s"]]) for layout, kind, held in found}
 
 
-def test_the_pool_holds_what_the_schedule_of_the_request_holds() -> None:
+def test_the_pool_holds_what_the_schedule_of_the_request_holds():
     facts = model_facts(WINDOWS)
     groups = tuple(layer_groups(facts.stack))
     settings: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 64, "max_model_len": 64}
@@ -71,7 +57,7 @@ def test_the_pool_holds_what_the_schedule_of_the_request_holds() -> None:
     assert held == pytest.approx(made.segments.blocks_held.sum() * in_tokens)
 
 
-def test_what_a_window_saves_and_what_equal_groups_cost() -> None:
+def test_what_a_window_saves_and_what_equal_groups_cost():
     facts = model_facts(WINDOWS)
     kinds = {kind.mixer.kind: (kind.layers, kind.slots) for kind in kinds_of_layers(facts)}
     assert kinds == {"window of 6": (6, 6), "full": (1, 1)}
@@ -82,7 +68,7 @@ def test_what_a_window_saves_and_what_equal_groups_cost() -> None:
     assert found["paged", "full"] == found["paged_own_pages", "full"] == pytest.approx((33 / 7, 36 / 7))
 
 
-def test_a_state_takes_a_whole_page() -> None:
+def test_a_state_takes_a_whole_page():
     facts = model_facts(STATES)
     found = slot_seconds(facts, (10, 3))
     state = facts.state_bytes() / facts.bytes_per_token()
@@ -92,13 +78,13 @@ def test_a_state_takes_a_whole_page() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral"])
-def test_a_model_that_keeps_all_tokens_in_all_layers(model_type: str) -> None:
+def test_a_model_that_keeps_all_tokens_in_all_layers(model_type):
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     assert keeps_every_token(model_facts(COMMON | experts | {"model_type": model_type, "num_hidden_layers": 2}))
     assert not any(keeps_every_token(model_facts(config)) for config in (WINDOWS, STATES))
 
 
-def test_layers_of_which_tokens_differ_in_bytes_have_no_layouts() -> None:
+def test_layers_of_which_tokens_differ_in_bytes_have_no_layouts():
     gemma_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "sliding_window": 6}
     facts = model_facts(COMMON | gemma_4 | {"num_hidden_layers": 6})
     assert not keeps_every_token(facts)

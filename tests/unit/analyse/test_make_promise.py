@@ -21,19 +21,19 @@ TABLES = ("cells", "serving", "serving_summary", "recommendations", "limits", "c
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     write_results(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def study(results: Path) -> Study:
+def study(results):
     return load_study(results / "synthetic.yaml")
 
 
 @pytest.fixture
-def tables(results: Path) -> dict[str, pd.DataFrame]:
+def tables(results):
     found = {name: read_table(results / f"tables/{name}.parquet", name) for name in TABLES}
     found["cells"] = found["cells"].assign(start_s=12.5, max_num_seqs_effective=64, engine_version="vllm 0.32.0")
     for name in ("serving", "serving_summary"):
@@ -45,7 +45,7 @@ def promised(study: Study, tables: dict[str, pd.DataFrame], pick: str | None = N
     return promise_of(study, StudyPaths(Path("results"), study.name), tables.__getitem__, pick)
 
 
-def test_it_is_the_highest_rate_that_a_server_kept_up_with(study: Study, tables) -> None:
+def test_it_is_the_highest_rate_that_a_server_kept_up_with(study, tables):
     found = promised(study, tables)
     assert found.cell_id == SERVED.format(4)  # at 16 requests/s it is saturated
     assert found.why == "Of 2 server loads that were kept up with, it is the highest rate (4 requests/s)."
@@ -62,7 +62,7 @@ def test_it_is_the_highest_rate_that_a_server_kept_up_with(study: Study, tables)
     assert found.predicted_bytes == {}
 
 
-def test_a_load_that_breaks_the_slo_is_not_recommended(study: Study, tables) -> None:
+def test_a_load_that_breaks_the_slo_is_not_recommended(study, tables):
     summary = tables["serving_summary"]
     summary.loc[summary["cell_id"] == SERVED.format(4), "slo_attainment"] = 0.98
     found = promised(study.model_copy(update={"slo": Slo(ttft_s=0.5)}), tables)
@@ -71,7 +71,7 @@ def test_a_load_that_breaks_the_slo_is_not_recommended(study: Study, tables) -> 
     assert found.slo == {"ttft_s": 0.5}
 
 
-def test_without_a_server_it_is_the_fastest_within_the_latency_bound(study: Study, tables) -> None:
+def test_without_a_server_it_is_the_fastest_within_the_latency_bound(study, tables):
     tables["serving_summary"] = tables["serving_summary"].head(0)
     rows = tables["recommendations"]
     fastest = rows[rows["role"] == "best_throughput"]
@@ -85,7 +85,7 @@ def test_without_a_server_it_is_the_fastest_within_the_latency_bound(study: Stud
     assert (found.sustained_per_s, found.too_much_per_s, found.request_rate_per_s) == (None, None, None)
 
 
-def test_a_cell_is_picked_by_its_id_or_its_knobs(study: Study, tables) -> None:
+def test_a_cell_is_picked_by_its_id_or_its_knobs(study, tables):
     by_id = promised(study, tables, SERVED.format(1))
     assert by_id.cell_id == SERVED.format(1)
     assert by_id.why == "It was picked by hand."
@@ -96,7 +96,7 @@ def test_a_cell_is_picked_by_its_id_or_its_knobs(study: Study, tables) -> None:
         promised(study, tables, "bs9")
 
 
-def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study: Study, tables) -> None:
+def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study, tables):
     tables["serving_summary"] = tables["serving_summary"].head(0)
     tables["recommendations"] = tables["recommendations"].head(0)
     with pytest.raises(PromiseError, match=r"no measured setting keeps the latency limit .* name one with pick="):
@@ -106,7 +106,7 @@ def test_where_nothing_keeps_the_bound_a_cell_must_be_named(study: Study, tables
         promised(study, tables)
 
 
-def test_a_single_start_promises_with_the_assumed_spread(study: Study, tables) -> None:
+def test_a_single_start_promises_with_the_assumed_spread(study, tables):
     found = promised(study, tables)
     rate = found.measured["output_tokens_per_s"]
     assert found.scope == ASSUMED
@@ -116,7 +116,7 @@ def test_a_single_start_promises_with_the_assumed_spread(study: Study, tables) -
     assert rate.high / rate.value > np.exp(1.96 * np.sqrt(2) * ASSUMED_SD)
 
 
-def test_several_starts_promise_what_they_vary(study: Study, tables) -> None:
+def test_several_starts_promise_what_they_vary(study, tables):
     cells = tables["cells"]
     tables["cells"] = pd.concat([cells.assign(start=n, round=n) for n in (1, 2, 3)], ignore_index=True)
     rows = tables["serving"]
@@ -128,7 +128,7 @@ def test_several_starts_promise_what_they_vary(study: Study, tables) -> None:
     assert rate.low == pytest.approx(rate.value)  # the starts are copies of each other
 
 
-def test_a_shared_machine_differs_on_each_occasion() -> None:
+def test_a_shared_machine_differs_on_each_occasion():
     none = np.zeros(1, dtype=int)
     log = np.log([[100.0, 101.0, 99.0]])
     own = another_start(Samples(log, np.array([np.nan]), np.array([1.0]), none, none > 0, none > 0))
@@ -137,14 +137,14 @@ def test_a_shared_machine_differs_on_each_occasion() -> None:
     assert shared.half() > own.half()
 
 
-def test_one_pass_alone_promises_nothing() -> None:
+def test_one_pass_alone_promises_nothing():
     none = np.zeros(1, dtype=int)
     found = another_start(Samples(np.log([[100.0]]), np.array([np.nan]), np.array([1.0]), none, none > 0))
     assert np.isnan(found.half()).all()
     assert found.scope is None
 
 
-def test_the_command_writes_a_record_that_can_be_read(results: Path, tables, tmp_path: Path) -> None:
+def test_the_command_writes_a_record_that_can_be_read(results, tables, tmp_path):
     for name, table in tables.items():
         write_table(table, tmp_path / f"{name}.parquet", name)
     words = ["--study", str(results / "synthetic.yaml"), "--tables", str(tmp_path), "--out", str(tmp_path / "p.json")]

@@ -69,18 +69,18 @@ class Called:
 
 
 @pytest.fixture
-def called(tmp_path: Path) -> Called:
+def called(tmp_path):
     return Called(tmp_path)
 
 
-def test_a_new_study_measures_every_cell_and_decides_on_the_round_after(called: Called) -> None:
+def test_a_new_study_measures_every_cell_and_decides_on_the_round_after(called):
     found = called.pending("h200", "l40s")
     assert [{one.cell for one in each.starts} for each in found.rounds] == [{*called.cells}] * 2
     assert found.decided == 3
     assert not called.paths.root.exists()  # planning writes nothing
 
 
-def test_what_was_decided_is_decided_again_only_if_something_it_depends_on_has_changed(called: Called) -> None:
+def test_what_was_decided_is_decided_again_only_if_something_it_depends_on_has_changed(called):
     called.end_all()
     assert called.pending("h200") == Pending([], 3)
     called.decide(3, ["h200"])
@@ -92,7 +92,7 @@ def test_what_was_decided_is_decided_again_only_if_something_it_depends_on_has_c
     assert called.pending("h200") == Pending([], 4)
 
 
-def test_a_decision_holds_for_the_devices_that_its_call_could_measure(called: Called) -> None:
+def test_a_decision_holds_for_the_devices_that_its_call_could_measure(called):
     called.end_all()
     called.decide(3, ["h200"])
     assert called.pending("l40s") == Pending([], 3)
@@ -103,7 +103,7 @@ def test_a_decision_holds_for_the_devices_that_its_call_could_measure(called: Ca
     assert called.pending("h200") == called.pending("l40s") == Pending([], None)
 
 
-def test_places_in_a_round_are_counted_for_each_gpu_type(called: Called) -> None:
+def test_places_in_a_round_are_counted_for_each_gpu_type(called):
     h200, l40s = called.on("h200"), called.on("l40s")
     of = Round(3, tuple(CellStart(name, 2) for name in [*l40s[1:], *h200]), done=(l40s[0],))
     batches = list(batches_of_cluster(of, called.cells, called.definitions, size=2))
@@ -117,9 +117,7 @@ def test_places_in_a_round_are_counted_for_each_gpu_type(called: Called) -> None
     assert (here.first_position, here.starts) == (2, of.starts)
 
 
-def test_the_list_of_what_has_ended_says_so_until_something_else_ends(
-    called: Called, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_of_what_has_ended_says_so_until_something_else_ends(called, capsys):
     cells = [called.cells[name] for name in called.on("h200")]
     listed = called.paths.ended("h200")
     assert not is_list_of(listed, ended_cells(cells, called.paths))

@@ -10,16 +10,8 @@ import yaml
 
 from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import (
-    HERE,
-    batches_of_cluster,
-    batches_of_machine,
-    read_batch,
-    write_batch,
-)
-from workflow_scripts.cluster.batches import (
-    main as list_ended,
-)
+from workflow_scripts.cluster.batches import HERE, batches_of_cluster, batches_of_machine, read_batch, write_batch
+from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.cluster.site import (
     Site,
     SiteError,
@@ -55,7 +47,7 @@ def options(gpu: str, **changes: Any) -> str:
     return sbatch_options(job_resources([cell(gpu)], site(**changes), 3600, ONCE))
 
 
-def test_needs_follow_from_the_model_and_its_parallelism() -> None:
+def test_needs_follow_from_the_model_and_its_parallelism():
     one, four = needs_of(cell()), needs_of(cell(tensor_parallel_size=2, pipeline_parallel_size=2))
     assert (one.gpus, four.gpus) == (1, 4)
     assert four.cores > one.cores
@@ -65,13 +57,13 @@ def test_needs_follow_from_the_model_and_its_parallelism() -> None:
     assert needs_of(cell("cpu-1core", "tiny-llama-57m")).gpus == 0
 
 
-def test_a_model_of_an_unknown_family_may_fill_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_an_unknown_family_may_fill_its_devices(monkeypatch):
     known, two = needs_of(cell()), {"tensor_parallel_size": 2}
 
     def unknown(*_: object) -> None:
         raise ModelFactsError("model_type 'x' is not supported")
 
-    monkeypatch.setattr(site_module, "read_model_facts", unknown)
+    monkeypatch.setattr(site_module, "facts_on", unknown)
     site_module._needs.cache_clear()
     assert needs_of(cell()).memory_mb > known.memory_mb
     assert needs_of(cell(**two)).memory_mb > 1.9 * (needs_of(cell()).memory_mb - 16_000)
@@ -87,11 +79,11 @@ def test_a_model_of_an_unknown_family_may_fill_its_devices(monkeypatch: pytest.M
         ("l40s", "-p gpu-l40s -t 75 --mem 40076 --cpus-per-task=8 --gres=gpu:l40s:1"),
     ],
 )
-def test_the_example_site_asks_for_each_gpu_in_its_own_partition(gpu: str, asked: str) -> None:
+def test_the_example_site_asks_for_each_gpu_in_its_own_partition(gpu, asked):
     assert options(gpu) == asked
 
 
-def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise() -> None:
+def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise():
     defaults = {"account": "physics", "qos": "long", "extra": "--exclusive"}
     gpus = {"h200": {}, "l40s": {"qos": "short", "ask_by": "nothing"}}
     h200 = options("h200", defaults=defaults, gpus=gpus)
@@ -102,7 +94,7 @@ def test_defaults_hold_for_every_gpu_that_does_not_say_otherwise() -> None:
     )
 
 
-def test_the_run_time_grows_by_attempt_to_the_cells_limit_and_counts_every_cell() -> None:
+def test_the_run_time_grows_by_attempt_to_the_cells_limit_and_counts_every_cell():
     minutes = [job_resources([cell()] * 2, site(), 7200, Attempt(n, 3))["runtime"] for n in (1, 2, 3)]
     assert minutes == [15 + 2 * 30, 15 + 2 * 60, 15 + 2 * 120]
 
@@ -124,12 +116,12 @@ def test_a_plan_shortens_time_limits_but_that_of_the_last_attempt(tmp_path):
     assert minutes(1, cells=(one, unplanned)) == 4 + 30
 
 
-def test_nodes_with_the_wrong_device_are_avoided() -> None:
+def test_nodes_with_the_wrong_device_are_avoided():
     resources = job_resources([cell()], site(defaults={"extra": "--exclusive"}), 60, ONCE, avoid_nodes=["n2", "n1"])
     assert resources["slurm_extra"] == "--exclusive --exclude=n1,n2"
 
 
-def test_a_job_with_two_gpus_is_one_task() -> None:
+def test_a_job_with_two_gpus_is_one_task():
     resources = job_resources([cell(tensor_parallel_size=2)], site(), 60, ONCE)
     assert sbatch_options(resources).endswith("--cpus-per-task=32 --gres=gpu:h200:2")
     assert "ntasks" not in sbatch_options(resources)
@@ -145,9 +137,7 @@ def test_a_job_with_two_gpus_is_one_task() -> None:
         ({"attempts": 0}, "attempts: Input should be greater than or equal to 1"),
     ],
 )
-def test_a_bad_site_file_is_one_message_that_names_the_place(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, message):
     path = tmp_path / "site.yaml"
     path.write_text(yaml.safe_dump({**EXAMPLE, **changes}))
     with pytest.raises(SiteError) as e:
@@ -155,7 +145,7 @@ def test_a_bad_site_file_is_one_message_that_names_the_place(
     assert str(e.value).startswith(f"{path}: {message}")
 
 
-def test_options_are_printed_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_printed_before_anything_is_submitted(capsys):
     study = ROOT / "config/studies/paged_attention.yaml"
     command = ["--study", str(study), "--site", str(ROOT / "config/site.yaml")]
     assert main(command) == 0
@@ -185,7 +175,7 @@ GRID = {
 SAME = dict.fromkeys(GRID, "definition")
 
 
-def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes() -> None:
+def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes():
     (of,) = missing_rounds({}, list(GRID), 1, present=1)
     made = list(batches_of_cluster(of, GRID, SAME, 3))
     assert sorted(one for batch in made for one in batch.starts) == sorted(of.starts)
@@ -201,13 +191,13 @@ def test_batches_hold_each_start_of_a_round_once_and_never_mix_gpus_or_sizes() -
         assert places == [(1, 3), (4, 1), (5, 3), (8, 1)]
 
 
-def test_a_machine_measures_a_round_of_all_its_devices_as_one_batch() -> None:
+def test_a_machine_measures_a_round_of_all_its_devices_as_one_batch():
     (of,) = missing_rounds({}, list(GRID), 1, present=1)
     (batch,) = batches_of_machine(of, SAME)
     assert (batch.gpu, batch.starts, batch.first_position) == (HERE, of.starts, 1)
 
 
-def test_a_batch_is_another_one_when_a_definition_or_the_round_changes() -> None:
+def test_a_batch_is_another_one_when_a_definition_or_the_round_changes():
     first, second = missing_rounds({}, list(GRID), 2, present=1)
     one = next(batches_of_machine(first, SAME))
     assert one == next(batches_of_machine(first, SAME))
@@ -215,16 +205,14 @@ def test_a_batch_is_another_one_when_a_definition_or_the_round_changes() -> None
     assert len({one.key, changed.key, next(batches_of_machine(second, SAME)).key}) == 3
 
 
-def test_a_batch_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_batch_is_read_as_it_was_written(tmp_path):
     (of,) = missing_rounds({}, list(GRID), 1, present=1)
     (batch,) = batches_of_machine(of, SAME)
     write_batch(tmp_path / "new.json", batch)
     assert read_batch(tmp_path / "new.json") == batch
 
 
-def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ended_cells_are_not_listed_while_a_start_that_was_due_has_no_outcome(tmp_path, capsys):
     study_file = ROOT / "config/studies/demo.yaml"
     study = load_study(study_file)
     paths = StudyPaths(tmp_path, study.name)

@@ -27,7 +27,7 @@ def piped(command: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.parametrize("name", ["--attempt", "--attempts"])
 @pytest.mark.parametrize("value", ["0", "-1", "x"])
-def test_attempts_are_counted_from_one(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attempts_are_counted_from_one(name, value, capsys):
     parser = argparse.ArgumentParser()
     for add in (ATTEMPT, ATTEMPTS):
         add(parser)
@@ -40,7 +40,7 @@ COMMANDS = (f"workflow_scripts log {LOG}", "workflow_scripts parse-cells --help"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_whose_reader_is_gone_ends_without_a_word(command: str) -> None:
+def test_a_command_whose_reader_is_gone_ends_without_a_word(command):
     gone = piped(f"{command} | true")
     assert (gone.returncode, gone.stderr) == (128 + signal.SIGPIPE, "")
     read = piped(f"{command} | tail -n 1")
@@ -48,14 +48,14 @@ def test_a_command_whose_reader_is_gone_ends_without_a_word(command: str) -> Non
     assert read.stdout
 
 
-def test_the_status_of_a_command_is_what_its_main_returns() -> None:
+def test_the_status_of_a_command_is_what_its_main_returns():
     failed = piped("workflow_scripts log missing.log")
     assert failed.returncode == 2
     assert failed.stderr == "kvsweep log: missing.log: No such file or directory\n"
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_a_thread_of_arrow_that_aborts_at_the_end_does_not_change_the_status(status: int) -> None:
+def test_a_thread_of_arrow_that_aborts_at_the_end_does_not_change_the_status(status):
     code = f"""
 import atexit, os, sys
 import pyarrow
@@ -68,13 +68,13 @@ run_command(lambda: print("done") or print("said", file=sys.stderr) or {status})
 
 
 @pytest.mark.parametrize(("module", "name"), [("parse.engine_log", "log"), ("analyse.limits", "table-limits")])
-def test_a_module_that_is_run_instead_of_its_command_names_the_command(module: str, name: str) -> None:
+def test_a_module_that_is_run_instead_of_its_command_names_the_command(module, name):
     failed = piped(f"workflow_scripts.{module} {LOG}")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.endswith(f"{module.rpartition('.')[2]}.py: call this command as `kvsweep {name}`\n")
 
 
-def test_every_module_that_is_run_by_name_ends_in_this_way() -> None:
+def test_every_module_that_is_run_by_name_ends_in_this_way():
     modules = [path for folder in ("workflow_scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     ends = {
         str(path.relative_to(ROOT)): ended[1]

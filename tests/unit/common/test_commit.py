@@ -1,7 +1,6 @@
 """The commit to which code belongs, with its repository and without."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -9,12 +8,12 @@ from workflow_scripts.common.commit import VARIABLE, commit_of
 
 
 @pytest.fixture(autouse=True)
-def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variable(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     def git(*arguments: str) -> None:
         who = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
         subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
@@ -26,7 +25,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_repository_knows_its_commit_and_its_changes(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_knows_its_commit_and_its_changes(repository, monkeypatch):
     monkeypatch.setenv(VARIABLE, "another")
     commit, dirty = commit_of(repository)
     assert (len(commit or ""), dirty) == (40, False)
@@ -34,9 +33,7 @@ def test_a_repository_knows_its_commit_and_its_changes(repository: Path, monkeyp
     assert commit_of(repository) == (commit, True)
 
 
-def test_without_a_repository_of_its_own_the_environment_tells(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_repository_of_its_own_the_environment_tells(repository, monkeypatch):
     copy = repository / "copy"
     copy.mkdir()
     assert commit_of(copy) == (None, None)  # not that of the repository around it
@@ -46,6 +43,6 @@ def test_without_a_repository_of_its_own_the_environment_tells(
     assert commit_of(copy) == ("f00", None)
 
 
-def test_a_repository_that_git_cannot_read_is_not_clean(tmp_path: Path) -> None:
+def test_a_repository_that_git_cannot_read_is_not_clean(tmp_path):
     (tmp_path / ".git").write_text("nothing")
     assert commit_of(tmp_path) == (None, None)

@@ -1,16 +1,13 @@
 """Files are written completely or not at all."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from workflow_scripts.common.files import read_json, read_jsonl, sha256_of, write_bytes, write_json, write_jsonl
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     target = tmp_path / "a.json"
     write_json(target, {"old": 1})
 
@@ -24,18 +21,18 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_not_a_number_is_refused_where_a_reader_would_choke_on_it(tmp_path: Path) -> None:
+def test_not_a_number_is_refused_where_a_reader_would_choke_on_it(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"rate": float("nan")})
     assert not list(tmp_path.iterdir())
 
 
-def test_records_come_back(tmp_path: Path) -> None:
+def test_records_come_back(tmp_path):
     write_jsonl(tmp_path / "deep" / "a.jsonl", [{"a": 1}, {"b": "\u00e9"}])
     assert list(read_jsonl(tmp_path / "deep" / "a.jsonl")) == [{"a": 1}, {"b": "\u00e9"}]
 
 
-def test_files_are_readable_like_any_other(tmp_path: Path) -> None:
+def test_files_are_readable_like_any_other(tmp_path):
     write_bytes(tmp_path / "a", b"x")
     (tmp_path / "b").write_bytes(b"x")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode

@@ -1,7 +1,6 @@
 """What is said about content that is no valid record: where the fault is in the file, and what is allowed there."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -59,13 +58,13 @@ class Drawing(Record):
         ),
     ],
 )
-def test_a_fault_names_its_place_and_what_is_allowed(content: Any, said: list[str]) -> None:
+def test_a_fault_names_its_place_and_what_is_allowed(content, said):
     with pytest.raises(InputError) as raised:
         validated(Drawing, content, "a.yaml", InputError, {"^#": "a colour begins with #"})
     assert str(raised.value).splitlines() == [f"a.yaml: {line}" for line in said]
 
 
-def test_a_collection_of_records_is_one_content() -> None:
+def test_a_collection_of_records_is_one_content():
     found = validated(dict[str, Style], {"a": {}, "b": {"colour": "#fff"}}, "a.yaml", InputError)
     assert found == {"a": Style(), "b": Style(colour="#fff")}
     with pytest.raises(InputError, match=r"^a\.yaml: b\.color: unknown key; allowed: colour$"):
@@ -81,7 +80,7 @@ def test_a_collection_of_records_is_one_content() -> None:
         ('{"a": 1, "b": 2}', "a: unknown key; allowed: colour$"),
     ],
 )
-def test_a_file_without_a_record_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_without_a_record_is_named(tmp_path, text, said):
     path = tmp_path / "style.json"
     if text is not None:
         path.write_text(text)
@@ -89,7 +88,7 @@ def test_a_file_without_a_record_is_named(tmp_path: Path, text: str | None, said
         read_record(path, Style, InputError)
 
 
-def test_every_model_has_the_one_base() -> None:
+def test_every_model_has_the_one_base():
     of_pydantic = re.compile(r"\(BaseModel\)|ConfigDict\((?!extra=\"ignore\"\))")
     files = sorted((CHECKOUT / "workflow_scripts").rglob("*.py"))
     assert [file.name for file in files if of_pydantic.search(file.read_text(encoding="utf-8"))] == ["records.py"]

@@ -23,7 +23,6 @@ from workflow_scripts.deploy.alert_rules import (
     prometheus_yaml,
 )
 from workflow_scripts.deploy.dashboard import dashboard
-from workflow_scripts.deploy.deployment import Deployment
 from workflow_scripts.deploy.export import main
 from workflow_scripts.deploy.server_metrics import (
     ANSWERED,
@@ -36,11 +35,9 @@ from workflow_scripts.deploy.server_metrics import (
     WAITING,
 )
 
-STEP_S = 5
-
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Deployment:
+def hub(tmp_path):
     return deployment(tmp_path, promise())
 
 
@@ -98,7 +95,7 @@ def rule_test(name: str, watch: Watch, rules: list[dict]) -> dict:
 
 @pytest.mark.needs_tool("promtool")
 @pytest.mark.parametrize("window_s", [60, 30])
-def test_each_alert_fires_when_it_should_and_only_then(hub: Deployment, tmp_path: Path, window_s: int) -> None:
+def test_each_alert_fires_when_it_should_and_only_then(hub, tmp_path, window_s):
     watch = Watch(window_s=window_s)
     rules = alerts(hub, watch)
     (tmp_path / "alerts.yml").write_text(alerts_yaml(hub, watch))
@@ -109,7 +106,7 @@ def test_each_alert_fires_when_it_should_and_only_then(hub: Deployment, tmp_path
 
 
 @pytest.mark.needs_tool("promtool")
-def test_the_saturation_alert_fires_within_a_minute(hub: Deployment, tmp_path: Path) -> None:
+def test_the_saturation_alert_fires_within_a_minute(hub, tmp_path):
     watch = Watch()
     (tmp_path / "alerts.yml").write_text(alerts_yaml(hub, watch))
     # A minute of the study's load, then twice as much as the server sustains.
@@ -129,7 +126,7 @@ def test_the_saturation_alert_fires_within_a_minute(hub: Deployment, tmp_path: P
 
 @pytest.mark.needs_tool("promtool")
 @pytest.mark.parametrize("of", [promise(), on_cpu()], ids=["hub", "cpu"])
-def test_prometheus_accepts_its_files(tmp_path: Path, of) -> None:
+def test_prometheus_accepts_its_files(tmp_path, of):
     found, watch = deployment(tmp_path, of), Watch(window_s=20, scrape_s=1, target="localhost:1234")
     (tmp_path / "alerts.yml").write_text(alerts_yaml(found, watch))
     (tmp_path / "prometheus.yml").write_text(prometheus_yaml(found, watch))
@@ -143,13 +140,13 @@ def promtool(*words: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_the_study_did_not_measure_has_no_alert(tmp_path: Path) -> None:
+def test_what_the_study_did_not_measure_has_no_alert(tmp_path):
     text = alerts_yaml(deployment(tmp_path, on_cpu()), Watch())
     assert [rule["alert"] for rule in yaml.safe_load(text)["groups"][0]["rules"]] == [SATURATED]
     assert f"# No {PREEMPTS}, {SLOWER}, {FEWER_HITS}: the study measured no bound for it.\n" in text
 
 
-def test_each_bound_says_where_it_is_from(hub: Deployment) -> None:
+def test_each_bound_says_where_it_is_from(hub):
     said = {rule["alert"]: rule["annotations"]["description"] for rule in alerts(hub, Watch())}
     assert "kept up with 4 requests/s and did not keep up with 16" in said[SATURATED]
     assert (
@@ -160,7 +157,7 @@ def test_each_bound_says_where_it_is_from(hub: Deployment) -> None:
     assert kv_bound(hub) == 1 - 64 / 1000
 
 
-def test_grafana_knows_every_field_of_the_dashboard(hub: Deployment) -> None:
+def test_grafana_knows_every_field_of_the_dashboard(hub):
     made = dashboard(hub, Watch())
     read = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
     assert missing(made, read) == []
@@ -178,7 +175,7 @@ def missing(made: object, read: object, place: str = "") -> list[str]:
     return [] if made == read else [place]
 
 
-def test_the_dashboard_has_lines_of_the_study_the_hardware_and_the_slo(hub: Deployment) -> None:
+def test_the_dashboard_has_lines_of_the_study_the_hardware_and_the_slo(hub):
     panels = {panel["title"]: panel for panel in dashboard(hub, Watch())["panels"]}
     assert list(panels) == [
         "Output tokens per second",
@@ -203,7 +200,7 @@ def test_the_dashboard_has_lines_of_the_study_the_hardware_and_the_slo(hub: Depl
     assert len(set(places)) == len(places)
 
 
-def test_the_command_writes_every_file(tmp_path: Path) -> None:
+def test_the_command_writes_every_file(tmp_path):
     study = deployment(tmp_path, promise()) and tmp_path / "promised.yaml"
     write_json(tmp_path / "promise.json", promise().model_dump(mode="json"))
     words = ["--study", str(study), "--promise", str(tmp_path / "promise.json"), "--out", str(tmp_path / "deploy")]
@@ -217,7 +214,7 @@ def test_the_command_writes_every_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "not JSON"), ("{}", "study: Field required")])
-def test_a_broken_promise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+def test_a_broken_promise_is_told(tmp_path, capsys, text, said):
     deployment(tmp_path, promise())
     (tmp_path / "promise.json").write_text(text)
     words = ["--study", str(tmp_path / "promised.yaml"), "--promise", str(tmp_path / "promise.json")]

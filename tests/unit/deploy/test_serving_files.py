@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,17 +19,17 @@ KUBERNETES = "1.33"
 
 
 @pytest.fixture(params=["hub", "cpu"])
-def each(request: pytest.FixtureRequest, tmp_path: Path) -> Deployment:
+def each(request, tmp_path):
     return deployment(tmp_path, promise() if request.param == "hub" else on_cpu())
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Deployment:
+def hub(tmp_path):
     return deployment(tmp_path, promise())
 
 
 @pytest.fixture
-def cpu(tmp_path: Path) -> Deployment:
+def cpu(tmp_path):
     return deployment(tmp_path, on_cpu())
 
 
@@ -42,27 +41,21 @@ def container(of: Deployment) -> dict:
     return manifests(of)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_kubernetes_knows_every_field(each: Deployment) -> None:
+def test_kubernetes_knows_every_field(each):
     found = manifests(each)
-    assert list(found) == [
-        "ConfigMap",
-        "PersistentVolumeClaim",
-        "Deployment",
-        "Service",
-        "HorizontalPodAutoscaler",
-    ]
+    assert list(found) == ["ConfigMap", "PersistentVolumeClaim", "Deployment", "Service", "HorizontalPodAutoscaler"]
     for one in found.values():
         assert validate(one, KUBERNETES, strict=True) == KUBERNETES
 
 
-def test_the_check_of_manifests_notices_a_wrong_field(hub: Deployment) -> None:
+def test_the_check_of_manifests_notices_a_wrong_field(hub):
     wrong = manifests(hub)["Service"]
     wrong["spec"]["port"] = 8000
     with pytest.raises(ValidationError):
         validate(wrong, KUBERNETES, strict=True)
 
 
-def test_compose_knows_every_field(each: Deployment) -> None:
+def test_compose_knows_every_field(each):
     text = compose_yaml(each)
     compose = PyCompose.from_yaml(text)
     compose.validate()
@@ -71,7 +64,7 @@ def test_compose_knows_every_field(each: Deployment) -> None:
     assert (prepared in text) == each.on_cpu
 
 
-def test_images_have_the_measured_version_and_never_the_latest(each: Deployment) -> None:
+def test_images_have_the_measured_version_and_never_the_latest(each):
     text = compose_yaml(each) + kubernetes_yaml(each)
     images = re.findall(r"image: (\S+)", text)
     assert len(images) >= 4
@@ -80,7 +73,7 @@ def test_images_have_the_measured_version_and_never_the_latest(each: Deployment)
 
 
 @pytest.mark.parametrize("text", [vllm_yaml, compose_yaml, kubernetes_yaml])
-def test_each_measured_number_says_where_it_is_from(each: Deployment, text) -> None:
+def test_each_measured_number_says_where_it_is_from(each, text):
     numbers = {
         "max-num-seqs",
         "block-size",
@@ -100,7 +93,7 @@ def test_each_measured_number_says_where_it_is_from(each: Deployment, text) -> N
     assert [line for line in shown if " # " not in line] == []
 
 
-def test_secrets_are_references(each: Deployment) -> None:
+def test_secrets_are_references(each):
     compose = yaml.safe_load(compose_yaml(each))["services"]["server"]["environment"]
     secret = {name: value for name, value in compose.items() if name in ("VLLM_API_KEY", "HF_TOKEN")}
     assert secret["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
@@ -111,7 +104,7 @@ def test_secrets_are_references(each: Deployment) -> None:
     assert ("HF_TOKEN" in variables) == each.of_hub
 
 
-def test_vllms_file_holds_the_measured_settings(hub: Deployment, cpu: Deployment) -> None:
+def test_vllms_file_holds_the_measured_settings(hub, cpu):
     read = yaml.safe_load(vllm_yaml(hub))
     assert read == {
         "model": "meta-llama/Llama-3.1-8B-Instruct",
@@ -128,7 +121,7 @@ def test_vllms_file_holds_the_measured_settings(hub: Deployment, cpu: Deployment
     assert "Random weights" not in vllm_yaml(hub)
 
 
-def test_gpus_and_memory_are_those_of_the_cell(hub: Deployment, cpu: Deployment) -> None:
+def test_gpus_and_memory_are_those_of_the_cell(hub, cpu):
     assert container(hub)["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert "predicted per GPU: 100.6 GiB (weights 7.5, kv cache 93.1)" in kubernetes_yaml(hub)
     assert "nvidia.com/gpu" not in container(cpu)["resources"]["limits"]
@@ -139,14 +132,14 @@ def test_gpus_and_memory_are_those_of_the_cell(hub: Deployment, cpu: Deployment)
     assert "deploy" not in yaml.safe_load(compose_yaml(cpu))["services"]["server"]
 
 
-def test_probes_allow_the_measured_start(hub: Deployment) -> None:
+def test_probes_allow_the_measured_start(hub):
     assert start_limit_s(hub.promise) == 3 * (15 + 85)
     probe = container(hub)["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 300
     assert "longest measured start (15.0 s, study promised, cell h200/" in kubernetes_yaml(hub)
 
 
-def test_weights_are_loaded_before_the_server_starts(hub: Deployment, cpu: Deployment) -> None:
+def test_weights_are_loaded_before_the_server_starts(hub, cpu):
     pod = manifests(hub)["Deployment"]["spec"]["template"]["spec"]
     (download,) = pod["initContainers"]
     assert download["command"] == ["hf", "download", "meta-llama/Llama-3.1-8B-Instruct", "--revision", "0" * 40]
@@ -158,7 +151,7 @@ def test_weights_are_loaded_before_the_server_starts(hub: Deployment, cpu: Deplo
 
 
 @pytest.mark.parametrize("gpu", ["h200", "l40s"])
-def test_the_slurm_job_asks_as_the_site_says(tmp_path: Path, gpu: str) -> None:
+def test_the_slurm_job_asks_as_the_site_says(tmp_path, gpu):
     script = slurm_script(deployment(tmp_path, promise(cell_id=HUB.format(gpu))))
     options = re.findall(r"^#SBATCH (.*)", script, re.MULTILINE)
     assert f"--gres=gpu:{gpu}:2" in options
@@ -166,7 +159,7 @@ def test_the_slurm_job_asks_as_the_site_says(tmp_path: Path, gpu: str) -> None:
     assert options[0] == "--job-name=vllm-llama-3-1-8b-instruct"
 
 
-def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu: Deployment, tmp_path: Path) -> None:
+def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu, tmp_path):
     vllm = tmp_path / "vllm"
     vllm.write_text('#!/bin/sh\necho "$VLLM_CPU_KVCACHE_SPACE" "$@"\n')
     vllm.chmod(0o755)
@@ -182,6 +175,6 @@ def test_the_slurm_job_serves_with_the_file_and_needs_a_key(cpu: Deployment, tmp
     assert "VLLM_API_KEY: set a key" in keyless.stderr
 
 
-def test_a_promise_of_another_grid_is_refused(tmp_path: Path) -> None:
+def test_a_promise_of_another_grid_is_refused(tmp_path):
     with pytest.raises(PromiseError, match="study promised has no cell h200/vllm/other; `snakemake export`"):
         deployment(tmp_path, promise(cell_id="h200/vllm/other"))

@@ -169,9 +169,7 @@ def test_reasons_have_nvmls_names(card):
         ("GPU-b,GPU-a", 2, ["gpu-GPU-a", "gpu-GPU-b"]),
     ],
 )
-def test_a_job_locks_each_gpu_that_it_uses_in_one_order(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, count: int, names: list[str]
-) -> None:
+def test_a_job_locks_each_gpu_that_it_uses_in_one_order(monkeypatch, tmp_path, visible, count, names):
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -181,8 +179,10 @@ def test_a_job_locks_each_gpu_that_it_uses_in_one_order(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     order: list[str] = []
-    held = device._held
-    monkeypatch.setattr(device, "_held", lambda lock: order.append(Path(lock.lock_file).stem) or held(lock))
+    held = device.held_lock
+    monkeypatch.setattr(
+        device, "held_lock", lambda lock, *said: order.append(Path(lock.lock_file).stem) or held(lock, *said)
+    )
     with device_lock(H200, count):
         for name in names:
             with pytest.raises(Timeout):
@@ -191,13 +191,13 @@ def test_a_job_locks_each_gpu_that_it_uses_in_one_order(
     FileLock(tmp_path / "kvsweep-locks" / f"{names[0]}.lock").acquire(timeout=0)
 
 
-def test_all_cpu_devices_and_ranks_share_one_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_cpu_devices_and_ranks_share_one_lock(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with device_lock(load_gpus()["cpu-1core"], 2):
         assert [path.name for path in (tmp_path / "kvsweep-locks").iterdir()] == ["cpu.lock"]
 
 
-def test_any_user_may_note_that_the_device_was_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_any_user_may_note_that_the_device_was_left(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     before = os.umask(0o077)
     try:

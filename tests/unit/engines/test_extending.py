@@ -28,7 +28,7 @@ def unindented(code: str) -> str:
     return "\n".join(line.strip() for line in code.splitlines() if line.strip())
 
 
-def test_the_engine_of_the_page_is_the_one_that_is_measured() -> None:
+def test_the_engine_of_the_page_is_the_one_that_is_measured():
     source = Path(tests.echo_engine.__file__).read_text(encoding="utf-8")
     shown = blocks(ENGINE, "python")
     assert len(shown) == 4
@@ -40,7 +40,7 @@ def test_the_engine_of_the_page_is_the_one_that_is_measured() -> None:
 
 
 @pytest.fixture
-def more_knobs(monkeypatch: pytest.MonkeyPatch) -> type[VllmKnobs]:
+def more_knobs(monkeypatch):
     """VllmKnobs with the fields of the page, as knobs of an engine that is registered."""
     space = {"Annotated": Annotated, "Field": Field, "Knob": Knob, "Literal": Literal, "VllmKnobs": VllmKnobs}
     exec(
@@ -54,7 +54,7 @@ def more_knobs(monkeypatch: pytest.MonkeyPatch) -> type[VllmKnobs]:
     registry._engines.cache_clear()
 
 
-def test_a_knob_is_one_field(more_knobs: type[VllmKnobs]) -> None:
+def test_a_knob_is_one_field(more_knobs):
     study = {**STUDY, "sweeps": [{**STUDY["sweeps"][0], "engine": "more"}]}
     study["sweeps"][0]["knobs"] = {"block_size": 16, "scheduling_policy": ["fcfs", "priority"], "swap_space": 0.5}
     cells = expand(Study.model_validate(study))
@@ -69,6 +69,6 @@ def test_a_knob_is_one_field(more_knobs: type[VllmKnobs]) -> None:
     assert VllmKnobs(block_size=16).slug() == "bs16"
 
 
-def test_every_fact_about_a_knob_is_in_the_recipe() -> None:
+def test_every_fact_about_a_knob_is_in_the_recipe():
     named = {field.name for field in dataclasses.fields(Knob)} - {"code"}
     assert {name for name in named if f"`{name}" not in KNOB} == set()

@@ -39,7 +39,7 @@ STUDY = study_content(
 
 
 @pytest.fixture
-def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def study_file(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "tests.echo_engine:ECHO")
     path = tmp_path / "echoes.yaml"
     path.write_text(yaml.safe_dump(STUDY), encoding="utf-8")
@@ -47,7 +47,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("engine", BUILT_IN, ids=lambda engine: engine.name)
-def test_every_place_that_a_description_names_exists(engine) -> None:
+def test_every_place_that_a_description_names_exists(engine):
     assert engine.adapter.startswith("workflow_scripts.measure.")
     assert {"start", "run", "warm_up", "reset", "metrics", "take_steps", "stop"} <= set(dir(named(engine.adapter)))
     lazy = [engine.checked_by, engine.capacity_by, engine.steps_by]
@@ -55,7 +55,7 @@ def test_every_place_that_a_description_names_exists(engine) -> None:
     assert all(Path("envs", lock).is_file() for lock in engine.locks.values())
 
 
-def test_descriptions_are_read_without_any_engine() -> None:
+def test_descriptions_are_read_without_any_engine():
     code = (
         "import sys; import workflow_scripts.engines.registry as r; r.load_engines()\n"
         "sys.exit(str({'vllm', 'torch', 'transformers', 'pandas', 'numpy'} & set(sys.modules) or ''))"
@@ -63,7 +63,7 @@ def test_descriptions_are_read_without_any_engine() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr == "\n"
 
 
-def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file: Path, tmp_path: Path) -> None:
+def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file, tmp_path):
     study = load_study(study_file)
     cells, paths, results = expand(study), StudyPaths(tmp_path, study.name), ["--results", str(tmp_path)]
     assert [cell.id for cell in cells] == [f"cpu-1core/echo/tiny-llama-57m/few/atonce{at_once}" for at_once in (1, 4)]
@@ -105,9 +105,7 @@ def test_an_engine_of_ones_own_is_measured_from_study_file_to_tables(study_file:
     assert "It took effect: running_peak was 4, against 1." in pair["explanation"]
 
 
-def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(
-    study_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(study_file, monkeypatch):
     monkeypatch.setattr(echo_engine, "SILENT", replace(ECHO, name="silent", steps_by=None), raising=False)
     monkeypatch.setenv(VARIABLE, "tests.echo_engine:SILENT")
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("echo\n", "silent\n"), encoding="utf-8")
@@ -117,13 +115,13 @@ def test_without_a_word_on_its_steps_an_engine_is_measured_but_not_predicted(
     assert ladders_of(study, cells) == {}
 
 
-def test_its_faults_are_told_like_those_of_any_engine(study_file: Path) -> None:
+def test_its_faults_are_told_like_those_of_any_engine(study_file):
     study_file.write_text(study_file.read_text(encoding="utf-8").replace("at_once", "at_twice"), encoding="utf-8")
     with pytest.raises(StudyError, match=r"knobs.at_once: engine 'echo' needs this knob$"):
         expand(load_study(study_file))
 
 
-def test_without_the_variable_it_is_unknown(study_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_it_is_unknown(study_file, monkeypatch):
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(StudyError, match=r"'echo' is unknown; allowed: hf-continuous, hf-static, openai, vllm"):
         load_study(study_file)
@@ -140,9 +138,7 @@ def test_without_the_variable_it_is_unknown(study_file: Path, monkeypatch: pytes
         ("tests.echo_engine:ECHO,tests.echo_engine:ECHO", "the name 'echo' is taken"),
     ],
 )
-def test_a_wrong_value_of_the_variable_is_one_message(
-    value: str, fault: str, study_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_value_of_the_variable_is_one_message(value, fault, study_file, monkeypatch):
     monkeypatch.setenv(VARIABLE, value)
     with pytest.raises(StudyError) as told:
         load_study(study_file)
@@ -150,5 +146,5 @@ def test_a_wrong_value_of_the_variable_is_one_message(
     assert fault in str(told.value)
 
 
-def test_the_engine_of_the_tests_is_no_part_of_the_package() -> None:
+def test_the_engine_of_the_tests_is_no_part_of_the_package():
     assert ECHO.name not in load_engines()

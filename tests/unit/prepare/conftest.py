@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ MODEL = "tiny-llama-57m"
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / MODEL
     prepare_model(get_model(MODEL), "dummy", folder)
     return folder
 
 
 @pytest.fixture
-def write_study(tmp_path: Path) -> Callable[..., Path]:
+def write_study(tmp_path):
     """Writes a study of one workload, on one device with one model, and returns its path."""
 
     def write(

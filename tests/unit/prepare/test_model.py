@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -210,7 +209,7 @@ def test_another_config_than_the_catalogue_is_refused(serve, prepare, tmp_path):
         ("pytorch_model.bin", ("--weights",), "has no weights in the formats *.safetensors, *.bin"),
     ],
 )
-def test_a_repository_without_the_files_is_refused(serve, prepare, tmp_path: Path, missing, flags, message):
+def test_a_repository_without_the_files_is_refused(serve, prepare, tmp_path, missing, flags, message):
     done = prepare(serve({name: data for name, data in OPT_FILES.items() if name != missing}), *flags)
     assert done.returncode == 2
     assert message in done.stderr

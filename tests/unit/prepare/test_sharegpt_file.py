@@ -4,7 +4,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -44,7 +43,7 @@ def hub():
         yield start({NAME: CONTENT, "README.md": b"about"}, DATASET, REVISION, kind="datasets")
 
 
-def test_the_file_is_fetched_once_and_then_only_checked(tmp_path: Path, fetched, hub) -> None:
+def test_the_file_is_fetched_once_and_then_only_checked(tmp_path, fetched, hub):
     done = fetched(hub)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "put" / NAME).read_bytes() == CONTENT
@@ -58,14 +57,14 @@ def test_the_file_is_fetched_once_and_then_only_checked(tmp_path: Path, fetched,
     assert "its sha256 is" in other.stderr
 
 
-def test_a_file_with_another_checksum_is_not_put_in_place(tmp_path: Path, fetched, hub) -> None:
+def test_a_file_with_another_checksum_is_not_put_in_place(tmp_path, fetched, hub):
     done = fetched(hub, sha256="0" * 64)
     assert done.returncode == 2
     assert f"{NAME} of {DATASET}: its sha256 is {hashlib.sha256(CONTENT).hexdigest()}" in done.stderr
     assert not (tmp_path / "put").exists()
 
 
-def test_without_a_network_or_with_another_name_it_says_so(tmp_path: Path, fetched, hub) -> None:
+def test_without_a_network_or_with_another_name_it_says_so(tmp_path, fetched, hub):
     done = fetched(None)
     assert done.returncode == 2
     assert "the hub cannot be reached" in done.stderr
@@ -75,7 +74,7 @@ def test_without_a_network_or_with_another_name_it_says_so(tmp_path: Path, fetch
     assert f"the dataset {DATASET} has no file other.json" in other.stderr
 
 
-def test_a_study_without_such_a_workload_is_refused(write_study, tmp_path: Path) -> None:
+def test_a_study_without_such_a_workload_is_refused(write_study, tmp_path):
     from workflow_scripts.prepare.sharegpt_file import main
 
     study = write_study({"kind": "fixed", "num_prompts": 4, "prompt_tokens": 8, "output_tokens": 4})

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -83,11 +82,11 @@ def test_special_tokens_lie_where_each_catalogued_model_expects_them(model, tmp_
     assert set(text_ids.tolist()) == set(range(vocab)) - special
 
 
-def test_ids_that_the_model_does_not_have_are_no_text(model_dir: Path):
+def test_ids_that_the_model_does_not_have_are_no_text(model_dir):
     assert load_vocabulary(model_dir, 300).text_ids.tolist() == list(range(2, 300))
 
 
-def test_encoding_adds_what_the_tokenizer_adds(model_dir: Path, tmp_path: Path):
+def test_encoding_adds_what_the_tokenizer_adds(model_dir, tmp_path):
     from tokenizers import Tokenizer, processors
 
     for name in ("config.json", "tokenizer_config.json"):
@@ -101,6 +100,6 @@ def test_encoding_adds_what_the_tokenizer_adds(model_dir: Path, tmp_path: Path):
     assert with_bos == [0, *plain]
 
 
-def test_a_folder_without_tokenizer_is_told(tmp_path: Path):
+def test_a_folder_without_tokenizer_is_told(tmp_path):
     with pytest.raises(TokenizerError, match="no tokenizer there"):
         load_vocabulary(tmp_path, 300)

@@ -59,13 +59,7 @@ def test_the_manifest_counts_what_the_filter_left_out(vocabulary):
         "source": str(CONVERSATIONS),
         "sha256": sha256_of(CONVERSATIONS),
         "conversations": 21,
-        "filter": {
-            "used": 15,
-            "prompt_too_short": 3,
-            "output_too_short": 1,
-            "prompt_too_long": 1,
-            "total_too_long": 1,
-        },
+        "filter": {"used": 15, "prompt_too_short": 3, "output_too_short": 1, "prompt_too_long": 1, "total_too_long": 1},
     }
 
 

@@ -36,7 +36,7 @@ def arguments(options: dict[str, Path]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory):
     root = tmp_path_factory.mktemp("synthetic")
     made = Results(write_results(root), root)
     assert made.draw(root / "figures") == 0

@@ -1,7 +1,5 @@
 """The figure of block tables."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,7 +28,7 @@ def events(prompt: int, output: int, shared: int, requests: int = 10, name: str 
     return pd.DataFrame(trace_blocks(lengths, SETTINGS)).assign(cell_id=name, block_size=4)
 
 
-def test_a_moment_has_the_block_tables_and_the_tokens_in_them() -> None:
+def test_a_moment_has_the_block_tables_and_the_tokens_in_them():
     traced = events(prompt=10, output=9, shared=9)
     begin, later = moment_at(traced, 0), moment_at(traced, 3)
     assert begin.tokens == dict.fromkeys(range(10), 10)
@@ -42,13 +40,13 @@ def test_a_moment_has_the_block_tables_and_the_tokens_in_them() -> None:
     assert moment_at(traced, 99).held == {}
 
 
-def test_the_moments_show_how_tables_grow_until_requests_end_or_by_a_few_blocks() -> None:
+def test_the_moments_show_how_tables_grow_until_requests_end_or_by_a_few_blocks():
     assert [moment.step for moment in moments_of(events(prompt=10, output=5, shared=9))] == [0, 2, 4]
     assert [moment.step for moment in moments_of(events(prompt=10, output=100, shared=9))] == [0, 7, 14]
     assert [moment.step for moment in moments_of(events(prompt=10, output=1, shared=9))] == [0]
 
 
-def test_the_workload_whose_requests_share_most_is_drawn(tmp_path: Path) -> None:
+def test_the_workload_whose_requests_share_most_is_drawn(tmp_path):
     both = pd.concat([events(10, 5, 0, name="alone"), events(10, 5, 9, name="shares")])
     assert set(of_one_cell(both)["cell_id"]) == {"shares"}
     assert set(of_one_cell(both[both["cell_id"] == "alone"])["cell_id"]) == {"alone"}
@@ -62,13 +60,13 @@ def test_the_workload_whose_requests_share_most_is_drawn(tmp_path: Path) -> None
     )
 
 
-def test_of_long_tables_the_beginning_and_the_end_are_drawn(tmp_path: Path) -> None:
+def test_of_long_tables_the_beginning_and_the_end_are_drawn(tmp_path):
     events(prompt=200, output=5, shared=150).to_parquet(tmp_path / "blocks.parquet")
     plot = block_tables(Tables(tmp_path))
     assert plot.notes[1] == "of tables with up to 51 places, the first 6 and last 8 are drawn"
 
 
-def test_without_a_trace_the_figure_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_trace_the_figure_says_what_is_missing(tmp_path):
     with pytest.raises(MissingError, match="there is no table blocks"):
         block_tables(Tables(tmp_path))
     events(10, 5, 0).head(0).to_parquet(tmp_path / "blocks.parquet")

@@ -14,21 +14,9 @@ from workflow_scripts.present.style import COLOURS, INK, MUTED, OUTCOMES, PAPER
 # Machado, Oliveira and Fernandes (2009), whole deficiency; for linear RGB.
 DEFICIENCIES = {
     "none": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 # sRGB to XYZ, and the white of D65.
 TO_XYZ = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
@@ -69,7 +57,7 @@ def schemes() -> Mapping[str, dict[str, str]]:
     }
 
 
-def test_the_formulas_give_known_values() -> None:
+def test_the_formulas_give_known_values():
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
     assert lab("#ff0000", "none") == pytest.approx([53.24, 80.09, 67.20], abs=0.1)
@@ -78,7 +66,7 @@ def test_the_formulas_give_known_values() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_a_contrast_of_at_least_4_5(scheme: str) -> None:
+def test_text_has_a_contrast_of_at_least_4_5(scheme):
     of = schemes()[scheme]
     pairs = [*itertools.product(("ink", "muted", "link"), ("paper", "raised")), ("ink", "neutral-back")]
     pairs += [("good", "good-back"), ("bad", "bad-back")]
@@ -89,7 +77,7 @@ def test_text_has_a_contrast_of_at_least_4_5(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_series_stand_out_from_the_page(scheme: str) -> None:
+def test_series_stand_out_from_the_page(scheme):
     paper = schemes()[scheme]["paper"]
     assert [colour for colour in COLOURS if contrast(colour, paper) < 3] == []
 
@@ -103,7 +91,7 @@ def colours_of_module(module: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
-def test_colours_differ_with_every_deficiency(deficiency: str) -> None:
+def test_colours_differ_with_every_deficiency(deficiency):
     """What differs by colour differs by shape, height or sign as well, but colours alone suffice."""
     outcomes = [colour for colour, _ in OUTCOMES.values()]
     phases, blocks = colours_of_module("timeline.js", "PHASES"), colours_of_module("blocks.js", "COLOURS")

@@ -2,13 +2,11 @@
 
 import re
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.recipes import blocks, recipe
-from tests.unit.present.conftest import Results
 from workflow_scripts.__main__ import COMMANDS, main
 from workflow_scripts.analyse import tables
 from workflow_scripts.analyse.table_docs import documentation
@@ -33,7 +31,7 @@ def module_of(name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
 
 
 @pytest.fixture
-def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
+def subject(monkeypatch):
     """The recipe's subject, listed as the recipe says."""
     text = recipe("A figure with its table")
     assert f"`{NAME.replace('.', '/')}.py`" in text.partition("```")[0]
@@ -43,7 +41,7 @@ def subject(monkeypatch: pytest.MonkeyPatch) -> Subject:
     return subject
 
 
-def test_the_recipe_for_a_figure_with_its_table_works(results: Results, subject: Subject, tmp_path: Path) -> None:
+def test_the_recipe_for_a_figure_with_its_table_works(results, subject, tmp_path):
     drawn = draw_figures(Tables(results.root / "tables"), tmp_path / "figures")
     assert "missing" not in drawn["longest_waits"]
     assert (tmp_path / "figures" / "longest_waits.rst").read_text(encoding="utf-8").startswith("The time that 99 %")
@@ -60,7 +58,7 @@ def test_the_recipe_for_a_figure_with_its_table_works(results: Results, subject:
     assert "wait longest" in str(block)
 
 
-def test_the_recipe_for_a_table_works(results: Results, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_recipe_for_a_table_works(results, monkeypatch, tmp_path):
     _, code, rule = blocks(recipe("A figure with its table"), "python")
     monkeypatch.setattr(tables, "TABLE_SCHEMAS", dict(tables.TABLE_SCHEMAS))
     monkeypatch.setitem(COMMANDS, "table-waits", "analyse.waits")

@@ -37,7 +37,7 @@ def words(svg: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, name: str) -> None:
+def test_every_figure_is_drawn_in_both_widths_and_described(results, name):
     folder = results.root / "figures"
     described = manifest(folder)[name]
     assert "missing" not in described, described
@@ -78,11 +78,11 @@ def test_every_figure_is_drawn_in_both_widths_and_described(results: Results, na
         ("waste_by_block_size", "paged, other sizes (predicted)"),
     ],
 )
-def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results: Results, name: str, label: str) -> None:
+def test_axes_and_legends_say_what_is_drawn_its_unit_and_its_source(results, name, label):
     assert label in words(results.root / "figures" / f"{name}.svg")
 
 
-def test_waste_of_an_engine_without_blocks_has_no_axis_of_block_sizes() -> None:
+def test_waste_of_an_engine_without_blocks_has_no_axis_of_block_sizes():
     figure, ax = plt.subplots()
     rows = pd.DataFrame({"layout": ["hf_dynamic_cache"], "block_size": [float("nan")], "waste_pct": [3.0]})
     _draw_waste(ax, rows)
@@ -91,7 +91,7 @@ def test_waste_of_an_engine_without_blocks_has_no_axis_of_block_sizes() -> None:
     plt.close(figure)
 
 
-def test_lengths_are_those_of_the_requests_that_were_run(results: Results) -> None:
+def test_lengths_are_those_of_the_requests_that_were_run(results):
     plot = FIGURES["workload_lengths"].plot(Tables(results.root / "tables", results.root / "parsed"))
     assert [panel.title for panel in plot.panels] == ["chat", "system-prompt"]
     assert "chat: 335 prompt and 32 output tokens in 64 requests" in plot.alt
@@ -104,7 +104,7 @@ def test_lengths_are_those_of_the_requests_that_were_run(results: Results) -> No
     plt.close(figure)
 
 
-def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results: Results, tmp_path: Path) -> None:
+def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(results, tmp_path):
     tables = Tables(results.root / "tables", results.root / "parsed")
     plot = FIGURES["workload_arrivals"].plot(tables)
     assert 0 < len(plot.panels) <= 6
@@ -121,7 +121,7 @@ def test_arrivals_are_drawn_of_cells_alone_where_requests_arrive_over_time(resul
         FIGURES["workload_arrivals"].plot(Tables(results.root / "tables", tmp_path))
 
 
-def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results: Results, tmp_path: Path) -> None:
+def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     longer = cells[cells["gpu"] == "h200"].assign(model="other-model", gpu="l4")
     longer["cell_id"] = longer["cell_id"].str.replace("h200/", "l4/")
@@ -143,16 +143,16 @@ def test_a_text_has_a_panel_for_each_tokenizer_that_counts_it_differently(result
     }
 
 
-def test_the_knobs_values_are_the_ticks(results: Results) -> None:
+def test_the_knobs_values_are_the_ticks(results):
     texts = words(results.root / "figures" / "output_by_max_num_seqs.svg")
     assert [text for text in texts if text in {"1", "4", "16", "64", "256"}] == ["1", "4", "16", "64", "256"]
 
 
-def test_a_refused_block_size_has_no_mark(results: Results) -> None:
+def test_a_refused_block_size_has_no_mark(results):
     assert "8" not in words(results.root / "figures" / "output_by_block_size.svg")
 
 
-def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results: Results, tmp_path: Path) -> None:
+def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results, tmp_path):
     """The cell of the A100 with blocks of 32 tokens and one sequence is invalid."""
     plot = FIGURES["output_by_block_size"].plot(Tables(results.root / "tables"))
     assert "invalid, not compared" in [handle.get_label() for handle in plot.handles]
@@ -164,7 +164,7 @@ def test_an_invalid_cell_is_shown_as_such_and_is_in_no_line(results: Results, tm
     plt.close(figure)
 
 
-def test_a_cell_measured_under_another_definition_is_in_no_comparison(results: Results, tmp_path: Path) -> None:
+def test_a_cell_measured_under_another_definition_is_in_no_comparison(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     (tmp_path / "tables").mkdir()
     cells.assign(comparable=False).to_parquet(tmp_path / "tables" / "cells.parquet")
@@ -176,7 +176,7 @@ def draw(results: Results, folder: Path) -> int:
     return main(["--study", str(results.study), "--tables", str(folder / "tables"), "--out", str(folder / "out")])
 
 
-def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results: Results, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     (tmp_path / "tables").mkdir()
     cells[cells["knob_max_num_seqs"] == 16].to_parquet(tmp_path / "tables" / "cells.parquet")
@@ -193,21 +193,19 @@ def test_what_cannot_be_drawn_is_not_drawn_and_the_reason_is_told(results: Resul
     assert {path.stem for path in (tmp_path / "out").glob("*.rst")} == drawn
 
 
-def test_drawing_twice_gives_the_same_bytes(results: Results, tmp_path: Path) -> None:
+def test_drawing_twice_gives_the_same_bytes(results, tmp_path):
     name = "device_ratios"
     write_plot(FIGURES[name].plot(Tables(results.root / "tables")), tmp_path, name)
     for path in sorted(tmp_path.iterdir()):
         assert path.read_bytes() == (results.root / "figures" / path.name).read_bytes(), path.name
 
 
-def test_without_the_cells_table_the_command_ends_with_2(
-    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_cells_table_the_command_ends_with_2(results, tmp_path, capsys):
     assert draw(results, tmp_path) == 2
     assert capsys.readouterr().err == "kvsweep figures: there is no table cells (cells.parquet was not made)\n"
 
 
-def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_headings(results: Results) -> None:
+def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_headings(results):
     for name, figure in FIGURES.items():
         caption = figure.caption
         assert all(len(text) > 40 and not set("*`|<>") & set(text) for _, text in caption.paragraphs), name
@@ -218,7 +216,7 @@ def test_every_figure_has_a_caption_beside_it_that_is_plain_text_but_for_its_hea
         assert not_shown == f"**What it does not show:** {caption.not_shown}"
 
 
-def test_a_figure_that_lacks_a_column_says_which(results: Results, tmp_path: Path) -> None:
+def test_a_figure_that_lacks_a_column_says_which(results, tmp_path):
     """The columns that a figure needs are declared with it."""
     pd.read_parquet(results.root / "tables" / "ratios.parquet").drop(columns="metric").to_parquet(
         tmp_path / "ratios.parquet"
@@ -227,14 +225,14 @@ def test_a_figure_that_lacks_a_column_says_which(results: Results, tmp_path: Pat
         FIGURES["device_ratios"].plot(Tables(tmp_path))
 
 
-def test_a_measure_that_is_known_for_no_cell_is_missing(results: Results, tmp_path: Path) -> None:
+def test_a_measure_that_is_known_for_no_cell_is_missing(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet").assign(total_tokens_per_s=float("nan"))
     cells.to_parquet(tmp_path / "cells.parquet")
     with pytest.raises(MissingError, match="total_tokens_per_s is known for no cell"):
         FIGURES["total_by_max_num_seqs"].plot(Tables(tmp_path))
 
 
-def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Results, tmp_path: Path) -> None:
+def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     cells = cells[cells["engine"] == "vllm"]
     many = [cells.assign(workload=f"w{i}", cell_id=cells["cell_id"] + str(i)) for i in range(MAX_PANELS + 3)]
@@ -244,7 +242,7 @@ def test_a_study_with_many_workloads_draws_some_panels_and_says_so(results: Resu
     assert f"{MAX_PANELS} of {MAX_PANELS + 3} panels are drawn" in plot.notes[0]
 
 
-def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(results: Results, tmp_path: Path) -> None:
+def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     theirs = cells[cells["gpu"] == "h200"].assign(source="measured elsewhere", cell_id=cells["cell_id"] + "/elsewhere")
     pd.concat([cells, theirs]).to_parquet(tmp_path / "cells.parquet")
@@ -253,7 +251,7 @@ def test_numbers_measured_elsewhere_are_a_line_of_their_own_and_named(results: R
     assert "h200 (measured elsewhere)" in [handle.get_label() for handle in plot.handles]
 
 
-def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(results: Results, tmp_path: Path) -> None:
+def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     many = [cells.assign(knob_seed=i, cell_id=cells["cell_id"] + str(i)) for i in range(5)]
     pd.concat(many).to_parquet(tmp_path / "cells.parquet")
@@ -261,7 +259,7 @@ def test_many_settings_become_one_line_with_a_band_and_the_figure_says_so(result
     assert any("a line is the median of all of them" in note for note in plot.notes)
 
 
-def test_settings_of_one_device_are_told_apart_by_colour(results: Results, tmp_path: Path) -> None:
+def test_settings_of_one_device_are_told_apart_by_colour(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     one = cells[
         (cells["gpu"] == "h200") & (cells["knob_block_size"] == 16) & cells["knob_enable_prefix_caching"].isna()
@@ -276,7 +274,7 @@ def test_settings_of_one_device_are_told_apart_by_colour(results: Results, tmp_p
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page() -> None:
+def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page():
     use_style()
     long = [Line2D([], [], label=f"setting {'with a long name ' * 6}{i}") for i in range(3)]
     figure = _drawn(Plot("t", "a", [], [Panel("p", lambda ax: None)], handles=long), 1, COLUMN_WIDTH_IN)
@@ -288,7 +286,7 @@ def test_a_long_legend_is_broken_into_lines_and_stays_on_the_page() -> None:
     assert drawn.y1 < head.texts[0].get_window_extent().y0
 
 
-def test_a_study_with_thousands_of_cells_counts_its_outcomes(results: Results, tmp_path: Path) -> None:
+def test_a_study_with_thousands_of_cells_counts_its_outcomes(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     pd.concat([cells.assign(cell_id=cells["cell_id"] + str(i)) for i in range(20)]).to_parquet(
         tmp_path / "cells.parquet"
@@ -300,7 +298,7 @@ def test_a_study_with_thousands_of_cells_counts_its_outcomes(results: Results, t
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("panels", [1, 3])
-def test_a_long_name_takes_no_room_from_the_marks_and_stays_within_its_panel(panels: int) -> None:
+def test_a_long_name_takes_no_room_from_the_marks_and_stays_within_its_panel(panels):
     use_style()
 
     def draw(ax: Axes) -> None:

@@ -21,7 +21,7 @@ def report_of(results: Results, folder: Path, **changed: object) -> Report:
     return Report(load_study(results.study), Tables(folder), Path(), Path(), Path(), folder / "report.html")
 
 
-def test_pretended_gpus_are_the_first_thing_that_the_page_says(results: Results, tmp_path: Path) -> None:
+def test_pretended_gpus_are_the_first_thing_that_the_page_says(results, tmp_path):
     (findings,) = simulated(report_of(results, tmp_path, source="simulated"))
     assert isinstance(findings, Findings)
     (finding,) = findings.findings
@@ -32,7 +32,7 @@ def test_pretended_gpus_are_the_first_thing_that_the_page_says(results: Results,
     assert "is a measurement of a GPU" not in results.html
 
 
-def test_cells_with_a_gpu_slowed_down_are_counted_and_named(results: Results, tmp_path: Path) -> None:
+def test_cells_with_a_gpu_slowed_down_are_counted_and_named(results, tmp_path):
     report = report_of(results, tmp_path)
     timed = report.tables.cells.dropna(subset="throttle_reasons")
     slowed = timed[(timed["gpu"] == "l40s") & (timed["repeat"] == 1)]
@@ -50,12 +50,12 @@ def test_cells_with_a_gpu_slowed_down_are_counted_and_named(results: Results, tm
     assert "HwThermalSlowdown,SwPowerCap" in str(named)
 
 
-def test_a_power_cap_is_no_fault(results: Results, tmp_path: Path) -> None:
+def test_a_power_cap_is_no_fault(results, tmp_path):
     report = report_of(results, tmp_path, throttle_reasons="GpuIdle,SwPowerCap")
     assert list(slowed_gpus(report)) == list(slowed_cells(report)) == []
 
 
-def test_energy_is_the_median_over_the_repeats_of_a_cell(results: Results, tmp_path: Path) -> None:
+def test_energy_is_the_median_over_the_repeats_of_a_cell(results, tmp_path):
     report = report_of(results, tmp_path)
     [part] = next(section.parts for section in SUBJECTS if section.id == "energy")
     [fold] = part(report)
@@ -69,7 +69,7 @@ def test_energy_is_the_median_over_the_repeats_of_a_cell(results: Results, tmp_p
     )
 
 
-def test_without_power_there_is_no_energy_to_show(results: Results, tmp_path: Path) -> None:
+def test_without_power_there_is_no_energy_to_show(results, tmp_path):
     [part] = next(section.parts for section in SUBJECTS if section.id == "energy")
     with pytest.raises(MissingError, match="no device reported its power"):
         list(part(report_of(results, tmp_path, energy_j=None)))

@@ -4,13 +4,12 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from tests.unit.present.conftest import Results, arguments
+from tests.unit.present.conftest import arguments
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.common.files import write_json
 from workflow_scripts.present.blocks import Fold
@@ -63,11 +62,11 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(results: Results) -> Page:
+def page(results):
     return Page(results.html)
 
 
-def test_nothing_is_loaded_from_anywhere(results: Results, page: Page) -> None:
+def test_nothing_is_loaded_from_anywhere(results, page):
     sources = [a[name] for _, a in page.elements for name in ("src", "srcset", "data", "poster", "action") if name in a]
     assert len(sources) == 2 * len(FIGURES)
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
@@ -79,7 +78,7 @@ def test_nothing_is_loaded_from_anywhere(results: Results, page: Page) -> None:
     assert "unsafe" not in policy
 
 
-def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, page: Page) -> None:
+def test_links_lead_to_sections_and_to_files_that_are_there(results, page):
     targets = [attributes["href"] for attributes in page.all("a")]
     assert any(target.endswith("/raw/engine.log") for target in targets)
     for target in targets:
@@ -96,7 +95,7 @@ def test_links_lead_to_sections_and_to_files_that_are_there(results: Results, pa
     assert not [name for name, count in Counter(page.ids()).items() if count > 1]
 
 
-def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -> None:
+def test_every_section_is_there_with_a_heading_and_in_the_contents(page):
     titles = {section.id: section.title for section in SUBJECTS}
     first, *there = (attributes["id"] for attributes in page.all("section"))
     assert first == "summary"
@@ -107,28 +106,42 @@ def test_every_section_is_there_with_a_heading_and_in_the_contents(page: Page) -
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
-def test_every_figure_has_a_text_for_who_cannot_see_it_and_a_caption(page: Page) -> None:
+def test_every_figure_has_a_text_for_who_cannot_see_it_and_a_caption(page):
     images = page.all("img")
     assert len(images) == len(FIGURES)
     assert all(len(image["alt"]) > 20 and int(image["width"]) > 100 for image in images)
     assert len([caption for caption in page.text["figcaption"] if "Source: " in caption]) == len(FIGURES)
 
 
-def test_every_table_has_a_caption_and_headings(page: Page) -> None:
+def test_every_table_has_a_caption_and_headings(page):
     names = [attributes["aria-label"] for attributes in page.all("table")]
     assert len(names) > 8
     assert all(any(caption.startswith(name) for caption in page.text["figcaption"]) for name in names)
     assert {a.get("scope") for a in page.all("th")} == {"col", "row"}
 
 
-def test_markup_in_logs_reasons_and_studies_is_text(results: Results, page: Page) -> None:
+def test_the_first_column_of_a_table_stands_below_its_heading(page):
+    numeric = False
+    seen = set()
+    previous = "row"
+    for attributes in page.all("th"):
+        if attributes["scope"] == "row":
+            assert (attributes.get("class") == "number") == numeric
+            seen.add(numeric)
+        elif previous == "row":
+            numeric = attributes.get("class") == "number"
+        previous = attributes["scope"]
+    assert seen == {True, False}
+
+
+def test_markup_in_logs_reasons_and_studies_is_text(results, page):
     assert len(page.all("script")) == 1
     assert SCRIPT not in results.html
     for tag in ("header", "td", "code"):  # the question, the reason of a refused cell, a command line
         assert any(SCRIPT in text for text in page.text[tag]), tag
 
 
-def test_cells_that_are_not_ok_are_told_with_their_reasons(page: Page) -> None:
+def test_cells_that_are_not_ok_are_told_with_their_reasons(page):
     cells = " ".join(page.text["td"])
     for reason in ("not done after 1800 s", "EngineDeadError: the engine died", "not run yet"):
         assert reason in cells
@@ -136,14 +149,14 @@ def test_cells_that_are_not_ok_are_told_with_their_reasons(page: Page) -> None:
     assert any("2 times its ceiling" in finding for finding in page.text["li"])
 
 
-def test_settings_that_the_engine_replaced_are_told_with_the_cells_they_are_of(page: Page) -> None:
+def test_settings_that_the_engine_replaced_are_told_with_the_cells_they_are_of(page):
     told = next(table for table in page.text["figure"] if "Settings that the engine replaced" in table)
     assert "max_model_len 2048, not 4096" in told
     assert "h200, vllm, chat: block size 8" in told
     assert "l40s" not in told
 
 
-def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results: Results, page: Page) -> None:
+def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results, page):
     digest = study_sha256(load_study(results.study))
     assert any(f"Study synthetic, definition {digest[:12]}, measured until 20" in text for text in page.text["p"])
     entry = next(text for text in page.text["pre"] if text.startswith("@software{kvsweep-synthetic,"))
@@ -156,7 +169,7 @@ def test_the_page_says_how_to_cite_the_study_and_where_its_tables_are(results: R
     assert {f"tables/{name}.parquet" for name in ("cells", "intervals", "claims")} <= hrefs
 
 
-def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:
+def test_claims_are_told_with_their_verdicts_and_evidence(page):
     told = [text for text in page.text["details"] if "A made-up claim" in text]
     assert len(told) == 3
     assert any("contradicted: A made-up claim" in text and "Evidence: [limits] It is not." in text for text in told)
@@ -165,7 +178,7 @@ def test_claims_are_told_with_their_verdicts_and_evidence(page: Page) -> None:
     assert any(counted in finding for finding in page.text["li"])
 
 
-def test_a_study_that_names_no_claims_has_no_word_of_them(results: Results, tmp_path: Path) -> None:
+def test_a_study_that_names_no_claims_has_no_word_of_them(results, tmp_path):
     study = yaml.safe_load(results.study.read_text(encoding="utf-8"))
     del study["claims"]
     other = tmp_path / "other.yaml"
@@ -177,27 +190,27 @@ def test_a_study_that_names_no_claims_has_no_word_of_them(results: Results, tmp_
     assert '<section id="claims"' not in html
 
 
-def test_cells_measured_on_a_loaded_host_are_named(page: Page) -> None:
+def test_cells_measured_on_a_loaded_host_are_named(page):
     assert any("loaded host" in finding for finding in page.text["li"])
     named = next(table for table in page.text["figure"] if "CPU used by others" in table)
     assert "l40s, vllm, chat: block size 16" in named
     assert "h200" not in named
 
 
-def test_cells_that_were_not_steady_after_their_warm_up_are_named(page: Page) -> None:
+def test_cells_that_were_not_steady_after_their_warm_up_are_named(page):
     told = next(finding for finding in page.text["li"] if "not steady" in finding)
     assert "measured cells the last two passes of the warm-up differed by more than 5 %" in told
     assert "l40s, vllm, chat: block size 8, at most 1 sequence; " in told
     assert "h200" not in told
 
 
-def test_cells_are_told_by_device_host_and_lock(page: Page) -> None:
+def test_cells_are_told_by_device_host_and_lock(page):
     table = next(table for table in page.text["figure"] if "Cells by where they were measured" in table)
     for gpu, lock in (("h200", "a"), ("l40s", "b")):
         assert re.search(rf"^{gpu}node-1–0\.32\.01{lock}{{12}}[1-9]\d*$", table, re.MULTILINE), table
 
 
-def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -> None:
+def test_what_is_missing_is_shown_as_missing(results, tmp_path):
     tables = tmp_path / "tables"
     tables.mkdir()
     shutil.copy(results.root / "tables" / "cells.parquet", tables)
@@ -211,7 +224,7 @@ def test_what_is_missing_is_shown_as_missing(results: Results, tmp_path: Path) -
     assert any("there is no table effects (effects.parquet was not made)" in text for text in absent)
 
 
-def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results: Results, tmp_path: Path) -> None:
+def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results, tmp_path):
     caption = "Waste by kind of layer, in tokens of all layers, medians over repeats"
     assert caption not in results.html
     tables = shutil.copytree(results.root / "tables", tmp_path / "tables")
@@ -227,7 +240,7 @@ def test_waste_by_kind_of_layer_is_told_and_older_tables_do_without(results: Res
     assert caption not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_study_without_prefix_caching_among_its_effects_has_a_page(results: Results, tmp_path: Path) -> None:
+def test_a_study_without_prefix_caching_among_its_effects_has_a_page(results, tmp_path):
     tables = shutil.copytree(results.root / "tables", tmp_path / "tables")
     effects = pd.read_parquet(tables / "effects.parquet")
     effects[effects["knob"] != "enable_prefix_caching"].to_parquet(tables / "effects.parquet")
@@ -236,14 +249,14 @@ def test_a_study_without_prefix_caching_among_its_effects_has_a_page(results: Re
     assert {attributes["id"] for attributes in page.all("section")} == {"summary", *(one.id for one in SUBJECTS)}
 
 
-def test_no_headline_names_a_cell_by_its_slug(results: Results, page: Page) -> None:
+def test_no_headline_names_a_cell_by_its_slug(results, page):
     slugs = {cell.knobs.slug() for cell in expand(load_study(results.study))}
     assert len(slugs) > 10
     places = [*page.text["h3"], *page.text["summary"], *page.text["li"], *page.text["figcaption"]]
     assert [text for text in places if any(slug in text.replace("/", " ").split() for slug in slugs)] == []
 
 
-def test_what_was_recorded_is_named_by_the_cell_in_words(results: Results, tmp_path: Path) -> None:
+def test_what_was_recorded_is_named_by_the_cell_in_words(results, tmp_path):
     tables = Tables(results.root / "tables")
     report = Report(load_study(results.study), tables, tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
     cell = report.grid.loc[report.grid["outcome"] != "missing", "cell_id"].iloc[0]
@@ -253,7 +266,7 @@ def test_what_was_recorded_is_named_by_the_cell_in_words(results: Results, tmp_p
     assert "block size " in told
 
 
-def test_sections_without_anything_to_show_come_last_and_say_once_why(results: Results, page: Page) -> None:
+def test_sections_without_anything_to_show_come_last_and_say_once_why(results, page):
     here = [attributes["id"] for attributes in page.all("section")][1:]
     order = [section.id for section in SUBJECTS]
     empty = here[here.index("glossary") + 1 :]
@@ -264,11 +277,11 @@ def test_sections_without_anything_to_show_come_last_and_say_once_why(results: R
     last = results.html[results.html.index('<section id="speculation"') :]
     assert last.count("Not shown:") == len(empty)
     assert [text for text in page.text["li"] if "(nothing to show)" in text] == [
-        "Speculative decoding (nothing to show)",
+        "Speculative decoding (nothing to show)"
     ]
 
 
-def test_a_missing_cell_that_was_tried_tells_why_and_leads_to_its_log(results: Results, tmp_path: Path) -> None:
+def test_a_missing_cell_that_was_tried_tells_why_and_leads_to_its_log(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     missing = cells.loc[cells["outcome"] == "missing", "cell_id"].iloc[0]
     (tmp_path / "cells" / missing).mkdir(parents=True)
@@ -280,7 +293,7 @@ def test_a_missing_cell_that_was_tried_tells_why_and_leads_to_its_log(results: R
     assert f"cells/{missing}/measure.log" in [link["href"] for link in page.all("a")]
 
 
-def test_the_log_of_a_cell_is_that_of_the_start_that_is_shown(results: Results, tmp_path: Path) -> None:
+def test_the_log_of_a_cell_is_that_of_the_start_that_is_shown(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     shown = cells.loc[cells["outcome"] == "ok", "cell_id"].iloc[0]
     tables = tmp_path / "tables"
@@ -295,7 +308,7 @@ def test_the_log_of_a_cell_is_that_of_the_start_that_is_shown(results: Results, 
     assert f"cells/{shown}/start-2/raw/engine.log" in [link["href"] for link in page.all("a")]
 
 
-def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Path) -> None:
+def test_a_study_of_which_nothing_ran_has_a_page(results, tmp_path):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet").drop_duplicates("cell_id")
     provenance = ["repeat", "host", "engine_version", "git_commit", "started_at", "cpu_steal_pct", "cpu_others_pct"]
     cells = cells.assign(outcome="missing", reason=None, **dict.fromkeys(provenance))
@@ -303,13 +316,11 @@ def test_a_study_of_which_nothing_ran_has_a_page(results: Results, tmp_path: Pat
     cells.to_parquet(tmp_path / "tables" / "cells.parquet")
     assert results.write_page(tmp_path / "report.html", tmp_path / "tables", tmp_path / "no figures") == 0
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert any("79 cells: 79 missing." in text for text in page.text["p"])
+    assert any("80 cells: 80 missing." in text for text in page.text["p"])
     assert any("no cell recorded how busy its host was" in text for text in page.text["p"])
 
 
-def test_without_the_cells_table_the_command_ends_with_2(
-    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_cells_table_the_command_ends_with_2(results, tmp_path, capsys):
     assert results.write_page(tmp_path / "report.html", tmp_path, tmp_path) == 2
     assert capsys.readouterr().err == "kvsweep report: there is no table cells (cells.parquet was not made)\n"
     assert not (tmp_path / "report.html").exists()

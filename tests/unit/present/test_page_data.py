@@ -3,14 +3,12 @@ import gzip
 import json
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import Results
 from tests.unit.present.synthetic import SCRIPT
 from workflow_scripts.present.page_data import VERSION, _intervals, columns_of, packed
 from workflow_scripts.present.report import Report
@@ -34,11 +32,11 @@ def values(column: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def data(results: Results) -> dict[str, Any]:
+def data(results):
     return data_of(results.html)
 
 
-def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results: Results, data: dict[str, Any]) -> None:
+def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results, data):
     grid = pd.read_parquet(results.root / "tables" / "cells.parquet").drop_duplicates("cell_id")
     assert data["version"] == VERSION
     assert values(data["cells"]["cell_id"]) == list(grid["cell_id"])
@@ -51,7 +49,7 @@ def test_every_cell_is_there_with_its_outcome_and_its_settings_in_words(results:
     assert SCRIPT in values(data["cells"]["log"])[5]
 
 
-def test_every_repeat_has_its_measured_values_and_limits(results: Results, data: dict[str, Any]) -> None:
+def test_every_repeat_has_its_measured_values_and_limits(results, data):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     measured = cells[cells["repeat"].notna()]
     repeats = data["repeats"]
@@ -66,7 +64,7 @@ def test_every_repeat_has_its_measured_values_and_limits(results: Results, data:
     assert "itl_s_p90" not in repeats, "a column without values is left out"
 
 
-def test_limits_predictions_and_intervals_name_their_cells(data: dict[str, Any]) -> None:
+def test_limits_predictions_and_intervals_name_their_cells(data):
     count = len(values(data["cells"]["cell_id"]))
     for table, column in (
         ("limits", "output_tokens_per_s_ceiling"),
@@ -81,7 +79,7 @@ def test_limits_predictions_and_intervals_name_their_cells(data: dict[str, Any])
     assert all(low <= high for low, high in zip(intervals["low"], intervals["high"], strict=True))
 
 
-def test_every_measured_cell_has_an_interval_and_says_what_it_covers(results: Results, data: dict[str, Any]) -> None:
+def test_every_measured_cell_has_an_interval_and_says_what_it_covers(results, data):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     measured = set(cells.loc[cells["outcome"].eq("ok") & cells["engine"].ne("vllm-serve"), "cell_id"])
     ids, intervals = values(data["cells"]["cell_id"]), data["intervals"]
@@ -92,9 +90,7 @@ def test_every_measured_cell_has_an_interval_and_says_what_it_covers(results: Re
     assert None in scopes.values()
 
 
-def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_one(
-    results: Results, tmp_path: Path
-) -> None:
+def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_one(results, tmp_path):
     tables = tmp_path / "tables"
     shutil.copytree(results.root / "tables", tables)
     limits = pd.read_parquet(tables / "limits.parquet")
@@ -106,7 +102,7 @@ def test_a_device_whose_data_sheet_lacks_a_rate_has_the_share_of_its_measured_on
     assert set(data_of((tmp_path / "report.html").read_text(encoding="utf-8"))["repeats"]["mbu"]) == {0.25}
 
 
-def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits() -> None:
+def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits():
     rows = pd.DataFrame({"number": [1.23456789, 20.0, float("inf")], "flag": pd.array([True, None, False])})
     columns = columns_of(rows, ["number", "flag"])
     assert columns == {"number": [1.2346, 20, None], "flag": [True, None, False]}
@@ -114,7 +110,7 @@ def test_the_same_data_give_the_same_text_and_numbers_keep_five_digits() -> None
     assert unpacked(packed(columns)) == columns
 
 
-def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path: Path) -> None:
+def test_a_server_keeps_the_intervals_that_its_own_table_does_not_have(tmp_path):
     ends = {"ttft_s_p50": [1.0], "ttft_s_p50_low": [0.9], "ttft_s_p50_high": [1.1]}
     # A table from before scopes has no such column.
     pd.DataFrame({"cell_id": ["a"], "repeats": [3], **ends}).to_parquet(tmp_path / "serving_summary.parquet")

@@ -2,29 +2,27 @@
 
 import math
 from collections import Counter
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.unit.present.conftest import Results
 from tests.unit.present.synthetic import SCRIPT, STUDY, cells_table, write_study
-from workflow_scripts.analyse.digest import Digest, DigestError, read_digest
+from workflow_scripts.analyse.digest import DigestError, read_digest
 from workflow_scripts.analyse.study_digest import digest_of
 from workflow_scripts.analyse.tables import TABLE_SCHEMAS
 from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture(scope="module")
-def digest(results: Results) -> Digest:
+def digest(results):
     return read_digest(results.root)
 
 
-def test_the_report_holds_the_digest_that_is_among_the_tables(results: Results, digest: Digest) -> None:
+def test_the_report_holds_the_digest_that_is_among_the_tables(results, digest):
     assert read_digest(results.root / "report.html") == digest
 
 
-def test_a_report_without_a_digest_is_complete_otherwise(results: Results, tmp_path: Path) -> None:
+def test_a_report_without_a_digest_is_complete_otherwise(results, tmp_path):
     for table in (results.root / "tables").glob("*.parquet"):
         (tmp_path / table.name).symlink_to(table)
     assert results.write_page(tmp_path / "report.html", tables=tmp_path) == 0
@@ -32,7 +30,7 @@ def test_a_report_without_a_digest_is_complete_otherwise(results: Results, tmp_p
         read_digest(tmp_path / "report.html")
 
 
-def test_every_cell_is_there_with_what_it_measured(results: Results, digest: Digest) -> None:
+def test_every_cell_is_there_with_what_it_measured(results, digest):
     cells = pd.read_parquet(results.root / "tables" / "cells.parquet")
     assert [cell.id for cell in digest.cells] == list(cells["cell_id"].drop_duplicates())
     assert Counter(cell.outcome for cell in digest.cells) == Counter(cells.drop_duplicates("cell_id")["outcome"])
@@ -53,7 +51,7 @@ def test_every_cell_is_there_with_what_it_measured(results: Results, digest: Dig
         assert (mean.starts, mean.repeats, mean.df) == (1, 3, 2)
 
 
-def test_it_says_what_was_asked_and_with_what_it_was_measured(digest: Digest) -> None:
+def test_it_says_what_was_asked_and_with_what_it_was_measured(digest):
     cell = next(cell for cell in digest.cells if cell.outcome == "infeasible")
     assert SCRIPT in str(cell.reason)
     assert digest.contents[cell.content]["workload"]["name"] in STUDY["workloads"]  # type: ignore[index,call-overload]
@@ -63,7 +61,7 @@ def test_it_says_what_was_asked_and_with_what_it_was_measured(digest: Digest) ->
     assert {tuple(cell.ceilings) for cell in digest.cells if cell.means} == {("datasheet",)}
 
 
-def test_the_studys_own_comparisons_are_there(results: Results, digest: Digest) -> None:
+def test_the_studys_own_comparisons_are_there(results, digest):
     effects = pd.read_parquet(results.root / "tables" / "effects.parquet")
     pairs = effects[effects["comparison"] == "pair"]
     found = [pair for pair in digest.pairs if pair.kind == "setting"]
@@ -76,7 +74,7 @@ def test_the_studys_own_comparisons_are_there(results: Results, digest: Digest) 
     assert verdicts["engine"] <= {"faster", "slower", "not decided"}
 
 
-def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measured(tmp_path: Path) -> None:
+def test_a_start_by_an_earlier_definition_says_nothing_of_how_a_cell_was_measured(tmp_path):
     study = load_study(write_study(tmp_path))
     cells = cells_table(study)
     ok = cells[cells["outcome"] == "ok"]

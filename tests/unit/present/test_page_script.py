@@ -1,12 +1,10 @@
-from pathlib import Path
-
 import pytest
 
 from workflow_scripts.present.page_script import ScriptError, joined
 from workflow_scripts.present.report import REPORT
 
 
-def test_a_module_comes_once_and_after_those_that_it_imports(tmp_path: Path) -> None:
+def test_a_module_comes_once_and_after_those_that_it_imports(tmp_path):
     (tmp_path / "main.js").write_text(
         'import { b } from "./b.js";\nimport { c } from "./c.js";\nexport const main = b + c;\n'
     )
@@ -39,14 +37,14 @@ def test_a_module_comes_once_and_after_those_that_it_imports(tmp_path: Path) -> 
         ({"main.js": 'import * as a from "./a.js";\n'}, "is not a form of import or export"),
     ],
 )
-def test_modules_that_cannot_be_joined_are_refused(tmp_path: Path, modules: dict[str, str], said: str) -> None:
+def test_modules_that_cannot_be_joined_are_refused(tmp_path, modules, said):
     for name, text in modules.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ScriptError, match=said):
         joined(tmp_path)
 
 
-def test_every_module_of_the_page_is_in_its_script() -> None:
+def test_every_module_of_the_page_is_in_its_script():
     script = joined(REPORT / "page")
     for module in (REPORT / "page").glob("*.js"):
         first = module.read_text(encoding="utf-8").splitlines()[0]
@@ -54,7 +52,7 @@ def test_every_module_of_the_page_is_in_its_script() -> None:
         assert script.count(first) == 1, module.name
 
 
-def test_no_module_can_turn_text_into_markup_or_code() -> None:
+def test_no_module_can_turn_text_into_markup_or_code():
     for module in (REPORT / "page").glob("*.js"):
         text = module.read_text(encoding="utf-8")
         for word in (

@@ -1,12 +1,11 @@
 import re
 
-from tests.unit.present.conftest import Results
 from tests.unit.present.test_page_data import unpacked, values
 from workflow_scripts.present.page_timelines import MOST_BYTES, MOST_ROWS, timelines
 from workflow_scripts.present.report_tables import Tables
 
 
-def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results: Results) -> None:
+def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results):
     tables = Tables(results.root / "tables", results.root / "parsed")
     all_of_them = timelines(tables)
     assert sum(map(len, all_of_them.values())) <= MOST_BYTES
@@ -20,7 +19,7 @@ def test_the_page_holds_timelines_of_its_cells_up_to_a_size(results: Results) ->
     assert len(set(places[: len(set(places))])) == len(set(places))
 
 
-def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results: Results) -> None:
+def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results):
     tables = Tables(results.root / "tables", results.root / "parsed")
     cell = "l40s/vllm/llama-3.1-8b-instruct/chat/bs16-seqs16-len4096"
     timeline = unpacked(timelines(tables)[cell])
@@ -31,7 +30,7 @@ def test_a_timeline_has_every_repeat_with_all_rows_or_evenly_chosen_ones(results
     assert all(most >= 64 for most in MOST_ROWS.values())
 
 
-def test_the_page_holds_timelines_of_few_cells_of_a_large_study(results: Results, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_page_holds_timelines_of_few_cells_of_a_large_study(results, monkeypatch):
     tables = Tables(results.root / "tables", results.root / "parsed")
     ten = list(timelines(tables).items())[:10]
     # Ten cells are read eight and two at a time.
@@ -39,7 +38,7 @@ def test_the_page_holds_timelines_of_few_cells_of_a_large_study(results: Results
     assert list(timelines(tables).items()) == ten
 
 
-def test_a_long_repeat_keeps_evenly_chosen_rows(results: Results, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_long_repeat_keeps_evenly_chosen_rows(results, monkeypatch):
     monkeypatch.setattr("workflow_scripts.present.page_timelines.MOST_ROWS", {"requests": 10, "steps": 25, "trace": 7})
     tables = Tables(results.root / "tables", results.root / "parsed")
     timeline = unpacked(next(iter(timelines(tables).values())))
@@ -55,5 +54,5 @@ def test_a_long_repeat_keeps_evenly_chosen_rows(results: Results, monkeypatch) -
     assert times[-1] > 9
 
 
-def test_without_parsed_facts_the_page_has_no_timelines(results: Results) -> None:
+def test_without_parsed_facts_the_page_has_no_timelines(results):
     assert timelines(Tables(results.root / "tables", results.root / "nowhere")) == {}

@@ -18,7 +18,7 @@ def report_of(results: Results, **override: bool) -> Report:
     return Report(changed, Tables(root / "tables"), root / "figures", root / "cells", Path(), root / "report.html")
 
 
-def test_it_is_the_first_finding_with_repository_and_commit(results: Results) -> None:
+def test_it_is_the_first_finding_with_repository_and_commit(results):
     (findings,) = remote_code(report_of(results, trust_remote_code=True))
     assert isinstance(findings, Findings)
     (finding,) = findings.findings
@@ -27,6 +27,6 @@ def test_it_is_the_first_finding_with_repository_and_commit(results: Results) ->
     assert remote_code in SUBJECTS[0].parts[:2]
 
 
-def test_a_study_without_it_has_nothing_to_say(results: Results) -> None:
+def test_a_study_without_it_has_nothing_to_say(results):
     assert list(remote_code(report_of(results))) == []
     assert "remote code" not in results.html

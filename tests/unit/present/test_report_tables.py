@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -7,7 +5,7 @@ from workflow_scripts.present.blocks import table_of
 from workflow_scripts.present.report_tables import MissingError, Tables
 
 
-def test_an_absent_an_empty_and_a_lacking_table_are_missing(tmp_path: Path) -> None:
+def test_an_absent_an_empty_and_a_lacking_table_are_missing(tmp_path):
     pd.DataFrame({"a": pd.Series(dtype="Int64")}).to_parquet(tmp_path / "empty.parquet")
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "some.parquet")
     tables = Tables(tmp_path)
@@ -22,7 +20,7 @@ def test_an_absent_an_empty_and_a_lacking_table_are_missing(tmp_path: Path) -> N
     assert list(tables.need("some", "a")["a"]) == [1]
 
 
-def test_nulls_of_numbers_are_nan_and_of_flags_none(tmp_path: Path) -> None:
+def test_nulls_of_numbers_are_nan_and_of_flags_none(tmp_path):
     table = pd.DataFrame({"n": pd.array([1, None], "Int64"), "flag": pd.array([True, None], "boolean")})
     table.to_parquet(tmp_path / "t.parquet")
     read = Tables(tmp_path).need("t")
@@ -31,7 +29,7 @@ def test_nulls_of_numbers_are_nan_and_of_flags_none(tmp_path: Path) -> None:
     assert read["flag"].isna().tolist() == [False, True]
 
 
-def test_only_the_facts_of_the_asked_cells_are_read(tmp_path: Path) -> None:
+def test_only_the_facts_of_the_asked_cells_are_read(tmp_path):
     (tmp_path / "h200").mkdir()
     cells = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
     pd.DataFrame({"cell_id": cells, "time_s": [1.0, 2.0]}).to_parquet(tmp_path / "h200" / "trace.parquet")
@@ -43,13 +41,13 @@ def test_only_the_facts_of_the_asked_cells_are_read(tmp_path: Path) -> None:
         tables.facts("steps", cells)
 
 
-def test_a_device_measured_elsewhere_is_named_so_and_never_in_one_line_with_ours(tmp_path: Path) -> None:
+def test_a_device_measured_elsewhere_is_named_so_and_never_in_one_line_with_ours(tmp_path):
     sources = ["measured", "measured elsewhere", "predicted"]
     pd.DataFrame({"gpu": ["h200"] * 3, "source": sources}).to_parquet(tmp_path / "t.parquet")
     assert list(Tables(tmp_path).need("t")["gpu"]) == ["h200", "h200 (measured elsewhere)", "h200"]
 
 
-def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers() -> None:
+def test_a_column_whose_values_have_no_intervals_stays_one_of_numbers():
     rows = pd.DataFrame({"a": [1.0, 2.0], "a_low": [float("nan")] * 2, "b": [1.0, 2.0], "b_low": [0.5, float("nan")]})
     shown = table_of(rows.assign(a_high=rows["a_low"], b_high=3.0), {"a": "A", "b": "B"}, "caption")
     assert shown.rows == [["1", "1 (0.5 to 3)"], ["2", "2"]]
@@ -70,7 +68,7 @@ def cells_of_two_starts() -> pd.DataFrame:
     return table.assign(cell_id="h200/vllm/m/w/" + table["cell_id"], comparable=True).convert_dtypes()
 
 
-def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_failed_starts_are_told(tmp_path: Path) -> None:
+def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_failed_starts_are_told(tmp_path):
     cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
     grid = Tables(tmp_path).grid
     assert [cell[-1] for cell in grid["cell_id"]] == ["a", "b", "c"]
@@ -81,7 +79,7 @@ def test_a_cell_of_which_one_start_ended_ok_is_measured_and_its_failed_starts_ar
     ]
 
 
-def test_facts_of_one_start_are_of_the_first_that_gave_results(tmp_path: Path) -> None:
+def test_facts_of_one_start_are_of_the_first_that_gave_results(tmp_path):
     cells_of_two_starts().to_parquet(tmp_path / "cells.parquet")
     (tmp_path / "h200").mkdir()
     ids = ["h200/vllm/m/w/a", "h200/vllm/m/w/b"]
@@ -91,6 +89,6 @@ def test_facts_of_one_start_are_of_the_first_that_gave_results(tmp_path: Path) -
     assert list(tables.facts_of_first_start("trace", ids)["time_s"]) == [2.0, 3.0]
 
 
-def test_repeats_from_before_starts_were_counted_are_of_the_first_start(tmp_path: Path) -> None:
+def test_repeats_from_before_starts_were_counted_are_of_the_first_start(tmp_path):
     pd.DataFrame({"cell_id": ["a"], "repeat": [0]}).to_parquet(tmp_path / "limits.parquet")
     assert list(Tables(tmp_path).need("limits", "start")["start"]) == [1]

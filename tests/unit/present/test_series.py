@@ -17,7 +17,7 @@ def cells(*rows: tuple[str, float, float]) -> pd.DataFrame:
     )
 
 
-def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared() -> None:
+def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared():
     rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 32, 8), ("l40s", 16, 1))
     (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES[1:])
     assert list(group.rows["cell_id"]) == ["h200/16/1", "h200/16/4"]
@@ -25,29 +25,29 @@ def test_only_cells_with_a_partner_that_differs_in_the_knob_alone_are_compared()
     assert group.labels == [""]
 
 
-def test_other_settings_that_differ_are_told_apart() -> None:
+def test_other_settings_that_differ_are_told_apart():
     rows = cells(("h200", 16, 1), ("h200", 16, 4), ("h200", 32, 1), ("h200", 32, 4))
     (group,) = groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES[1:])
     assert group.labels == ["block size 16", "block size 32"]
 
 
-def test_a_panel_a_device_the_one_with_the_most_cells_first() -> None:
+def test_a_panel_a_device_the_one_with_the_most_cells_first():
     rows = cells(("l40s", 16, 1), ("l40s", 16, 4), ("h200", 16, 1), ("h200", 16, 4), ("h200", 16, 8))
     assert [group.title for group in groups_varying(rows, "knob_max_num_seqs", KNOBS, NAMES)] == ["h200", "l40s"]
 
 
-def test_a_knob_that_nothing_varies_is_missing() -> None:
+def test_a_knob_that_nothing_varies_is_missing():
     with pytest.raises(MissingError, match="no two measured cells differ in block_size alone"):
         groups_varying(cells(("h200", 16, 1), ("h200", 16, 4)), "knob_block_size", KNOBS, NAMES)
     with pytest.raises(MissingError, match="no cell of the study sets page_size"):
         groups_varying(cells(("h200", 16, 1)), "knob_page_size", KNOBS, NAMES)
 
 
-def test_titles_tell_the_cells_shown_apart() -> None:
+def test_titles_tell_the_cells_shown_apart():
     rows = cells(("h200", 16, 1), ("h200", 16, 4), ("l40s", 16, 4))
     assert list(cell_titles(rows, KNOBS)) == ["h200\nmax num seqs 1", "h200\nmax num seqs 4", "l40s\nmax num seqs 4"]
 
 
-def test_cells_of_which_each_sets_what_the_other_leaves_alone_have_titles_of_their_own() -> None:
+def test_cells_of_which_each_sets_what_the_other_leaves_alone_have_titles_of_their_own():
     cells = pd.DataFrame({"knob_a": [1.0, None], "knob_b": [None, 2.0]}).assign(**dict.fromkeys(NAMES, "x"))
     assert list(cell_titles(cells, ["knob_a", "knob_b"])) == ["x\na 1", "x\nb 2"]

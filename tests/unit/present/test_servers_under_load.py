@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
-from tests.unit.present.conftest import Results
 from workflow_scripts.present.blocks import Findings, Table
 from workflow_scripts.present.plot import use_style, write_plot
 from workflow_scripts.present.report import Report
@@ -40,7 +39,7 @@ def labels(plot: serving.Plot) -> list[str]:
     return [str(handle.get_label()) for handle in plot.handles]
 
 
-def test_servers_are_told_apart_by_their_names_and_by_what_differs_among_their_own_settings(tmp_path: Path) -> None:
+def test_servers_are_told_apart_by_their_names_and_by_what_differs_among_their_own_settings(tmp_path):
     tables = write(
         tmp_path,
         ("vllm-serve", None, {"block_size": 16, "max_num_seqs": 8}, [1.0, 4.0]),
@@ -56,20 +55,20 @@ def test_servers_are_told_apart_by_their_names_and_by_what_differs_among_their_o
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_figure_fits_a_column_also_where_nothing_is_saturated(tmp_path: Path) -> None:
+def test_a_figure_fits_a_column_also_where_nothing_is_saturated(tmp_path):
     tables = write(tmp_path, ("vllm-serve", None, {}, [1.0, 4.0]), ("openai", "tgi", {}, [1.0, 4.0]))
     use_style()
     write_plot(serving.serving_latency(tables), tmp_path, "latency")
     assert (tmp_path / "latency.column.svg").exists()
 
 
-def test_a_single_load_is_no_curve(tmp_path: Path) -> None:
+def test_a_single_load_is_no_curve(tmp_path):
     tables = write(tmp_path, ("openai", "tgi", {}, [4.0]))
     with pytest.raises(MissingError, match="no server was measured at two request rates or numbers of users"):
         serving.serving_latency(tables)
 
 
-def test_more_than_six_settings_are_some_of_them_and_it_is_said(tmp_path: Path) -> None:
+def test_more_than_six_settings_are_some_of_them_and_it_is_said(tmp_path):
     many = [("vllm-serve", None, {"block_size": 16 * i}, [1.0, 4.0]) for i in range(1, 9)]
     plot = serving.serving_latency(write(tmp_path, *many))
     assert sum("block size" in label for label in labels(plot)) == 6
@@ -98,7 +97,7 @@ def rate(per_s: float, answered: float, **others: object) -> dict[str, object]:
     return {"request_rate_per_s": per_s, "answered": answered, **others}
 
 
-def test_what_a_server_sustains_lies_between_the_most_it_kept_up_with_and_the_least_it_did_not(tmp_path: Path) -> None:
+def test_what_a_server_sustains_lies_between_the_most_it_kept_up_with_and_the_least_it_did_not(tmp_path):
     too_much = {"saturated": True, "limited_by": "server"}
     ((verdict, sentence),) = sustained(
         tmp_path, rate(16, 7.5, **too_much), rate(1, 1.0), rate(4, 4.0), rate(8, 7.456, **too_much)
@@ -111,14 +110,14 @@ def test_what_a_server_sustains_lies_between_the_most_it_kept_up_with_and_the_le
     )
 
 
-def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path: Path) -> None:
+def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path):
     ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(4, 4.0))
     assert verdict == "sustains 4 requests/s"
     ((verdict, _),) = sustained(tmp_path, rate(8, 3.0, saturated=True), rate(4, 3.0, saturated=True))
     assert verdict == "not 4 requests/s"
 
 
-def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path: Path) -> None:
+def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path):
     too_short = {"saturated": None, "limited_by": "unknown"}
     ((verdict, sentence),) = sustained(tmp_path, rate(32, 10.0, **too_short))
     assert (verdict, sentence) == ("not known", "h200, m, w, vllm-serve: So.")
@@ -126,7 +125,7 @@ def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path: Path) -> None:
     assert verdict == "sustains 1 requests/s"
 
 
-def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path: Path) -> None:
+def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path):
     """That a closed loop or a short run saturates is not known."""
     rows = pd.DataFrame(
         {**LOAD, "knobs": "bs16", "saturated": saturated, "limited_by": limited_by}
@@ -141,7 +140,7 @@ def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp
     assert verdicts == ["saturated", "limited by server", "too short to say", "kept up"]
 
 
-def test_servers_settings_ramps_and_users_are_told_apart(tmp_path: Path) -> None:
+def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
     found = sustained(
         tmp_path,
         rate(1, 1.0, block_size=16),
@@ -168,12 +167,12 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path: Path) -> None
     assert "with 8 users it answered 5 requests/s" in found[4][1]
 
 
-def test_of_a_server_whose_client_was_the_limit_nothing_is_known(tmp_path: Path) -> None:
+def test_of_a_server_whose_client_was_the_limit_nothing_is_known(tmp_path):
     with pytest.raises(MissingError, match="no server was measured at a load that the client could send"):
         sustained(tmp_path, rate(64, 9.0, saturated=True, limited_by="client,server"))
 
 
-def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path: Path) -> None:
+def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_path):
     tables = write(
         tmp_path, ("vllm-serve", None, {"block_size": 16}, [1.0, 4.0]), ("vllm-serve", None, {"block_size": 32}, [2.0])
     )
@@ -186,7 +185,7 @@ def test_a_setting_at_one_load_has_strokes_in_the_styles_of_its_latencies(tmp_pa
     plt.close()
 
 
-def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path: Path) -> None:
+def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
     settings = [(seqs, rate) for seqs in (4, 64) for rate in (2.0, 10.0)] + [(64, 20.0)]
     rows = [
         {
@@ -215,7 +214,7 @@ def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path: Path) -
     assert list(sequences_by_rate(replace(report, tables=Tables(tmp_path)))) == []
 
 
-def test_the_page_warns_of_saturated_loads_first(results: Results) -> None:
+def test_the_page_warns_of_saturated_loads_first(results):
     found = results.html
     at = found.index("3 of 3 loads; the table below holds all.")
     section = found[found.index('id="serving"') : at]

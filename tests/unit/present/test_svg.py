@@ -1,6 +1,5 @@
 import base64
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ SVG = (
 )
 
 
-def test_ink_turns_with_the_page_and_other_colours_do_not(tmp_path: Path) -> None:
+def test_ink_turns_with_the_page_and_other_colours_do_not(tmp_path):
     drawn = tmp_path / "a.svg"
     drawn.write_text(SVG)
     kind, data = data_address(drawn).split(",")
@@ -27,13 +26,13 @@ def test_ink_turns_with_the_page_and_other_colours_do_not(tmp_path: Path) -> Non
     assert "fill: #0173b2" in paths
 
 
-def test_size_in_css_pixels(tmp_path: Path) -> None:
+def test_size_in_css_pixels(tmp_path):
     drawn = tmp_path / "a.svg"
     drawn.write_text(SVG)
     assert size_px(drawn) == (96, 49)
 
 
-def test_an_svg_without_a_size_is_an_error(tmp_path: Path) -> None:
+def test_an_svg_without_a_size_is_an_error(tmp_path):
     drawn = tmp_path / "a.svg"
     drawn.write_text("<svg/>")
     with pytest.raises(ValueError, match=r"a\.svg: an SVG without width and height in points"):

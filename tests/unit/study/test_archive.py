@@ -16,7 +16,7 @@ from workflow_scripts.study.study_file import load_study
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Path:
+def study(tmp_path):
     """A study of which three cells have ended and tables and report are there."""
     sweep = {"gpu": ["h200", "l40s"], "knobs": {"block_size": [16, 32]}}
     path = write_study(tmp_path, sweep, name="kept", question="what is kept?", workloads={"short": fixed()})
@@ -46,7 +46,7 @@ def archived(study: Path, name: str = "kept.zip") -> zipfile.ZipFile:
     return zipfile.ZipFile(out)
 
 
-def test_it_holds_what_was_asked_measured_and_found_and_the_code_between(study: Path) -> None:
+def test_it_holds_what_was_asked_measured_and_found_and_the_code_between(study):
     names = set(archived(study).namelist())
     cells = {name for name in names if name.endswith("outcome.json")}
     assert len(cells) == 3
@@ -65,7 +65,7 @@ def test_it_holds_what_was_asked_measured_and_found_and_the_code_between(study: 
     assert not [name for name in names if name.endswith((".pyc", ".safetensors")) or ".partial" in name]
 
 
-def test_every_file_has_its_hash_in_the_manifest(study: Path) -> None:
+def test_every_file_has_its_hash_in_the_manifest(study):
     archive = archived(study)
     lines = archive.read("manifest-sha256.txt").decode().splitlines()
     listed = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
@@ -73,7 +73,7 @@ def test_every_file_has_its_hash_in_the_manifest(study: Path) -> None:
     assert listed == {name: hashlib.sha256(archive.read(name)).hexdigest() for name in listed}
 
 
-def test_the_description_names_the_commit_of_the_code(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_names_the_commit_of_the_code(study, monkeypatch):
     found = {("a1", False): "a1", ("a1", True): "a1-dirty", ("a1", None): "a1", (None, None): None}
     for (commit, dirty), told in found.items():
         monkeypatch.setattr(archive, "commit_of", lambda _, known=(commit, dirty): known)
@@ -82,7 +82,7 @@ def test_the_description_names_the_commit_of_the_code(study: Path, monkeypatch: 
         assert pipeline.get("identifier") == told
 
 
-def test_the_description_names_only_what_is_there_and_says_what_measured_what(study: Path) -> None:
+def test_the_description_names_only_what_is_there_and_says_what_measured_what(study):
     archive = archived(study)
     names = archive.namelist()
     graph = {entity["@id"]: entity for entity in json.loads(archive.read("ro-crate-metadata.json"))["@graph"]}
@@ -99,13 +99,13 @@ def test_the_description_names_only_what_is_there_and_says_what_measured_what(st
     assert graph["#measuring-l40s"]["endTime"] == "2026-01-03T00:00:00+00:00"
 
 
-def test_equal_contents_give_equal_archives(study: Path) -> None:
+def test_equal_contents_give_equal_archives(study):
     archived(study, "one.zip")
     archived(study, "two.zip")
     assert (study.parent / "one.zip").read_bytes() == (study.parent / "two.zip").read_bytes()
 
 
-def test_without_a_report_there_is_one_message_and_no_archive(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_report_there_is_one_message_and_no_archive(study, capsys):
     StudyPaths(study.parent / "results", "kept").report.unlink()
     out = study.parent / "kept.zip"
     assert main(["--study", str(study), "--results", str(study.parent / "results"), "--out", str(out)]) == 2

@@ -25,14 +25,14 @@ CELLS: dict[str, dict[str, Any]] = STORED["definitions"]
 
 
 @pytest.fixture(scope="module")
-def definitions() -> dict[str, Definition]:
+def definitions():
     study = Study.model_validate(STORED["study"])
     models = resolved_models(study)
     return {cell.id: cell_definition(study, cell, models) for cell in expand(study)}
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_definition_is_written_byte_by_byte_as_before(definitions: dict[str, Definition], cell: str) -> None:
+def test_a_definition_is_written_byte_by_byte_as_before(definitions, cell):
     stored, found = CELLS[cell], definitions[cell]
     as_then = found.model_copy(update={"protocol": stored["definition"]["protocol"]})
     assert json.dumps(as_then.as_json()) == json.dumps(stored["definition"])
@@ -42,13 +42,13 @@ def test_a_definition_is_written_byte_by_byte_as_before(definitions: dict[str, D
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_written_definition_is_read_back(definitions: dict[str, Definition], cell: str) -> None:
+def test_a_written_definition_is_read_back(definitions, cell):
     read = Definition.model_validate(json.loads(definitions[cell].model_dump_json()))
     assert read == definitions[cell]
     assert read.knobs.max_concurrency == definitions[cell].knobs.max_concurrency
 
 
-def test_the_hash_of_a_study_is_that_of_what_it_measures() -> None:
+def test_the_hash_of_a_study_is_that_of_what_it_measures():
     study = Study.model_validate(STORED["study"])
     assert study_sha256(study) == study_sha256(study.model_copy(update={"question": "Another one?"}))
     assert study_sha256(study) != study_sha256(study.model_copy(update={"sweeps": study.sweeps[1:]}))

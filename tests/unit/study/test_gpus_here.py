@@ -27,7 +27,7 @@ H200, L40S = "NVIDIA H200", "NVIDIA L40S"
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def host(monkeypatch):
     """The names of a host's GPUs."""
     names = [H200, L40S, L40S]
     nvml = ModuleType("pynvml")
@@ -45,14 +45,14 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("host")
-def test_the_gpus_are_those_that_the_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_are_those_that_the_process_may_see(monkeypatch):
     assert gpus_here() == [H200, L40S, L40S]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,7")  # what CUDA does not find ends its list
     assert gpus_here() == [L40S, H200]
 
 
 @pytest.mark.usefixtures("host")
-def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_are_none(monkeypatch):
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -74,7 +74,7 @@ def write_study(folder: Path, starts: int = 1, **knobs: object) -> Path:
     )
 
 
-def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path: Path) -> None:
+def test_a_cell_needs_as_many_gpus_of_its_type_as_it_has_ranks(tmp_path):
     study = load_study(write_study(tmp_path))
     alone, pair, of_cpu = cell("l40s"), cell("l40s", tensor_parallel_size=2), cell("cpu-all")
     served = cell("h200", "openai", endpoint="there", users=1)
@@ -124,7 +124,7 @@ def measured_in(planned: str) -> list[set[str]]:
     return [{f"{one.split('/')[0]} {one.split('/')[4]}" for one in cells[number]} for number in sorted(cells)]
 
 
-def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path: Path) -> None:
+def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measured(tmp_path):
     study_file, results = write_study(tmp_path), tmp_path / "results"
     planned = dry_run(study_file, results)
     assert "2 cells are left out, because this machine has no GPU: 2 need h200." in planned
@@ -135,7 +135,7 @@ def test_cells_without_their_gpu_are_named_and_left_missing_and_the_others_measu
     assert "> " + str(tmp_path / "results/mixed/logs/all.log") + "; exit 1" in planned
 
 
-def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> None:
+def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path):
     study_file, results = write_study(tmp_path), tmp_path / "results"
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
@@ -148,7 +148,7 @@ def test_a_cell_that_was_measured_elsewhere_is_not_left_out(tmp_path: Path) -> N
     assert "exit 1" not in planned
 
 
-def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path: Path) -> None:
+def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path):
     study_file, results = write_study(tmp_path, starts=3), tmp_path / "results"
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
@@ -164,7 +164,7 @@ def test_every_start_of_the_cells_is_a_round_of_its_own(tmp_path: Path) -> None:
     assert measured_in(dry_run(study_file, results)) == [{f"cpu-1core {here[0].knobs.slug()}"}]
 
 
-def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
+def test_ladders_are_climbed_on_the_devices_here(tmp_path):
     study_file, results = write_study(tmp_path, tensor_parallel_size=[1, 2]), tmp_path / "results"
     # A pair is missing, but a ladder needs one GPU.
     planned = dry_run(study_file, results, "calibrate", nvml=ONE_H200)
@@ -181,7 +181,7 @@ def test_ladders_are_climbed_on_the_devices_here(tmp_path: Path) -> None:
     assert "ladders/cpu-1core+cpu-all.done" in dry_run(Path("config/studies/demo.yaml"), results, "calibrate")
 
 
-def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> None:
+def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path):
     study_file, results = write_study(tmp_path), tmp_path / "results"
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)
@@ -200,7 +200,7 @@ def test_a_further_start_that_was_measured_by_hand_is_parsed(tmp_path: Path) -> 
     assert json.loads(paths.ended("h200").read_text()).keys() - first.keys() == {f"{again.id}/start-2"}
 
 
-def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path: Path) -> None:
+def test_a_former_record_of_a_cell_that_never_ran_is_no_outcome(tmp_path):
     study_file, results = write_study(tmp_path), tmp_path / "results"
     study = load_study(study_file)
     paths = StudyPaths(results, study.name)

@@ -24,7 +24,7 @@ from workflow_scripts.study.study_file import Study, load_study
 DEMO = load_study(Path("config/studies/demo.yaml"))
 
 
-def test_slugs_name_what_is_set_in_a_fixed_order() -> None:
+def test_slugs_name_what_is_set_in_a_fixed_order():
     assert VllmKnobs(enable_prefix_caching=True, block_size=16).slug() == "bs16-pc1"
     assert VllmKnobs(gpu_memory_utilization=0.9, kv_cache_dtype="fp8").slug() == "util0.9-kvfp8"
     assert VllmKnobs().slug() == "default"
@@ -38,7 +38,7 @@ def test_slugs_name_what_is_set_in_a_fixed_order() -> None:
 
 
 @pytest.mark.parametrize("kind", [engine.knobs for engine in load_engines().values()], ids=load_engines())
-def test_every_knob_has_a_code_of_its_own(kind: type[VllmKnobs]) -> None:
+def test_every_knob_has_a_code_of_its_own(kind):
     codes = [knob.code for knob in kind.described().values()]
     assert set(kind.described()) == set(kind.model_fields)
     assert len(set(codes)) == len(codes)
@@ -58,17 +58,17 @@ values = st.fixed_dictionaries(
 
 
 @given(values, values)
-def test_two_settings_share_a_slug_only_if_they_are_the_same(a: dict[str, object], b: dict[str, object]) -> None:
+def test_two_settings_share_a_slug_only_if_they_are_the_same(a, b):
     one, other = VllmKnobs.model_validate(a), VllmKnobs.model_validate(b)
     assert (one.slug() == other.slug()) == (one == other)
 
 
-def test_numbers_that_differ_late_are_told_apart_in_a_slug() -> None:
+def test_numbers_that_differ_late_are_told_apart_in_a_slug():
     slugs = [VllmKnobs(gpu_memory_utilization=share).slug() for share in (0.9, 0.9000001)]
     assert slugs == ["util0.9", "util0.9000001"]
 
 
-def test_the_demo_has_the_cells_that_it_promises() -> None:
+def test_the_demo_has_the_cells_that_it_promises():
     cells = expand(DEMO)
     assert len(cells) == len({c.id for c in cells}) == 17
     # max-num-seqs and block size share the cell where both have their common value.
@@ -80,7 +80,7 @@ def definition_of(study: Study, index: int = 0) -> Definition:
     return cell_definition(study, expand(study)[index], resolved_models(study))
 
 
-def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does_not() -> None:
+def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does_not():
     base = definition_sha256(definition_of(DEMO))
     assert definition_sha256(definition_of(DEMO.model_copy(update={"cell_time_limit_s": 1.0}))) == base
     assert definition_sha256(definition_of(DEMO.model_copy(update={"question": "other"}))) == base
@@ -88,7 +88,7 @@ def test_what_changes_a_measurement_changes_the_definition_and_a_time_limit_does
     assert definition_sha256(definition_of(DEMO, 1)) != base
 
 
-def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts() -> None:
+def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts():
     knobs = {"speculative_method": "draft_model", "num_speculative_tokens": [0, 4], "speculative_model": "smollm-135m"}
     sweep = DEMO.sweeps[0].model_copy(update={"gpu": ["cpu-all"], "knobs": knobs})
     study = DEMO.model_copy(update={"sweeps": [sweep]})
@@ -97,21 +97,23 @@ def test_a_draft_model_is_part_of_what_is_measured_where_it_drafts() -> None:
     assert definition_of(study, 1).draft_model == resolved_models(study)["smollm-135m"]
 
 
-def test_prepared_files_are_named_after_what_they_are_made_from() -> None:
+def test_prepared_files_are_named_after_what_they_are_made_from():
     cells, models = expand(DEMO), resolved_models(DEMO)
     keys = {(c.workload, workload_key(cell_definition(DEMO, c, models))) for c in cells}
-    assert len(keys) == 2  # chat and shared-prefix, each for 32 prompts
+    # Each for 32 prompts; two have the same requests.
+    assert {workload for workload, _ in keys} == {"chat", "short-of-memory", "shared-prefix"}
+    assert len(keys) == 3
     assert all(key.startswith("32-") for _, key in keys)
     dummy = models["tiny-llama-57m"]
     assert model_key(dummy) != model_key(dummy.model_copy(update={"dtype": "bfloat16"}))
 
 
-def test_a_definition_names_no_place_of_this_machine() -> None:
+def test_a_definition_names_no_place_of_this_machine():
     assert str(Path.cwd()) not in str(definition_of(DEMO).as_json())
 
 
-def test_paths_of_a_cell() -> None:
+def test_paths_of_a_cell():
     cell = expand(DEMO)[0]
     paths = StudyPaths(Path("results"), DEMO.name)
     assert paths.outcome(cell) == Path(f"results/demo/cells/{cell.id}/outcome.json")
-    assert cell.id == "cpu-1core/vllm/tiny-llama-57m/chat/bs32-seqs1-len512-eager1-cpukv1"
+    assert cell.id == "cpu-1core/vllm/tiny-llama-57m/chat/bs32-seqs1-len256-eager1-cpukv1"

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ def of(seen: Seen) -> Progress:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Seen:
+def seen(tmp_path):
     """Four of the six cells of an h200 have ended, one every 100 s, and the next one has run for 30 s."""
     seen = Seen(tmp_path)
     h200 = [name for name in seen.cells if name.startswith("h200")]
@@ -33,7 +32,7 @@ def seen(tmp_path: Path) -> Seen:
     return seen
 
 
-def test_what_has_ended_what_runs_and_what_is_left_are_told(seen: Seen) -> None:
+def test_what_has_ended_what_runs_and_what_is_left_are_told(seen):
     assert list(of(seen).in_words()) == [
         "4 of 12 cells have ended.",
         f"Being measured: {cell('h200', 32)} (for 30 s).",
@@ -42,7 +41,7 @@ def test_what_has_ended_what_runs_and_what_is_left_are_told(seen: Seen) -> None:
     assert of(seen).left_s == pytest.approx(2 * 100 - 30)
 
 
-def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(seen: Seen) -> None:
+def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(seen):
     seen.begin(cell("h200", 32, 2), NOW - 150, NOW)
     assert list(of(seen).in_words())[-1] == (
         "A cell being measured has taken longer than cells like it: at least 35 s left for the others, without the "
@@ -57,7 +56,7 @@ def test_a_cell_that_takes_longer_than_those_like_it_is_said_to(seen: Seen) -> N
     )
 
 
-def test_a_moment_is_not_said_to_be_no_time(seen: Seen) -> None:
+def test_a_moment_is_not_said_to_be_no_time(seen):
     (trace,) = seen.paths.root.rglob("device_trace.jsonl")
     write_jsonl(trace, [{"schema": "device_trace/1"}, {"time_unix_s": NOW - 99.8}, {"time_unix_s": NOW}])
     os.utime(trace, (NOW, NOW))
@@ -67,7 +66,7 @@ def test_a_moment_is_not_said_to_be_no_time(seen: Seen) -> None:
     assert list(found.in_words())[-1].startswith("About 1 s left, until ")
 
 
-def test_on_one_machine_the_cells_of_all_devices_follow_each_other(seen: Seen) -> None:
+def test_on_one_machine_the_cells_of_all_devices_follow_each_other(seen):
     batch = seen.paths.batch("here", "0123abcd")
     write_json(batch, {})
     assert (of(seen).left_s, of(seen).waiting) == (pytest.approx(8 * 100 - 30), [])
@@ -75,7 +74,7 @@ def test_on_one_machine_the_cells_of_all_devices_follow_each_other(seen: Seen) -
     assert of(seen).waiting == ["l40s"]
 
 
-def test_cells_that_run_at_once_share_what_is_left(seen: Seen) -> None:
+def test_cells_that_run_at_once_share_what_is_left(seen):
     seen.begin(cell("h200", 32, 2), NOW - 50, NOW)
     found = of(seen)
     assert [(one.cell.id, one.for_s) for one in found.running] == [
@@ -85,7 +84,7 @@ def test_cells_that_run_at_once_share_what_is_left(seen: Seen) -> None:
     assert found.left_s == pytest.approx((200 - 30 - 50) / 2)
 
 
-def test_a_cell_that_was_killed_does_not_run(seen: Seen) -> None:
+def test_a_cell_that_was_killed_does_not_run(seen):
     for trace in seen.paths.root.rglob("device_trace.jsonl"):
         os.utime(trace, (NOW, NOW - 200))
     found = of(seen)
@@ -99,7 +98,7 @@ def test_a_cell_that_was_killed_does_not_run(seen: Seen) -> None:
     ]
 
 
-def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(seen: Seen) -> None:
+def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(seen):
     for trace in seen.paths.root.rglob("device_trace.jsonl"):
         trace.unlink()
     assert [one.for_s for one in of(seen).running] == [30.0]
@@ -110,14 +109,14 @@ def test_without_a_trace_a_log_within_the_time_limit_shows_that_a_cell_runs(seen
     assert of(seen).running == []
 
 
-def test_a_trace_without_a_sample_is_of_a_start_that_has_just_begun(seen: Seen) -> None:
+def test_a_trace_without_a_sample_is_of_a_start_that_has_just_begun(seen):
     (trace,) = seen.paths.root.rglob("device_trace.jsonl")
     trace.write_text("{}\n")
     os.utime(trace, (NOW, NOW - 2))
     assert [one.for_s for one in of(seen).running] == [2.0]
 
 
-def test_a_cell_takes_as_long_as_those_like_it(tmp_path: Path) -> None:
+def test_a_cell_takes_as_long_as_those_like_it(tmp_path):
     seen = Seen(tmp_path)
     # A cell that was killed at its time limit has no phases.
     seen.end(cell("h200", 8), "timeout", ended_s=NOW - 10)
@@ -126,16 +125,13 @@ def test_a_cell_takes_as_long_as_those_like_it(tmp_path: Path) -> None:
     assert of(seen).left_s == max(5 * limit_s, 5 * 90)
 
 
-def test_nothing_is_known_before_the_first_cell_has_ended(tmp_path: Path) -> None:
+def test_nothing_is_known_before_the_first_cell_has_ended(tmp_path):
     seen = Seen(tmp_path)
     seen.begin(cell("h200", 8), NOW - 4000, NOW)
-    assert list(of(seen).in_words()) == [
-        "0 of 12 cells have ended.",
-        f"Being measured: {cell('h200', 8)} (for 1.1 h).",
-    ]
+    assert list(of(seen).in_words()) == ["0 of 12 cells have ended.", f"Being measured: {cell('h200', 8)} (for 1.1 h)."]
 
 
-def test_starts_are_counted_if_a_cell_has_several(tmp_path: Path) -> None:
+def test_starts_are_counted_if_a_cell_has_several(tmp_path):
     seen = Seen(tmp_path, starts=2)
     for start in (1, 2):
         seen.end(cell("h200", 8), "ok", start=start, ended_s=NOW - 1000)
@@ -149,7 +145,7 @@ def test_starts_are_counted_if_a_cell_has_several(tmp_path: Path) -> None:
     ]
 
 
-def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path: Path) -> None:
+def test_a_round_that_was_decided_on_counts_and_more_may_follow(tmp_path):
     seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5})
     for name in seen.cells:
         for start in (1, 2):

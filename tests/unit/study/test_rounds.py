@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +38,7 @@ def cells_of(one: Round) -> set[str]:
     return {start.cell for start in one.starts}
 
 
-def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order() -> None:
+def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order():
     rounds = missing({}, CELLS, 3, now_s=0.0)
     assert [(one.number, one.done, len(one.starts)) for one in rounds] == [(1, (), 8), (2, (), 8), (3, (), 8)]
     for one in rounds:
@@ -50,7 +49,7 @@ def test_a_new_study_measures_every_cell_once_in_each_round_in_another_order() -
     assert rounds == missing({}, CELLS[::-1], 3, now_s=0.0)  # whatever the order of the study's sweeps
 
 
-def test_further_starts_repeat_nothing_that_was_measured() -> None:
+def test_further_starts_repeat_nothing_that_was_measured():
     once = {cell: {1: Ended(1, 0.0)} for cell in CELLS}
     assert missing(once, CELLS, 1, now_s=HOUR) == []
     (more,) = missing(once, CELLS, 2, now_s=HOUR)
@@ -58,14 +57,14 @@ def test_further_starts_repeat_nothing_that_was_measured() -> None:
     assert set(more.starts) == {CellStart(cell, 2) for cell in CELLS}
 
 
-def test_an_interrupted_round_goes_on_and_after_a_longer_break_a_new_one_begins() -> None:
+def test_an_interrupted_round_goes_on_and_after_a_longer_break_a_new_one_begins():
     ended = {cell: {1: Ended(1, 0.0)} for cell in CELLS[:3]}
     for since_s, number, done in ((LONGEST_BREAK_S, 1, tuple(CELLS[:3])), (LONGEST_BREAK_S + 1, 2, ())):
         (rest,) = missing(ended, CELLS, 1, now_s=since_s)
         assert (rest.number, rest.done, cells_of(rest)) == (number, done, set(CELLS[3:]))
 
 
-def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time() -> None:
+def test_a_start_that_failed_is_tried_again_in_a_round_of_its_own_time():
     """The first start of one cell had no outcome; its second had one."""
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, HOUR)} for cell in CELLS}
     del ended[CELLS[0]][1]
@@ -87,7 +86,7 @@ def plan_of(number: int, starts: list[tuple[str, int]], **changes: object) -> Ro
     return RoundPlan.model_validate({"round": number, "starts": [list(one) for one in starts], **known, **changes})
 
 
-def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_anew() -> None:
+def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_anew():
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS}
     ended[CELLS[1]][3] = Ended(3, HOUR)
     plan = plan_of(3, [(CELLS[1], 3), (CELLS[4], 3)])
@@ -99,7 +98,7 @@ def test_a_decided_round_that_was_interrupted_goes_on_and_later_it_is_decided_an
     assert interrupted(ended, None, 3) is None
 
 
-def test_the_rest_of_a_round_has_only_cells_that_the_call_measures() -> None:
+def test_the_rest_of_a_round_has_only_cells_that_the_call_measures():
     """A cell may have left the study, or be on a device of another machine."""
     ended = {cell: {1: Ended(3, HOUR)} for cell in CELLS[:1]}
     plan = plan_of(3, [(cell, 1) for cell in CELLS[:3]])
@@ -107,7 +106,7 @@ def test_the_rest_of_a_round_has_only_cells_that_the_call_measures() -> None:
     assert interrupted(ended, plan, 3, CELLS[:1]) is None
 
 
-def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_it_and_nothing_twice() -> None:
+def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_it_and_nothing_twice():
     """The second start of cell 1 failed, and in the interrupted round it is due; cell 5 is new."""
     ended = {cell: {1: Ended(1, 0.0), 2: Ended(2, 0.0)} for cell in CELLS[:5]} | {CELLS[5]: {}}
     del ended[CELLS[1]][2]
@@ -121,7 +120,7 @@ def test_what_is_missing_beside_an_interrupted_round_is_measured_in_it_or_after_
     assert rounds_to_measure(ended, None, CELLS[:6], 2, 3) == missing_rounds(ended, CELLS[:6], 2, 3)
 
 
-def test_a_start_that_still_runs_is_no_break(tmp_path: Path) -> None:
+def test_a_start_that_still_runs_is_no_break(tmp_path):
     paths = StudyPaths(tmp_path, "seen")
     ended = {CELLS[0]: {1: Ended(1, HOUR)}, CELLS[1]: {}}
     later_s = HOUR + LONGEST_BREAK_S + 60
@@ -134,14 +133,14 @@ def test_a_start_that_still_runs_is_no_break(tmp_path: Path) -> None:
     assert present_round({}, later_s, last_seen_s(ended, paths)) == 1
 
 
-def test_a_further_start_by_hand_has_the_next_free_number_and_a_round_without_its_cell() -> None:
+def test_a_further_start_by_hand_has_the_next_free_number_and_a_round_without_its_cell():
     ended = {CELLS[0]: {1: Ended(1, 0.0), 3: Ended(2, HOUR)}, CELLS[1]: {1: Ended(1, 0.0)}}
     assert next_start(ended, CELLS[0], 2) == (CellStart(CELLS[0], 2), 3)
     assert next_start(ended, CELLS[1], 2) == (CellStart(CELLS[1], 2), 2)
     assert next_start(ended, CELLS[2], 2) == (CellStart(CELLS[2], 1), 2)
 
 
-def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
+def test_the_last_plan_is_that_of_the_highest_number(tmp_path):
     paths = StudyPaths(tmp_path, "seen")
     assert last_plan(paths) is None
     for number in (9, 10):
@@ -157,9 +156,7 @@ def test_the_last_plan_is_that_of_the_highest_number(tmp_path: Path) -> None:
     at_least=st.integers(1, 4),
     now_s=st.sampled_from([0.0, HOUR]),
 )
-def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(
-    known: dict[str, dict[int, int]], at_least: int, now_s: float
-) -> None:
+def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(known, at_least, now_s):
     ended = {c: {n: Ended(r, 0.0) for n, r in starts.items()} for c, starts in known.items()}
     rounds = missing(ended, CELLS, at_least, now_s)
     numbers = [one.number for one in rounds]
@@ -173,7 +170,7 @@ def test_afterwards_each_cell_has_its_starts_and_none_two_in_a_round(
         assert len({*new}) == len({number for _, number in new}) == len(new)
 
 
-def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_path: Path) -> None:
+def test_what_has_ended_is_read_from_the_records_of_the_present_definition(tmp_path):
     paths = StudyPaths(tmp_path, "seen")
     definition = {"gpu": "cpu", "protocol": 3}
 

@@ -12,7 +12,7 @@ from workflow_scripts.study.schemas import main, schema_texts
 FOLDER = Path("config/schemas")
 
 
-def test_the_files_are_what_the_code_generates(tmp_path: Path) -> None:
+def test_the_files_are_what_the_code_generates(tmp_path):
     assert main(["--out", str(tmp_path)]) == 0
     written = {p.name: p.read_text(encoding="utf-8") for p in tmp_path.iterdir()}
     assert written == schema_texts()
@@ -21,7 +21,7 @@ def test_the_files_are_what_the_code_generates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("study", sorted(Path("config/studies").glob("**/*.yaml")), ids=str)
-def test_every_study_keeps_to_the_schema(study: Path) -> None:
+def test_every_study_keeps_to_the_schema(study):
     schema = json.loads((FOLDER / "study.schema.json").read_text(encoding="utf-8"))
     content = yaml.safe_load(study.read_text(encoding="utf-8"))
     jsonschema.validate(content, schema)

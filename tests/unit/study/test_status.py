@@ -66,7 +66,7 @@ class Seen:
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Seen:
+def seen(tmp_path):
     return Seen(tmp_path)
 
 
@@ -74,7 +74,7 @@ def cell(gpu: str, block_size: int, seqs: int = 1) -> str:
     return f"{gpu}/vllm/opt-125m/short/bs{block_size}-seqs{seqs}"
 
 
-def test_counts_are_grouped_and_every_cell_counts_once(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_are_grouped_and_every_cell_counts_once(seen, capsys):
     seen.end(cell("h200", 16), "ok")
     seen.end(cell("h200", 32), "ok")
     seen.end(cell("h200", 8), "infeasible", "ValueError: no backend\nfor block size 8")
@@ -85,7 +85,7 @@ def test_counts_are_grouped_and_every_cell_counts_once(seen: Seen, capsys: pytes
     assert rows[3] == ["all", "2", "1", "9"]
 
 
-def test_cells_with_one_reason_stand_together_each_with_its_log(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_with_one_reason_stand_together_each_with_its_log(seen, capsys):
     for seqs in (1, 2):
         seen.end(cell("h200", 8, seqs), "infeasible", "ValueError: no backend\nfor block size 8")
     seen.end(cell("l40s", 16), "timeout", "not done after 60 s")
@@ -96,9 +96,7 @@ def test_cells_with_one_reason_stand_together_each_with_its_log(seen: Seen, caps
     assert "timeout: not done after 60 s" in lines
 
 
-def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log(
-    seen: Seen, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log(seen, capsys):
     tried = cell("h200", 16)
     seen.paths.cell(tried).mkdir(parents=True)
     seen.paths.log(tried).write_text("Traceback\nthe measuring process was killed by signal 9\n\n")
@@ -109,9 +107,7 @@ def test_a_cell_that_was_tried_in_vain_is_missing_with_the_last_words_of_its_log
     ]
 
 
-def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(
-    seen: Seen, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(seen, capsys):
     wrong = next(iter(seen.cells))
     seen.end(wrong, "invalid", "h200 was requested, but there is no NVIDIA GPU here")
     assert "missing: did not run: h200 was requested" in seen.printed(capsys)
@@ -119,7 +115,7 @@ def test_a_former_record_of_a_cell_that_never_ran_counts_as_missing(
     assert "invalid: other tokens" in seen.printed(capsys)
 
 
-def test_a_cell_is_ok_when_all_its_starts_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_is_ok_when_all_its_starts_are(tmp_path, capsys):
     seen = Seen(tmp_path, starts=2)
     both, one = cell("h200", 8, 1), cell("h200", 8, 2)
     for ended in (both, one):
@@ -137,9 +133,7 @@ def test_a_cell_is_ok_when_all_its_starts_are(tmp_path: Path, capsys: pytest.Cap
     assert lines[-4].split() == ["all", "2", "10"]
 
 
-def test_a_further_start_that_failed_is_shown_and_leaves_its_cell_ok(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_further_start_that_failed_is_shown_and_leaves_its_cell_ok(tmp_path, capsys):
     seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5})
     tried = cell("h200", 8)
     for start in (1, 2):
@@ -152,9 +146,7 @@ def test_a_further_start_that_failed_is_shown_and_leaves_its_cell_ok(
     assert lines[-3].split() == ["all", "1", "11"]
 
 
-def test_what_is_not_decided_is_shown_with_what_it_would_take(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
     seen = Seen(tmp_path, starts={"at_least": 2, "at_most": 5, "device_hours": 1})
     assert "After round" not in seen.printed(capsys)
     pair = (cell("h200", 8, 1), cell("h200", 8, 2))
@@ -193,7 +185,7 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(
     ]
 
 
-def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen, capsys):
     seen.end(cell("h200", 16), "ok", protocol=0)
     printed = seen.printed(capsys)
     assert "outdated: measured by another definition, protocol 0" in printed
@@ -201,7 +193,7 @@ def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen: Seen, capsys: 
     assert printed.splitlines()[3].split()[-2:] == ["outdated", "missing"]
 
 
-def test_cells_of_two_locks_are_named(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_of_two_locks_are_named(seen, capsys):
     seen.end(cell("h200", 16), "ok")
     assert "different locks" not in seen.printed(capsys)
     seen.end(cell("l40s", 16), "ok", lock="b" * 64)
@@ -210,9 +202,7 @@ def test_cells_of_two_locks_are_named(seen: Seen, capsys: pytest.CaptureFixture[
     assert "    bbbbbbbbbbbb: 1 cells, l40s on node-1" in printed
 
 
-def test_watching_shows_what_runs_and_ends_with_the_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watching_shows_what_runs_and_ends_with_the_study(tmp_path, capsys, monkeypatch):
     seen, slept = Seen(tmp_path), []
     *others, last = seen.cells
     for ended in others:
@@ -234,13 +224,13 @@ def test_watching_shows_what_runs_and_ends_with_the_study(
     assert printed.splitlines()[-1].split() == ["all", "12"]
 
 
-def test_a_bad_study_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_study_is_one_message(tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text(json.dumps({"name": "bad"}))
     assert main(["--study", str(tmp_path / "bad.yaml")]) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen: Seen) -> None:
+def test_starts_beyond_those_asked_for_count_once_they_were_tried(seen):
     name = cell("h200", 8)
     assert seen.paths.tried_beyond(name, 1) == []
     for start in (12, 3, 2):

@@ -11,12 +11,7 @@ from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import StudyError, load_study, main, study_file
 
 GOOD = study_content(
-    {
-        "name": "a",
-        "gpu": "cpu-all",
-        "model": "tiny-llama-57m",
-        "knobs": {"block_size": [32, 64], "max_num_seqs": 4},
-    },
+    {"name": "a", "gpu": "cpu-all", "model": "tiny-llama-57m", "knobs": {"block_size": [32, 64], "max_num_seqs": 4}},
     name="good",
     workloads={"w": made_studies.fixed(2, 8, 4)},
 )
@@ -46,7 +41,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path: Path) -> None:
+def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path):
     fixed_number = load_study(written(tmp_path, starts=3)).starts
     assert (fixed_number.at_least, fixed_number.at_most, fixed_number.is_adaptive) == (3, 3, False)
     counts = {"at_least": 2, "at_most": 8, "device_hours": 1.5}
@@ -62,27 +57,18 @@ def test_starts_are_one_number_or_as_many_as_comparisons_need(tmp_path: Path) ->
         (101, "starts.at_most: Input should be less than or equal to 100, not 101"),
         (True, "starts: must be a mapping of keys to values, not True"),
         ({"at_least": 3, "at_most": 2}, "starts: at_least is 3 and at_most 2; at_most must not be smaller"),
-        (
-            {"at_least": 1, "at_most": 2},
-            "starts: at_least is 1; it takes 2 to see what starts vary, and so",
-        ),
-        (
-            {"at_least": 2, "at_most": 4, "device_hours": 0},
-            "starts.device_hours: Input should be greater than 0",
-        ),
-        (
-            {"at_least": 2, "at_most": 2, "device_hours": 1},
-            "starts: device_hours limits further rounds",
-        ),
+        ({"at_least": 1, "at_most": 2}, "starts: at_least is 1; it takes 2 to see what starts vary, and so"),
+        ({"at_least": 2, "at_most": 4, "device_hours": 0}, "starts.device_hours: Input should be greater than 0"),
+        ({"at_least": 2, "at_most": 2, "device_hours": 1}, "starts: device_hours limits further rounds"),
         ({"at_least": 2, "most": 2}, "starts.most: unknown key; allowed: at_least, at_most, device_hours"),
     ],
 )
-def test_contradictory_counts_and_an_empty_budget_are_refused(tmp_path: Path, starts: object, said: str) -> None:
+def test_contradictory_counts_and_an_empty_budget_are_refused(tmp_path, starts, said):
     path = written(tmp_path, starts=starts)
     assert f"{path}: {said}" in refusal(path)
 
 
-def test_a_good_study_is_the_union_of_its_cross_products(tmp_path: Path) -> None:
+def test_a_good_study_is_the_union_of_its_cross_products(tmp_path):
     again = {**GOOD["sweeps"][0], "name": "b", "knobs": {"block_size": 32, "max_num_seqs": [4, 8]}}
     cells = expand(load_study(written(tmp_path, sweeps=[*GOOD["sweeps"], again])))
     assert [c.id.rsplit("/", 1)[1] for c in cells] == ["bs32-seqs4", "bs64-seqs4", "bs32-seqs8"]
@@ -90,7 +76,7 @@ def test_a_good_study_is_the_union_of_its_cross_products(tmp_path: Path) -> None
     assert cells[2].sweeps == ("b",)
 
 
-def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> None:
+def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path):
     defaults = {"vllm": {"max_model_len": 512, "max_num_seqs": 99}}
     cells = expand(load_study(written(tmp_path, engine_defaults=defaults)))
     assert cells[0].knobs.set_values() == {"block_size": 32, "max_num_seqs": 4, "max_model_len": 512}
@@ -190,18 +176,18 @@ def test_engine_defaults_join_every_sweep_and_a_sweep_wins(tmp_path: Path) -> No
         ({"repeats": 0}, ["repeats", "greater than or equal to 1", "not 0"]),
     ],
 )
-def test_a_bad_study_is_refused_in_one_message(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+def test_a_bad_study_is_refused_in_one_message(tmp_path, changes, words):
     message = refusal(written(tmp_path, **changes))
     assert all(word in message for word in words), message
     assert len(message.splitlines()) == 1
 
 
-def test_a_setting_for_cpus_may_be_a_default_of_a_study_with_gpus(tmp_path: Path) -> None:
+def test_a_setting_for_cpus_may_be_a_default_of_a_study_with_gpus(tmp_path):
     both = written(tmp_path, engine_defaults={"vllm": {"cpu_kv_cache_gib": 1}}, sweeps=sweep(gpu=["cpu-all", "h200"]))
     assert len(expand(load_study(both))) == 4
 
 
-def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_study_is_refused(tmp_path):
     assert "no such study file" in refusal(tmp_path / "absent.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("sweeps: [", encoding="utf-8")
@@ -213,7 +199,7 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path}: Is a directory"
 
 
-def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(tmp_path: Path) -> None:
+def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(tmp_path):
     path = written(tmp_path)
     path.write_text(path.read_text() + "repeats: 2\nquestion: again?\n", encoding="utf-8")
     assert "key 'question' occurs twice in line" in refusal(path)
@@ -224,9 +210,7 @@ def test_a_key_that_is_said_twice_is_refused_and_a_merged_one_may_be_said_anew(t
     assert [w.num_prompts for w in load_study(path).workloads.values()] == [2, 3, 4]
 
 
-def test_the_command_tells_of_files_that_workloads_are_made_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_of_files_that_workloads_are_made_from(tmp_path, capsys):
     source = {"num_prompts": 2, "file": str(tmp_path / "source"), "sha256": "0" * 64}
     lengths = {"median": 8, "sigma": 0, "maximum": 8}
     stand_in = {"kind": "synthetic", "num_prompts": 2, "prompt_tokens": lengths, "output_tokens": lengths}
@@ -241,16 +225,14 @@ def test_the_command_tells_of_files_that_workloads_are_made_from(
     assert f"the study expects {'0' * 64}" in capsys.readouterr().err
 
 
-def test_the_command_counts_cells_and_refuses_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_counts_cells_and_refuses_without_a_traceback(tmp_path, capsys):
     assert main([str(written(tmp_path))]) == 0
     assert "2 cells on cpu-all" in capsys.readouterr().out
     assert main([str(written(tmp_path, name=""))]) == 2
     assert "name" in capsys.readouterr().err
 
 
-def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path: Path) -> None:
+def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path):
     assert study_file({"study": "a.yaml"}, ["config/config.yaml"]) == Path("a.yaml")
     given = written(tmp_path)
     assert study_file({"study": "a.yaml"}, [given, "config/config.yaml"]) == given
@@ -261,7 +243,7 @@ def test_the_study_of_a_call_is_named_or_given_as_configuration(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("path", sorted(Path("config/studies").glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_study_of_the_project_expands(path: Path) -> None:
+def test_every_study_of_the_project_expands(path):
     study = load_study(path)
     assert study.name == path.stem
     assert len(expand(study)) > 1

@@ -17,13 +17,8 @@ def gaps(arrivals: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(arrivals)]
 
 
-@given(
-    rate=st.floats(0.01, 1000),
-    shape=st.floats(0.05, 50),
-    count=st.integers(1, 200),
-    seed=st.integers(0, 5),
-)
-def test_arrivals_never_go_back_and_keep_the_mean_rate(rate: float, shape: float, count: int, seed: int) -> None:
+@given(rate=st.floats(0.01, 1000), shape=st.floats(0.05, 50), count=st.integers(1, 200), seed=st.integers(0, 5))
+def test_arrivals_never_go_back_and_keep_the_mean_rate(rate, shape, count, seed):
     arrivals = Load(request_rate_per_s=rate, burstiness=shape).arrivals_s([0.0] * count, seed)
     assert len(arrivals) == count
     assert arrivals[0] == 0.0
@@ -32,25 +27,25 @@ def test_arrivals_never_go_back_and_keep_the_mean_rate(rate: float, shape: float
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
-def test_the_shape_sets_how_much_gaps_vary(shape: float) -> None:
+def test_the_shape_sets_how_much_gaps_vary(shape):
     """A gamma distribution of shape k has a coefficient of variation of 1 / sqrt(k)."""
     found = gaps(Load(request_rate_per_s=10.0, burstiness=shape).arrivals_s([0.0] * 20_000, seed=1))
     assert statistics.pstdev(found) / statistics.mean(found) == pytest.approx(shape**-0.5, rel=0.05)
 
 
-def test_without_a_shape_arrivals_are_poisson() -> None:
+def test_without_a_shape_arrivals_are_poisson():
     plain, shaped = Load(request_rate_per_s=3.0), Load(request_rate_per_s=3.0, burstiness=1.0)
     assert plain.arrivals_s([0.0] * 50, 7) == shaped.arrivals_s([0.0] * 50, 7)
     assert plain.arrivals_s([0.0] * 50, 7) != plain.arrivals_s([0.0] * 50, 8)
 
 
-def test_the_same_gaps_come_at_every_rate() -> None:
+def test_the_same_gaps_come_at_every_rate():
     slow = Load(request_rate_per_s=1.0).arrivals_s([0.0] * 30, 0)
     fast = Load(request_rate_per_s=8.0).arrivals_s([0.0] * 30, 0)
     assert fast == pytest.approx([at / 8 for at in slow], abs=1e-7)
 
 
-def test_a_ramp_gets_from_one_rate_to_the_other() -> None:
+def test_a_ramp_gets_from_one_rate_to_the_other():
     """Constant gaps but for the rate: the first is one of rate 2, the last one of rate 10."""
     found = gaps(Load(request_rate_per_s=2.0, ramp_to_per_s=10.0, burstiness=1e8).arrivals_s([0.0] * 101, 0))
     assert found[0] == pytest.approx(1 / 2, rel=1e-2)
@@ -58,32 +53,32 @@ def test_a_ramp_gets_from_one_rate_to_the_other() -> None:
     assert all(later < earlier for earlier, later in pairwise(found[::10]))
 
 
-def test_a_trace_is_replayed_unless_a_rate_is_asked_for() -> None:
+def test_a_trace_is_replayed_unless_a_rate_is_asked_for():
     assert Load().arrivals_s([5.0, 6.5, 9.0], 0) == [0.0, 1.5, 4.0]
     assert Load(users=2).arrivals_s([5.0, 6.5, 9.0], 0) == [0.0, 1.5, 4.0]
     assert Load(request_rate_per_s=1.0).arrivals_s([5.0, 6.5, 9.0], 0)[-1] == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("knobs", [{"burstiness": 2.0}, {"ramp_to_per_s": 2.0}])
-def test_what_shapes_a_rate_needs_one(knobs: dict[str, float]) -> None:
+def test_what_shapes_a_rate_needs_one(knobs):
     with pytest.raises(ValidationError, match="needs request_rate_per_s"):
         Load(**knobs)
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan"), "4", True])
-def test_a_rate_is_a_positive_number(rate: object) -> None:
+def test_a_rate_is_a_positive_number(rate):
     with pytest.raises(ValidationError):
         VllmServeKnobs(request_rate_per_s=rate)  # type: ignore[arg-type]
 
 
-def test_the_load_is_in_the_cells_name_and_not_among_the_engines_arguments() -> None:
+def test_the_load_is_in_the_cells_name_and_not_among_the_engines_arguments():
     knobs = VllmServeKnobs(block_size=32, request_rate_per_s=4, burstiness=0.5, users=8)
     assert knobs.slug() == "bs32-rate4-burst0.5-users8"
     assert knobs.engine_arguments() == {"block_size": 32}
     assert OpenAiKnobs(endpoint="tgi", users=5).slug() == "at-tgi-users5"
 
 
-def test_fewer_users_than_sequences_are_the_limit() -> None:
+def test_fewer_users_than_sequences_are_the_limit():
     assert VllmServeKnobs(max_num_seqs=16, users=4).max_concurrency == 4
     assert VllmServeKnobs(max_num_seqs=16, users=40).max_concurrency == 16
     assert VllmServeKnobs(max_num_seqs=16, request_rate_per_s=4).max_concurrency == 16

@@ -17,7 +17,7 @@ def retried() -> Any:
     return space["RetriedWorkload"](kind="retried", num_prompts=6, prompt_tokens=32, output_tokens=4)
 
 
-def test_a_class_is_a_workload() -> None:
+def test_a_class_is_a_workload():
     spec, vocabulary = retried(), Vocabulary(np.arange(1000), lambda text: [])
     requests, stream = make_requests(spec, vocabulary, 6)
     prompts = [tuple(request.prompt_token_ids) for request in requests]

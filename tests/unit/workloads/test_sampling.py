@@ -39,7 +39,7 @@ def definition(*arguments: Any, **changes: Any) -> Definition:
         ({"temperature": 1.0, "top_k": 5}, "Extra inputs"),
     ],
 )
-def test_settings_without_effect_or_meaning_are_refused(sampling: dict[str, Any], message: str) -> None:
+def test_settings_without_effect_or_meaning_are_refused(sampling, message):
     with pytest.raises(ValidationError, match=message):
         Sampling.model_validate(sampling)
 
@@ -51,9 +51,7 @@ def test_settings_without_effect_or_meaning_are_refused(sampling: dict[str, Any]
         ("openai", {"endpoint": "tgi", "users": 2}, r"the server 'tgi' \(see its entry `sampling`\) does"),
     ],
 )
-def test_a_setting_that_an_engine_does_not_apply_is_an_error_before_anything_runs(
-    engine: str, knobs: dict[str, Any], said: str
-) -> None:
+def test_a_setting_that_an_engine_does_not_apply_is_an_error_before_anything_runs(engine, knobs, said):
     with pytest.raises(StudyError, match=f"workload 'w' sets repetition_penalty of sampling, which {said} not apply"):
         expand(study({"temperature": 0.8, **PENALTY}, engine, knobs))
     assert expand(study({"temperature": 0.8, "top_p": 0.9, "seed": 4}, engine, knobs))
@@ -68,7 +66,7 @@ def test_a_setting_that_an_engine_does_not_apply_is_an_error_before_anything_run
         ("openai", {"endpoint": "sglang", "users": 2}),
     ],
 )
-def test_sampling_is_another_cell_and_none_is_the_same_as_before(engine: str, knobs: dict[str, Any]) -> None:
+def test_sampling_is_another_cell_and_none_is_the_same_as_before(engine, knobs):
     greedy = definition(None, engine, knobs)
     assert not {"sampling", "keep_answers", "chat", "chat_path"} & set(str(greedy.as_json()).split("'"))
     sampled = definition({"temperature": 0.8, **PENALTY}, engine, knobs)
@@ -76,7 +74,7 @@ def test_sampling_is_another_cell_and_none_is_the_same_as_before(engine: str, kn
     assert Definition.model_validate(sampled.as_json()) == sampled
 
 
-def test_what_a_server_gets_if_tokens_are_drawn_is_no_part_of_a_greedy_cell() -> None:
+def test_what_a_server_gets_if_tokens_are_drawn_is_no_part_of_a_greedy_cell():
     server = {"base_url": "http://127.0.0.1:1", "served_model": "m", "extra_body": {"a": 1}}
     drawn = {**server, "sampled_body": {"a": 2}, "sampling": ["temperature"], "chat_path": "/chat/completions"}
     knobs = {"endpoint": "mine", "users": 1}
@@ -87,5 +85,5 @@ def test_what_a_server_gets_if_tokens_are_drawn_is_no_part_of_a_greedy_cell() ->
     assert found.sampled_body == {"a": 2}
 
 
-def test_an_endpoint_may_name_every_setting() -> None:
+def test_an_endpoint_may_name_every_setting():
     assert set(get_args(SamplingSetting)) == SETTINGS
