@@ -1,25 +1,26 @@
 """vLLM's server and client in children of the fork server that other tests have started: both start in seconds.
 
 python -m tests.integration.forked serve vllm.yaml PORT
-python -m tests.integration.forked load WORKLOAD URL MODEL SEQUENCES FACTOR SECONDS
+python -m tests.integration.forked load WORKLOAD URL MODEL USERS REQUESTS_PER_ANSWER SECONDS
 """
 
+import asyncio
+import itertools
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import aiohttp
 
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.engines.vllm_engines import VLLM_SERVE
-from workflow_scripts.measure.client import Target, send
 from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import run
-from workflow_scripts.measure.server_http import Address
 from workflow_scripts.measure.vllm_serve import _serve
-from workflow_scripts.workloads.arrivals import Load
-from workflow_scripts.workloads.request import Request
 
 LIMIT_S = 300.0
 
@@ -30,25 +31,38 @@ def serve(config: str, port: str) -> None:
         _serve(["--config", config, "--host", "127.0.0.1", "--port", port], Path(folder, "effective.json"), on_cpu=True)
 
 
-def load(workload: str, url: str, model: str, sequences: str, factor: str, seconds: str) -> None:
-    """Measure what the server sustains now, with as many users as it has places; then send so many times that rate."""
-    rows = list(read_jsonl(Path(workload)))
-    target = Target(Address(url), model, extra_body={"ignore_eos": True})
+def load(workload: str, url: str, model: str, users: str, per_answer: str, seconds: str) -> None:
+    """Send so many requests at once, and for some seconds so many more for each answer.
 
-    def sent(count: int, rate_per_s: float | None) -> float:
-        some = [rows[i % len(rows)] for i in range(count)]
-        requests = [
-            Request(row["prompt_token_ids"], row["output_tokens"], request_id=f"r{i}") for i, row in enumerate(some)
-        ]
-        arrivals_s = Load(request_rate_per_s=rate_per_s).arrivals_s([0.0] * count, seed=0)
-        prompts = [request.prompt_token_ids for request in requests]
-        began_s, users = time.monotonic(), None if rate_per_s else int(sequences)
-        with tempfile.NamedTemporaryFile() as log:
-            send(target, requests, prompts, arrivals_s, users, Path(log.name))
-        return time.monotonic() - began_s
+    So two per answer are twice what the server sustains, however fast this machine is at each moment.
+    """
+    from vllm.utils.system_utils import set_ulimit
 
-    rate_per_s = float(factor) * 2 * len(rows) / sent(2 * len(rows), None)
-    sent(max(2, int(rate_per_s * float(seconds))), rate_per_s)
+    rows = itertools.cycle(list(read_jsonl(Path(workload))))
+    set_ulimit()  # a connection for each request that waits
+    asyncio.run(_send(rows, f"{url}/v1/completions", model, int(users), int(per_answer), float(seconds)))
+
+
+async def _send(
+    rows: Iterator[dict[str, Any]], url: str, model: str, users: int, per_answer: int, seconds: float
+) -> None:
+    ends_s = time.monotonic() + seconds
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(LIMIT_S), connector=aiohttp.TCPConnector(limit=0)
+    ) as http:
+
+        async def ask(tasks: asyncio.TaskGroup) -> None:
+            row = next(rows)
+            body = {"model": model, "prompt": row["prompt_token_ids"], "max_tokens": row["output_tokens"]}
+            async with http.post(url, json=body | {"ignore_eos": True}, raise_for_status=True) as answer:
+                await answer.read()
+            if time.monotonic() < ends_s:
+                for _ in range(per_answer):
+                    tasks.create_task(ask(tasks))
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(users):
+                tasks.create_task(ask(tasks))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -157,16 +157,16 @@ def test_the_server_runs_as_the_file_says(server, deploy):
 
 
 def load(
-    server: str, promise: Promise, served: Path, environment: dict[str, str], factor: float, seconds: float
+    server: str, promise: Promise, served: Path, environment: dict[str, str], users: int, per_answer: int, seconds: int
 ) -> Ended:
-    """A process that sends so many times what the server sustains at this moment."""
+    """A process that sends some requests at once, and for each answer some more."""
     (workload,) = (served / "prepared/workloads").glob("*/short/16-*/workload.jsonl")
-    words = [str(workload), server, promise.served_model, str(promise.max_num_seqs), str(factor), str(seconds)]
+    words = [str(workload), server, promise.served_model, str(users), str(per_answer), str(seconds)]
     return forked("load", *words, environment=environment)
 
 
 def test_at_a_load_that_the_server_sustains_no_alert_fires(server, prometheus, promise, served, environment):
-    with load(server, promise, served, environment, 0.25, 2 * WINDOW_S) as process:
+    with load(server, promise, served, environment, 1, 1, 2 * WINDOW_S) as process:
         assert process.wait(timeout=200) == 0
     assert query(prometheus, f"increase({ANSWERED}[1h]) > 0")
     # Whether this machine is as fast as minutes before is not for a test to say.
@@ -189,7 +189,7 @@ def test_the_check_sends_what_it_announces_and_answers(server, served, environme
 def test_at_twice_the_sustained_load_the_alert_fires_and_every_panel_has_data(
     server, prometheus, promise, served, deploy, environment
 ):
-    with load(server, promise, served, environment, 2, 90) as process:
+    with load(server, promise, served, environment, promise.max_num_seqs, 2, 90) as process:
         wait_for(lambda: bool(query(prometheus, f"{WAITING} > 1")), process, limit_s=120)
         wait_for(lambda: SATURATED in fired(prometheus), process, limit_s=60)
         panels = json.loads((deploy / DASHBOARD_FILE).read_text())["panels"]
