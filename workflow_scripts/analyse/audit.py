@@ -6,8 +6,8 @@
 All uncertainties are resolved in the table's favour: memory and arithmetic run at their data-sheet rates and overlap
 fully, prompts are read in steps in which other requests decode, tok/s counts prompt tokens unless the column says
 output, and a name shared by several cards means the one with the highest ceiling. A number above such a ceiling is
-wrong, or means something else than its table says. A number below the ceiling may still be wrong. The exit code is 0
-for all verdicts.
+wrong, or means something else than its table says. A number below the ceiling may still be wrong. A row without a
+ceiling is `unknown`, and so are all rows if the model is not understood. The exit code is 0 for all verdicts.
 
 The audit assumes: the model and the type of its weights, one device per row, one new token per sequence and step (no
 speculative decoding), and prompts that are read in full (no shared prefix).
@@ -32,7 +32,8 @@ from workflow_scripts.common.command import command, option, positive, share
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.physics import formulas
-from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
+from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -317,10 +318,14 @@ def _print(args: Namespace, columns: Columns, rows: Sequence[Row], verdicts: Seq
 
     workload: Workload = args.tokens_per_request
     assumed = "" if columns.sequences else f"; max-num-seqs is not stated: {args.max_num_seqs} assumed"
+    caption = f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}"
+    if len(unknown := set(verdicts)) == 1 and (shared := unknown.pop()).verdict == "unknown":
+        caption = f"unknown: {shared.reason}"
+        verdicts = [replace(shared, reason="")] * len(rows)
     tokens = f"{workload.prompt_tokens:g} + {workload.output_tokens:g} tokens per request"
     shown = Table(
         title=f"{args.table.name}: {args.model}, {tokens}",
-        caption=f"predicted ceilings; uncertainties are resolved in the table's favour{assumed}",
+        caption=caption,
         box=None,
         collapse_padding=True,
         pad_edge=False,
@@ -340,6 +345,26 @@ def _print(args: Namespace, columns: Columns, rows: Sequence[Row], verdicts: Seq
             found.reason if found.verdict == "unknown" else found.limit,
         )
     Console().print(shown)
+
+
+def _verdicts(args: Namespace, columns: Columns, rows: Sequence[Row]) -> list[Judged]:
+    model = find_model(args.model)
+    try:
+        facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
+        return [
+            judge(
+                row,
+                columns,
+                facts,
+                args.tokens_per_request,
+                gpu_memory_utilization=args.gpu_memory_utilization,
+                kv_cache_dtype=args.kv_cache_dtype,
+                default_max_num_seqs=args.max_num_seqs,
+            )
+            for row in rows
+        ]
+    except ModelFactsError as e:
+        return [Judged(reason=str(e))] * len(rows)
 
 
 def _workload(text: str) -> Workload:
@@ -363,9 +388,9 @@ def _workload(text: str) -> Workload:
         metavar="PROMPT,OUTPUT",
         help="tokens of a request; means, if requests differ",
     ),
-    option("--quantization", help="of the layers' matrices, such as awq, gptq or fp8 (default: as in the config)"),
+    QUANTIZATION,
     option("--gpu-memory-utilization", type=share, default=1.0, help="share of the memory in use (default: all of it)"),
-    option("--kv-cache-dtype", default="auto", help="default: auto, the model's"),
+    KV_CACHE_DTYPE,
     option("--max-num-seqs", type=positive, default=256, help="for rows that do not state it (default: 256)"),
     option("--throughput-column", help="the column to check if several look like a throughput"),
     option("--json", action="store_true", help="print JSON"),
@@ -375,20 +400,8 @@ def main(args: Namespace) -> None:
     """Print a verdict on each row of a table, and write the verdicts to a file if asked."""
     found, rows = read_rows(args.table, AuditError)
     names = [name for name in found if name not in ADDED]
-    model, columns = find_model(args.model), find_columns(names, args.throughput_column)
-    facts = read_model_facts(model.config, model.fixed_dtype, args.quantization)
-    verdicts = [
-        judge(
-            row,
-            columns,
-            facts,
-            args.tokens_per_request,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            kv_cache_dtype=args.kv_cache_dtype,
-            default_max_num_seqs=args.max_num_seqs,
-        )
-        for row in rows
-    ]
+    columns = find_columns(names, args.throughput_column)
+    verdicts = _verdicts(args, columns, rows)
     audited = [
         {name: _plain(value) for name, value in (row | asdict(found)).items() if name in (*names, *ADDED)}
         for row, found in zip(rows, verdicts, strict=True)

@@ -108,11 +108,10 @@ class ModelFacts:
             ModelFactsError: layers differ, or have another memory than keys and values of all earlier tokens.
         """
         mixers = {mixer for layer in self.layer_counts for mixer in layer.mixers}
-        kinds = sorted({mixer.kind for mixer in mixers})
         match list(mixers):
             case [Attention(window=None, chunk=None) as attention] if all(layer.mixers for layer in self.stack):
                 return attention
-        raise ModelFactsError(f"{self.model_type}: layers with memory of kind {', '.join(kinds)}")
+        raise self._memory_fault()
 
     def uniform(self) -> "ModelFacts":
         """The model itself, if all layers have the same memory, of all earlier tokens: keys and values, or latent ones.
@@ -121,9 +120,12 @@ class ModelFacts:
             ModelFactsError: layers differ, or keep less than all tokens.
         """
         if not self.is_uniform:
-            kinds = sorted(mixer.kind for layer in self.layer_counts for mixer in layer.mixers)
-            raise ModelFactsError(f"{self.model_type}: layers with memory of kind {', '.join(dict.fromkeys(kinds))}")
+            raise self._memory_fault()
         return self
+
+    def _memory_fault(self) -> ModelFactsError:
+        kinds = ", ".join(sorted({mixer.kind for layer in self.layer_counts for mixer in layer.mixers}))
+        return ModelFactsError(f"{self.model_type}: layers with memory of kind {kinds} are not supported here")
 
     @property
     def is_uniform(self) -> bool:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from workflow_scripts.common.command import option
 from workflow_scripts.physics.config_values import ModelFactsError
 from workflow_scripts.physics.layers import Role
 
@@ -23,6 +24,13 @@ QUANTIZED_BITS: Mapping[str, float] = {
     "mxfp4": 4 + 8 / 32,
 }
 COMPRESSED_TENSORS = "compressed-tensors"
+# Options of commands.
+KV_CACHE_DTYPE = option("--kv-cache-dtype", choices=["auto", *DTYPE_BYTES], default="auto", help="auto: the model's")
+QUANTIZATION = option(
+    "--quantization",
+    choices=[*QUANTIZED_BITS, COMPRESSED_TENSORS],
+    help="of the layers' matrices (default: as in the config)",
+)
 # Weights in that format that are supported here: those with one scale per matrix or per row of it.
 _COMPRESSED_WEIGHTS: Mapping[str, str] = {
     f"8 bits {kind} by {strategy}": name

@@ -5,7 +5,7 @@
 
 prints JSON. Each term has a value, a unit and how it was found: predicted from the way in which vLLM profiles memory,
 read from an engine's log (`--from-log`), or given. Sizes are those of the limiting device, the one with the fewest
-blocks.
+blocks. If the capacity of such a model cannot be predicted, the field `unknown` says why.
 """
 
 import json
@@ -23,7 +23,8 @@ from workflow_scripts.device.device_check import cpu_here
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.facts_on_device import facts_on
 from workflow_scripts.physics.layers import Attention, Experts, State
-from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts
+from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
+from workflow_scripts.physics.stored_weights import KV_CACHE_DTYPE, QUANTIZATION
 from workflow_scripts.predict.engine_memory import (
     GIB,
     Batch,
@@ -203,6 +204,14 @@ def _factor(factor: float) -> str:
 
 def _report(args: Namespace) -> dict[str, Any]:
     gpu = resolve_one(args.gpu)
+    report = {"source": "predicted", "model": args.model, "gpu": gpu.name}
+    try:
+        return report | _capacity(args, gpu)
+    except ModelFactsError as e:
+        return report | {"unknown": str(e)}
+
+
+def _capacity(args: Namespace, gpu: Gpu) -> dict[str, Any]:
     log = _read_log(args.from_log) if args.from_log else {}
     given = {name: value for name, value in vars(args).items() if name in EngineSettings.__dataclass_fields__}
     given["vllm_version"] = args.vllm_version or log.get("engine_version") or EngineSettings.vllm_version
@@ -211,17 +220,12 @@ def _report(args: Namespace) -> dict[str, Any]:
     settings = replace(settings, enable_prefix_caching=settings.caches_prefixes(facts))
     terms = predict_capacity(facts, gpu, settings, log)
     batch = batch_of(settings, facts, gpu)
-    report: dict[str, Any] = {
-        "source": "predicted",
-        "model": args.model,
+    return {
         "quantization": facts.quantization,
-        "gpu": gpu.name,
         "settings": asdict(settings) | asdict(batch),
         **terms,
+        **({"observed": explain_observed(terms, args.observed)} if args.observed else {}),
     }
-    if args.observed:
-        report["observed"] = explain_observed(terms, args.observed)
-    return report
 
 
 def _facts_of(
@@ -270,11 +274,8 @@ def _observation(text: str) -> tuple[float, int]:
     option("--enable-expert-parallel", action="store_true", help="whole experts on each tensor rank"),
     option("--num-speculative-tokens", type=positive, default=0, help="tokens drafted per step"),
     option("--draft-layers", type=positive, default=0, help="layers of the model that draft (multi-token prediction)"),
-    option("--kv-cache-dtype", default="auto", help=f"auto (the model's), {', '.join(DTYPE_BYTES)}"),
-    option(
-        "--quantization",
-        help="of the layers' matrices: awq, gptq (4 bits, groups of 128), fp8 (default: as in the config)",
-    ),
+    KV_CACHE_DTYPE,
+    QUANTIZATION,
     option("--max-num-seqs", type=positive, help="default: vLLM's on this GPU"),
     option("--max-num-batched-tokens", type=positive, help="default: vLLM's on this GPU"),
     option(

@@ -638,14 +638,22 @@ def test_a_log_with_the_memory_needs_no_weights(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["num_blocks"]["value"] == 5863
     assert "weights" not in report
-    assert main(asked) == 2
-    assert "quantization 'modelopt' is not supported" in capsys.readouterr().err
+    assert main(asked) == 0
+    assert "quantization 'modelopt' is not supported" in json.loads(capsys.readouterr().out)["unknown"]
     config["quantization_config"] |= {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main([*asked, "--from-log", str(log)]) == 2
     assert "kv_cache_scheme names the type of the KV cache: give it as --kv-cache-dtype" in capsys.readouterr().err
     assert main([*asked, "--from-log", str(log), "--kv-cache-dtype", "fp8"]) == 0
     assert json.loads(capsys.readouterr().out)["num_blocks"]["value"] == 2 * 5863
+
+
+def test_the_capacity_of_a_model_of_unknown_structure_is_unknown(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "made_up"}))
+    assert main(["--model", str(tmp_path), "--gpu", "l4", *REQUIRED]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record.pop("unknown").startswith(f"{tmp_path}/config.json: model_type 'made_up' is not supported; supported")
+    assert record == {"source": "predicted", "model": str(tmp_path), "gpu": "l4"}
 
 
 def test_the_example_of_the_help_can_be_typed_in(capsys):
@@ -659,8 +667,6 @@ def test_the_example_of_the_help_can_be_typed_in(capsys):
         (["--model", "gpt-5"], "unknown model 'gpt-5'; allowed: a folder with config.json, ORG/REPO"),
         (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
         (["--gpu", "H300"], "unknown GPU 'H300'; allowed: h200"),
-        (["--quantization", "int3"], "quantization 'int3' is not supported"),
-        (["--kv-cache-dtype", "int3"], "unknown KV cache dtype 'int3'; allowed: auto"),
         (["--from-log", "none.json"], "none.json: No such file"),
         (["--from-log", "."], ".: Is a directory"),
         (["--observed", "0.5=8788"], "two utilizations"),
@@ -706,7 +712,7 @@ def test_values_out_of_range_are_refused(option, capsys):
     assert "is not" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--usage=both", "--sampler=sorted"])
+@pytest.mark.parametrize("option", ["--usage=both", "--sampler=sorted", "--quantization=int3", "--kv-cache-dtype=int3"])
 def test_values_that_are_no_choice_are_refused(option, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--model", "opt-125m", "--gpu", "l4", *REQUIRED, option])
