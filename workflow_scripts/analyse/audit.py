@@ -43,7 +43,7 @@ Verdict = Literal["possible", "impossible", "unknown"]
 _GPU = r"gpu|gpu[ _-]?(name|type)|device|accelerator"
 _SEQUENCES = r"(knob[ _-])?max[ _-]?num[ _-]?seqs|max[ _-]?batch[ _-]?size|batch[ _-]?size|(max[ _-]?)?concurrency"
 _THROUGHPUT = r".*(throughput|tok\w*(\s*/\s*|[_ -]per[_ -]|_)s(ec(ond)?)?(?![a-z])|\btps\b|_tps\b).*"
-_NOT_TOKENS = r".*(req|per[ _-]?watt|per[ _-]?joule|ratio|time|latency|ms\b).*"
+_NOT_TOKENS = r".*(req|per[ _-]?watt|per[ _-]?joule|(?<![a-z])ratio|time|latency|ms\b).*"
 _OUTPUT = r".*(output|generat|decod).*"
 
 
@@ -175,7 +175,7 @@ def find_columns(names: Sequence[str], throughput: str | None = None) -> Columns
         which = (
             f"{len(rates)} columns look like a throughput ({', '.join(rates)}): choose one"
             if rates
-            else ("no column looks like a throughput (tokens_per_s, throughput, tok/s): name it")
+            else "no column looks like a throughput (tokens_per_s, throughput, tok/s): name it"
         )
         raise AuditError(f"{which} with --throughput-column; columns: {found}")
     return Columns(gpus[0], throughput or rates[0], next(iter(like(_SEQUENCES)), None))

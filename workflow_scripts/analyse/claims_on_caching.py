@@ -14,6 +14,7 @@ from workflow_scripts.analyse.evidence import (
     rule,
 )
 from workflow_scripts.analyse.repeats import counted, records
+from workflow_scripts.analyse.statistics import decisive_ends
 from workflow_scripts.catalog.published import Claim
 from workflow_scripts.engines.block_sizes import default_block_size
 from workflow_scripts.physics import formulas
@@ -25,7 +26,7 @@ ROUNDED_POINTS = 0.05
 
 @rule("prefix-hit-rate-of-identical-prompts", test="`formulas.prefix_hit_rate` decides it for any prompts")
 def hit_rate_of_identical_prompts(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Supported if the claimed rate is the share of all prompts but the first; also says how near whole blocks come."""
+    """Supported if the claimed rate is the share of all prompts but the first; also gives the rates in whole blocks."""
     prompts, published = int(claim.value("identical_prompts")), claim.value("prefix_hit_rate")
     share = 100 * (prompts - 1) / prompts
     text = f"All but the first of {prompts} prompts can be found, which is {share:g} % of them."
@@ -71,7 +72,8 @@ def speedup_of_a_shared_prompt(claim: Claim, evidence: Evidence) -> Iterator[Fin
     rows = effects[(effects["knob"] == "enable_prefix_caching") & (effects["comparison"] == PAIR)]
     for row in records(rows[rows["took_effect"].eq(True)]):
         says = SUPPORTED if low <= row["ratio"] <= high else None
-        if row["ratio_low"] > high or row["ratio_high"] < low:
+        least, most = decisive_ends(row["ratio_low"], row["ratio_high"], row["scope"])
+        if least > high or most < low:
             says = CONTRADICTED
         bears = ON_GPUS.covers(row["gpu"], row["model"])
         yield measured(bears, row, row["explanation"], says, (row["cell_id"], row["baseline_cell_id"]))

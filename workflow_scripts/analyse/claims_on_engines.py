@@ -123,7 +123,7 @@ def engines_on_one_a100(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     table = published_table(evidence.published, claim).set_index("metric").transpose()
     for name, row in zip(table.index, records(table), strict=True):
         if name in _ENGINES:
-            yield from _published_engine(_ENGINES[name], {metric: row[metric] for metric in row}, str(claim.table))
+            yield from _published_engine(_ENGINES[name], row, str(claim.table))
     published = claim.value("vllm_tokens_per_s") / claim.value("hf_tokens_per_s")
     for row in _improvements(evidence, STATIC_BATCH):
         says = SUPPORTED if _against(row, published) == SUPPORTED else None
@@ -271,7 +271,9 @@ def concurrent_users(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     for row in records(effects[(effects["knob"] == "max_num_seqs") & (effects["comparison"] == PAIR)]):
         if min(users) <= float(row["baseline"]) and float(row["value"]) <= max(users):
             slower = served_s.get(row["cell_id"], nan) / served_s.get(row["baseline_cell_id"], nan)
-            text = f"{row['explanation']} From its start to its end a request took {number(slower)} times as long."
+            text = row["explanation"]
+            if not isnan(slower):
+                text += f" From its start to its end a request took {number(slower)} times as long."
             bears = ON_GPUS.covers(row["gpu"], row["model"]) and row["model"] == SMALL_MODEL
             yield measured(bears, row, text, _of_users(row, slower), (row["cell_id"], row["baseline_cell_id"]))
 

@@ -259,12 +259,12 @@ def _measured_lines(capacity: pd.DataFrame) -> Iterator[Finding]:
     """Blocks at three or more utilizations, with all else equal."""
     seen = capacity[(capacity["source"] != PUBLISHED_ROW) & capacity["implied_memory_bytes"].notna()]
     for _, rows in seen.groupby(["study", "source", "gpu", "model", "implied_memory_bytes"], sort=False):
-        if rows["gpu_memory_utilization"].nunique() < 3:
+        if (count := rows["gpu_memory_utilization"].nunique()) < 3:
             continue
         memory = rows["implied_memory_bytes"] * rows["gpu_memory_utilization"] - rows["implied_overhead_bytes"]
         off_pct = 100 * (rows["observed_num_blocks"] / (memory / rows["bytes_per_block"]) - 1).abs().max()
         row = records(rows)[0]
-        text = f"Blocks at {len(rows)} utilizations deviate from a straight line by at most {off_pct:.2g} %."
+        text = f"Blocks at {count} utilizations deviate from a straight line by at most {off_pct:.2g} %."
         says = SUPPORTED if off_pct <= ON_A_LINE_PCT else CONTRADICTED
         yield measured(ON_AN_L4.covers(row["gpu"], row["model"]), row, text, says, rows["cell_id"])
 

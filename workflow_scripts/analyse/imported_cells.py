@@ -11,7 +11,7 @@ import pandas as pd
 from workflow_scripts.analyse.audit import Workload, ceiling
 from workflow_scripts.analyse.repeats import Row
 from workflow_scripts.catalog.gpus_and_models import get_gpu, get_model
-from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.engines.registry import every_knob, get_engine
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 
 IMPORTED = "imported"
@@ -36,6 +36,9 @@ _OF_LOG = {
 }
 # The same for times, which logs give in milliseconds.
 _MS_OF_LOG = {"ttft_s_p50": "ttft_ms_median", "ttft_s_p99": "ttft_ms_p99", "tpot_s_p50": "tpot_ms_median"}
+# With other values than the neutral ones, the ceiling does not hold: it is that of one device, which gives one token to
+# each sequence in a step.
+_ONE_DEVICE = ("tensor_parallel_size", "pipeline_parallel_size", "num_speculative_tokens")
 
 
 def with_imported(cells: pd.DataFrame, runs: Iterable[Row], study: str) -> pd.DataFrame:
@@ -52,7 +55,7 @@ def imported_cells(runs: Iterable[Row], study: str) -> pd.DataFrame:
     repeats: dict[str, int] = {}
     for run in runs:
         row = _row(run, study)
-        if row["outcome"] == "ok" or row["outcome"] == "invalid":
+        if row["outcome"] in ("ok", "invalid"):
             row["repeat"] = repeats.get(row["cell_id"], 0)
             repeats[row["cell_id"]] = row["repeat"] + 1
         rows.append(row)
@@ -105,16 +108,32 @@ def _outcome(run: Row, row: Row) -> Row:
 
 def _above_ceiling(run: Row, rates: dict[str, Any]) -> str | None:
     """Which rate is above what the data sheet allows; None if none is, or if too little is known to say."""
+    knobs = run["knobs"]
     if run["tokens_per_request"] is None or not rates:
+        return None
+    if any(knobs.get(name) not in (None, *(every_knob()[name].neutral or ())) for name in _ONE_DEVICE):
         return None
     model = get_model(run["model"])
     try:
-        facts = read_model_facts(model.config, model.fixed_dtype, run["knobs"].get("quantization"))
-        highest = ceiling(facts, get_gpu(run["gpu"]), _allowed(run) or 256, Workload(*run["tokens_per_request"]))
+        facts = read_model_facts(model.config, model.fixed_dtype, knobs.get("quantization"))
+        highest = ceiling(
+            facts,
+            get_gpu(run["gpu"]),
+            _allowed(run) or 256,
+            Workload(*run["tokens_per_request"]),
+            kv_cache_dtype=knobs.get("kv_cache_dtype") or "auto",
+        )
     except ModelFactsError:
         return None
+    if highest is None:
+        return None
     for name, rate in rates.items():
-        allowed = None if highest is None else getattr(highest, name)
-        if allowed is not None and rate > allowed:
-            return f"{name} {rate:,.0f} is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}"
+        allowed = getattr(highest, name)
+        if rate > allowed:
+            what = (
+                f" is {rate / allowed:.3g} times its ceiling of {allowed:,.0f}"
+                if allowed
+                else f", but {highest.because}"
+            )
+            return f"{name} {rate:,.0f}{what}"
     return None

@@ -118,10 +118,10 @@ def _recommended(
     within = kept_up[kept_up["slo_attainment"] >= WITHIN_SHARE] if study.slo else kept_up
     if len(within):
         best = records(within.sort_values("request_rate_per_s", kind="stable"))[-1]
-        limit = f" and {WITHIN_SHARE:.0%} of the requests kept {limits}" if limits else ""
+        limit = f" and at which at least {100 * WITHIN_SHARE:g} % of the requests kept {limits}" if limits else ""
         return str(best["cell_id"]), (
-            f"Of {len(kept_up)} server loads that were kept up with, it is the highest rate"
-            f" ({best['request_rate_per_s']:g} requests/s){limit}."
+            f"Of the server loads that were kept up with{limit} ({len(within)} in all), it has the highest rate:"
+            f" {best['request_rate_per_s']:g} requests/s."
         )
     rows = recommendations[
         recommendations["role"].eq(WITHIN_LATENCY) & recommendations["cell_id"].isin(cells["cell_id"])

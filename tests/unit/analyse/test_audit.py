@@ -218,6 +218,7 @@ def test_more_sequences_or_memory_never_lower_a_ceiling(a, b, prompt, output, gp
         (["gpu", "tok/s", "requests_per_s", "tok_per_watt", "output_tokens"], ("gpu", "tok/s", None)),
         (["gpu", "request_throughput", "Tokens/sec"], ("gpu", "Tokens/sec", None)),
         (["gpu", "batch size", "output_tps"], ("gpu", "output_tps", "batch size")),
+        (["gpu", "generation tok/s", "tok/s ratio"], ("gpu", "generation tok/s", None)),
     ],
 )
 def test_columns_are_found_by_the_names_that_tables_use(names, expected):

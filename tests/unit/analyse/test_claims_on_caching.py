@@ -83,6 +83,8 @@ def effect(ratio, low=None, high=None, **columns):
         (effect(1.27), CONTRADICTED),
         (effect(1.14), NOT_TESTABLE),
         (effect(1.13), CONTRADICTED),
+        (effect(1.7, scope="within one start"), NOT_TESTABLE),  # starts may vary by more
+        (effect(2.0, scope="within one start"), CONTRADICTED),
         (effect(2.0, math.nan, math.nan), NOT_TESTABLE),
         (effect(2.0, gpu="cpu-all"), NOT_TESTABLE),
         (effect(1.2, gpu="cpu-all"), NOT_TESTABLE),

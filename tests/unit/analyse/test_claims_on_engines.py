@@ -356,6 +356,7 @@ def test_the_words_say_by_how_much_a_request_took_longer():
     found = findings(USERS, users(slower=2.5))[-1]
     assert found.text == f"l4, {SMALL}, chat: It rose. From its start to its end a request took 2.5 times as long."
     assert [i.split("/")[-1] for i in found.ids] == ["seqs20", "seqs1"]
+    assert findings(USERS, users(slower=math.nan))[-1].text == f"l4, {SMALL}, chat: It rose."
 
 
 def test_by_bytes_a_step_for_many_users_reads_little_more():

@@ -373,9 +373,9 @@ def test_two_measured_points_or_another_device_show_nothing():
 
 
 def test_a_measured_line_is_told_with_how_far_blocks_lie_from_it():
-    found = findings(LINE, evidence(capacity=line((0.5, 1), (0.7, 1.005), (0.9, 1))))[-1]
+    found = findings(LINE, evidence(capacity=line((0.5, 1), (0.7, 1.005), (0.9, 1), (0.9, 1))))[-1]
     assert found.text == "l4, opt-125m, chat: Blocks at 3 utilizations deviate from a straight line by at most 0.5 %."
-    assert found.ids == ("cell-0.5", "cell-0.7", "cell-0.9")
+    assert found.ids == ("cell-0.5", "cell-0.7", "cell-0.9", "cell-0.9")
 
 
 @pytest.mark.parametrize(

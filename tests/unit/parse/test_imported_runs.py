@@ -1,6 +1,7 @@
 """Runs that were measured elsewhere, from their files to rows of the cells table."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,29 @@ def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path)
     assert rows["repeat"].tolist()[:3] == [0, 0, 1]
     assert pd.isna(rows["repeat"][3])
     assert rows["output_tokens_per_s"].tolist()[:2] == [2888, 10488]
+
+
+def test_a_rate_is_checked_only_if_the_ceiling_of_one_device_holds(tmp_path):
+    flat = RUN | {"tokens_per_request": [220, 190], "results": "flat.txt"}
+    several = ({"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}, {"num_speculative_tokens": 3})
+    runs = [flat | {"knobs": {"max_num_seqs": 1, **knobs}} for knobs in ({"tensor_parallel_size": 1}, *several)]
+    rows = imported_cells(read_runs(write_runs(tmp_path, *runs)), "try")
+    assert rows["outcome"].tolist() == ["invalid", "ok", "ok", "ok"]
+
+
+def test_a_smaller_type_of_the_cache_raises_the_ceiling(tmp_path):
+    run = RUN | {"tokens_per_request": [4000, 4000], "results": "flat.txt"}
+    runs = [run | {"knobs": {"max_num_seqs": 256, **knobs}} for knobs in ({}, {"kv_cache_dtype": "fp8"})]
+    reasons = imported_cells(read_runs(write_runs(tmp_path, *runs)), "try")["reason"]
+    wide, narrow = (float(re.search(r"is ([\d.]+) times", reason)[1]) for reason in reasons)
+    assert wide == pytest.approx(2 * narrow, rel=0.01)
+
+
+def test_a_model_that_does_not_fit_is_above_any_ceiling(tmp_path):
+    large = RUN | {"model": "llama-3-70b", "tokens_per_request": [220, 190], "results": "flat.txt"}
+    rows = imported_cells(read_runs(write_runs(tmp_path, large)), "try")
+    assert rows["outcome"][0] == "invalid"
+    assert rows["reason"][0] == "output_tokens_per_s 10,488, but 141.1 GB of weights and a request do not fit in 85 GB"
 
 
 def test_they_stand_beside_measured_cells(tmp_path):
