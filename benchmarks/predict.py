@@ -24,14 +24,14 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from workflow_scripts.cluster.batches import HERE, Batch, write_batch
+from workflow_scripts.cluster.batches import Batch, write_batch
 from workflow_scripts.common.checkout import CHECKOUT
 from workflow_scripts.common.command import run_command
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import read_outcome
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import HERE, StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study_file import Study, load_study
 

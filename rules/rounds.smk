@@ -12,7 +12,6 @@ import time
 from functools import partial
 
 from workflow_scripts.cluster.batches import (
-    HERE,
     batches_of_cluster,
     batches_of_machine,
     ended_cells,
@@ -21,6 +20,7 @@ from workflow_scripts.cluster.batches import (
     read_batch,
     write_batch,
 )
+from workflow_scripts.study.paths import HERE
 from workflow_scripts.study.rounds import Round, ended_starts, forget_plans, read_plan
 
 # The devices whose cells this call can measure.

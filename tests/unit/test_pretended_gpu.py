@@ -167,6 +167,13 @@ def test_the_gpus_checked_are_those_that_torch_sees(gpus, monkeypatch, visible, 
         assert found_device(UNLABELLED, len(seen))["uuid"] == uuids[seen[0]]
 
 
+def test_a_gpu_that_nvml_no_longer_lists_is_lost(gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-gone")
+    assert device.lost_gpu() == "Not Found"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-pretended-0")
+    assert device.lost_gpu() is None
+
+
 def test_cuda_counts_gpus_as_nvml_does(gpus):
     found_device(PRETENDED)
     assert device.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

@@ -24,7 +24,7 @@ from workflow_scripts.common.files import read_json, sha256_of, write_json
 from workflow_scripts.study.definition import definitions_sha256, json_sha256
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import is_outcome_of
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import HERE, StudyPaths
 from workflow_scripts.study.rounds import (
     CellStart,
     EndedStarts,
@@ -37,9 +37,6 @@ from workflow_scripts.study.rounds import (
     rounds_to_measure,
 )
 from workflow_scripts.study.study_file import Study, load_study
-
-# The place of the batches of a machine, which hold the cells of all its devices.
-HERE = "here"
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,9 @@ def known_sha256(study: Study, paths: StudyPaths, gpus: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Pending:
-    """What a call of snakemake measures: `rounds` that are known before, and further ones if these are decided on.
+    """What a call of snakemake measures: the `rounds` that are known now, and further ones that are decided on later.
 
-    `decided`: the number of the first round that is decided on while measuring; None if none is.
+    `decided`: the number of the first round that is decided on while measuring; None if there is none.
     """
 
     rounds: Sequence[Round]

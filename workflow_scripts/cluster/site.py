@@ -2,9 +2,9 @@
 
     kvsweep sbatch --study config/studies/paged_attention.yaml
 
-One line for each kind of job. GPUs, cores, memory and run time follow
-from the GPU catalogue, the model and the cell. Account, partition, GRES names and the like depend on the site and are
-in one file, `config/site.yaml`. docs/cluster.md explains both.
+It prints one line for each kind of job. GPUs, cores, memory and run time follow from the GPU catalogue, the model and
+the cell. Account, partition, GRES names and the like depend on the site and are in one file, `config/site.yaml`.
+docs/cluster.md explains both.
 """
 
 import csv
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.common.command import ATTEMPT, STUDY, command, option
+from workflow_scripts.common.command import ATTEMPT, STUDY, command, option, positive
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.records import Record, validated
 from workflow_scripts.common.yaml_file import read_yaml
@@ -105,7 +105,7 @@ def load_site(path: Path) -> Site:
     """Read and check a site file.
 
     Raises:
-        SiteError: the file is missing, is no YAML, or contains something that is not allowed.
+        SiteError: the file is missing, is not YAML, or contains something that is not allowed.
     """
     return validated(Site, read_yaml(path, SiteError), str(path), SiteError)
 
@@ -247,7 +247,7 @@ def _lines(
     STUDY,
     option("--site", type=Path, default=SITE, help="the site file (%(default)s)"),
     option("--cell", help="gpu/engine/model/workload/knobs; without it, one line for each kind of job"),
-    option("--cells-per-job", type=int, default=1, help="cells that share an allocation (%(default)s)"),
+    option("--cells-per-job", type=positive, default=1, help="cells that share an allocation (%(default)s)"),
     option("--plan", type=Path, help="plan.csv of the study, for shorter time limits"),
     ATTEMPT,
 )
@@ -257,5 +257,7 @@ def main(args: Namespace) -> None:
     cells = [cell for cell in expand(study) if args.cell in (None, cell.id)]
     if not cells:
         raise StudyError(f"study {study.name!r} has no cell {args.cell!r}")
+    if args.plan and not args.plan.exists():
+        raise SiteError(f"{args.plan}: there is no such plan; `snakemake plan` writes it")
     limits_s = predicted_limits_s(args.plan) if args.plan else {}
     print("\n".join(_lines(study, site, cells, args.cells_per_job, args.attempt, limits_s)))

@@ -1,4 +1,4 @@
-"""What the pipeline knows of an engine's knob besides its type; it stands at the field of the knob."""
+"""What the pipeline knows about an engine's knob besides its type; it is given at the knob's field."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,11 +24,11 @@ class Knob:
         reserves: the knob sets the memory for the KV cache, as an amount or as a share of the device's.
         pinned: `vllm serve` has another default than the offline engine, so recommendations give the effective value.
         only_on: the kind of device on which the knob has a meaning; None for all.
-        kernels: the knob selects kernels, so steps of the same work take another time.
-        argument: the engine's name of it, if it is another; `whole.part` for a part of a structured argument.
+        kernels: the knob selects kernels, so the same step takes another time.
+        argument: the engine's name for the knob, if it differs; `whole.part` for a part of a structured argument.
         variable: the environment variable that sets it, if no argument does.
-        said: how the report says a value, with {} for it; for a switch, what it says for on and for off. Without it a
-            setting is said by name and value.
+        said: how the report words a value, with {} in its place; for a switch, the words for on and for off. Without
+            it, the report gives name and value.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""Records: the base of every model of a file or of settings, and what is said about one that is not valid."""
+"""Records: the base class of all models of files and settings, and the messages about invalid ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -12,7 +12,7 @@ from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import read_json
 
 Kind = TypeVar("Kind")
-# Of a typed dict in a record: it is read and written as it is, because other versions may have recorded other fields.
+# For a typed dict in a record: it is read and written unchanged, because other versions may have recorded other fields.
 AsRecorded = GetPydanticSchema(lambda _, handler: handler(dict[str, Any]))
 
 
@@ -88,7 +88,7 @@ def faults(error: ValidationError, kind: Any, words: Mapping[str, str]) -> Itera
     Args:
         error: what pydantic found.
         kind: the type that the content should have.
-        words: own words for one of pydantic's types of faults, or for a text that does not match a pattern.
+        words: our own messages, by pydantic's type of fault, or by the pattern that a text does not match.
     """
     for fault in error.errors(include_url=False):
         place, holder, here = _followed(kind, fault["loc"])
@@ -111,7 +111,7 @@ def _message(fault: Any, holder: Any, here: Any, words: Mapping[str, str]) -> st
 
 
 def _followed(kind: Any, loc: Sequence[int | str]) -> tuple[list[str], Any, Any]:
-    """A place as it is in the file, what holds its last part, and what should be there.
+    """A place as it is written in the file, what holds its last part, and what should be there.
 
     Pydantic adds which member of a union it tried, and marks a fault in a key itself; the file has neither.
     """

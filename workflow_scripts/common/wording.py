@@ -1,4 +1,4 @@
-"""Numbers and lists as a reader says them."""
+"""Numbers and lists as text for readers."""
 
 from collections.abc import Iterable
 

@@ -26,7 +26,7 @@ def read_yaml(path: Path, fault: type[InputError]) -> Any:
     """The content of a YAML file.
 
     Raises:
-        fault: the file cannot be opened, is no YAML, or has a key twice.
+        fault: the file cannot be opened, is not YAML, or has a key twice.
     """
     try:
         return _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()

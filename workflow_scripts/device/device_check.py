@@ -17,7 +17,7 @@ from workflow_scripts.device.device_record import Device
 from workflow_scripts.device.processor import processor_facts
 
 MEMORY_TOLERANCE = 0.1  # cards of one name differ only by drivers and ECC
-# Why a GPU runs below its set clocks. A power cap is no fault, and neither are the clocks of an idle GPU.
+# Faults for which a GPU lowers its clocks. A power cap is no fault, and neither are the low clocks of an idle GPU.
 FAULTS = ("HwSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown", "SwThermalSlowdown")
 COOLING_S = 60.0  # a GPU that the last cell heated up has cooled down within this time
 LEAVING_S = 10.0  # the driver lists a killed process until its memory is freed
@@ -52,7 +52,7 @@ def _found_cpu(gpu: Gpu) -> Device:
 
 
 def cpu_here(gpu: Gpu) -> Device:
-    """What a CPU device would be on this host, for statements made before measuring; empty if there is none."""
+    """The CPU device that this host would give, for predictions; empty if it has too few cores, or for a GPU."""
     try:
         return _found_cpu(gpu) if gpu.kind == "cpu" else {}
     except WrongDeviceError:
@@ -197,7 +197,8 @@ def nvml_handle(place: int = 0) -> Any:
     it may hold only the beginning.
 
     Raises:
-        IndexError, ValueError, pynvml.NVMLError: there is no such GPU.
+        IndexError, ValueError: the variable does not name so many GPUs.
+        pynvml.NVMLError: NVML does not find the GPU.
     """
     import pynvml
 
@@ -208,8 +209,10 @@ def nvml_handle(place: int = 0) -> Any:
             return pynvml.nvmlDeviceGetHandleByUUID(device)
         except pynvml.NVMLError:
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-            (handle,) = [one for one in handles if pynvml.nvmlDeviceGetUUID(one).startswith(device)]
-            return handle
+            found = [one for one in handles if pynvml.nvmlDeviceGetUUID(one).startswith(device)]
+            if len(found) != 1:
+                raise
+            return found[0]
     return pynvml.nvmlDeviceGetHandleByIndex(int(device))
 
 
@@ -226,7 +229,7 @@ def _or_none(read: Callable[[], Any]) -> Any:
 def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
     """Hold `count` devices for one job, so that no other job on this host uses them, whichever snakemake started it.
 
-    The value is the time in seconds since another job released one of them; None if that is not known.
+    The value is the time in seconds since a job last released one of them; None if that is not known.
 
     All CPU devices of a host share one lock, because they share its cores and its memory bandwidth.
     """
@@ -249,11 +252,11 @@ def device_lock(gpu: Gpu, count: int = 1) -> Iterator[float | None]:
 
 
 def _touch(file: Path) -> None:
-    """Set a file's time to now, for whichever user it belongs to."""
+    """Set a file's time to now, whoever owns it."""
     with contextlib.suppress(OSError):
         file.touch()
-    with contextlib.suppress(OSError):  # the file of another user, who has done this already
-        file.chmod(0o666)  # whatever the umask: the folder lets nobody replace another user's file
+    with contextlib.suppress(OSError):  # another user's file, who has done this already
+        file.chmod(0o666)  # despite the umask, because the folder does not let anybody replace another user's file
 
 
 def _lock_names(gpu: Gpu, count: int) -> list[str]:

@@ -38,7 +38,7 @@ class Samples(Record):
         return self.amount / median(self.call_s)
 
 
-# Load by others, in per cent of all cores. Above it a CPU's measured rates are too low to call anything impossible.
+# Load by others, in per cent of all cores. Above it, a CPU's measured rates are too low to serve as limits.
 DISTURBED_PCT = 5.0
 
 
@@ -92,7 +92,7 @@ class DeviceRates(Record):
 
     @property
     def disturbed(self) -> bool:
-        """Whether others used the CPU while it was measured, so that it can do more than was measured."""
+        """Whether others used the CPU while it was measured, so that it can do more than what was measured."""
         return self.threads is not None and self.load_pct > DISTURBED_PCT
 
     def write(self, path: Path) -> None:
@@ -104,6 +104,6 @@ def read_device_rates(path: Path) -> DeviceRates:
     """Read a device's record.
 
     Raises:
-        DeviceRatesError: the file is missing, is not JSON, or is no such record.
+        DeviceRatesError: the file is missing, is not JSON, or is not such a record.
     """
     return read_record(path, DeviceRates, DeviceRatesError)

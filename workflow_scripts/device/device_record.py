@@ -1,4 +1,4 @@
-"""What is recorded of the device that work ran on, and of the load that others put on its host."""
+"""What is recorded about the device that work ran on, and about the load that others put on its host."""
 
 from typing import TypedDict
 
@@ -15,7 +15,7 @@ class Cache(TypedDict):
 
 
 class Device(TypedDict, total=False):
-    """A device as it was found; null: the driver does not say.
+    """A device as it was found; a value is null if the driver does not report it.
 
     A CPU has its `cores` and what `processor.processor_facts` says, a GPU the fields of NVML, and a server elsewhere
     only its address, `server`. Former versions recorded less.

@@ -1,8 +1,9 @@
 """What the processor of this host can do: instruction sets, native types, caches, threads that share a core.
 
-`native` is a dtype that a model may have in config/models/: the smallest that its device computes without emulation.
+In config/models/ a model may have the dtype `native`: the smallest that its device computes without emulation.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
-# Those that determine how fast a model runs, in Linux's spelling.
+# The instruction sets that determine how fast a model runs, in Linux's spelling.
 INSTRUCTION_SETS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
@@ -29,7 +30,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 def processor_facts(
     cores: Sequence[int], cpuinfo: Path = CPUINFO, cpus: Path = CPUS, huge_pages: Path = HUGE_PAGES
 ) -> Device:
-    """Facts of the processor; what the system does not report is left out of the lists.
+    """Facts about the processor; what the system does not report is not in the lists.
 
     Args:
         cores: the cores of the device; caches and shared cores are theirs.
@@ -46,7 +47,7 @@ def processor_facts(
     told = _first_core(cpuinfo)
     flags = told.get("flags", "").split()
     found = [name for name in INSTRUCTION_SETS if name in flags]
-    name = told.get("model name") or _machine()
+    name = told.get("model name") or os.uname().machine
     family = f"{told.get('vendor_id', 'unknown vendor')} {told.get('cpu family', '?')}-{told.get('model', '?')}"
     return {
         "name": name,
@@ -62,12 +63,6 @@ def processor_facts(
 def _first_core(cpuinfo: Path) -> dict[str, str]:
     block = cpuinfo.read_text(encoding="utf-8").strip().split("\n\n")[0]
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in block.splitlines())}
-
-
-def _machine() -> str:
-    import os
-
-    return os.uname().machine
 
 
 def _caches(cores: Sequence[int], cpus: Path) -> list[Cache]:

@@ -1,4 +1,4 @@
-"""What the pipeline knows of an engine, in one place; docs/extending.md shows how to add one.
+"""What the pipeline knows about an engine, in one place; docs/extending.md shows how to add one.
 
 This module and the descriptions import neither an engine nor a library for analysis: every cluster job reads them.
 """
@@ -29,14 +29,14 @@ class EngineDescription:
         preload: modules to import, in this order, in the process that is forked for a cell.
         inherits_variables: whether the cell's process gets the environment variables that `preload` sets on import.
         locks: the package that only one environment has -> its lock in envs/. The first installed one counts.
-        counters: column of the cells table -> the adapter's metric; how much it grew in a repeat is the value.
-        peaks: the same for metrics that begin anew each time they are read.
+        counters: column of the cells table -> the adapter's metric; the value is its growth in a repeat.
+        peaks: the same for metrics that start again from zero each time they are read.
         bounds_sequences: whether the knobs limit how many sequences run at once.
-        random_weights: who makes up weights of load_format dummy. Engines with the same word have the same weights.
+        random_weights: the library that makes up weights of load_format dummy; the same library makes the same weights.
         sampling: the settings of `workloads.sampling` that it applies; a cell with another one is an error.
         checked_by: a function that asks the installed library whether it accepts settings; see `predict.check_study`.
         capacity_by: a function that predicts the KV capacity; None if the engine does not keep its cache in blocks. See
-            `predict.engine_steps`, also for the next one.
+            `predict.engine_steps`, which also describes `steps_by`.
         steps_by: a function that says how the engine forms steps; without one, its speed is not predicted and no ladder
             is climbed for it.
     """
@@ -65,7 +65,7 @@ class EngineDescription:
 
 
 def named(place: str) -> Any:
-    """What `module:name` stands for.
+    """The object that `module:name` names.
 
     >>> named("math:pi")
     3.141592653589793

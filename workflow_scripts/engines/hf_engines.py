@@ -18,13 +18,13 @@ class HfStaticKnobs(Knobs):
 
     batch_size: Annotated[Positive, Knob("static-batch", value_in="running_peak", said="batches of {}")]
     cache_implementation: Annotated[Literal["dynamic", "static"], Knob("cache", kernels=True)] = "dynamic"
-    # In tokens and not in bytes, so that it is as much as a pool of blocks with so many tokens, whatever the type.
+    # In tokens and not in bytes, so that it equals a pool of blocks with as many tokens, in any dtype.
     room_tokens: Annotated[
         Annotated[
             int,
             Field(
                 ge=1,
-                description="memory that a batch may take beside the loaded model, in tokens of KV cache; batches are "
+                description="memory that a batch may take besides the loaded model, in tokens of KV cache; batches are "
                 "then the largest that fit, up to batch_size; CPU devices only",
             ),
         ]

@@ -1,7 +1,7 @@
 """Engine knobs that a study may set: typed, validated and part of a cell's path.
 
 Field names are the engines' own argument names. A knob that a study leaves out keeps the engine's default and
-does not appear in the slug. Everything else that the pipeline knows of a knob is in the `Knob` of its field.
+does not appear in the slug. Everything else that the pipeline knows about a knob is in the `Knob` of its field.
 """
 
 from collections.abc import Mapping

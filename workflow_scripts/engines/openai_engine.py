@@ -32,7 +32,7 @@ OPENAI = EngineDescription(
     knobs=OpenAiKnobs,
     adapter="workflow_scripts.measure.openai_endpoint:OpenAiEndpoint",
     library="vllm",
-    # Of the servers that an endpoint can name, only `transformers serve` is from this environment.
+    # Of all servers that an endpoint can name, only that of transformers is in this environment.
     packages=PACKAGES,
     # The client is a part of vLLM, but a server that it starts must not inherit vLLM's variables.
     preload=PRELOAD,

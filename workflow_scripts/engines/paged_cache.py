@@ -10,7 +10,7 @@ from workflow_scripts.physics.layers import Attention, LatentAttention, State
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError, read_model_facts
 
 _CACHE = "the paged cache of transformers holds keys and values"
-# Their attention is code of their own, which does not read the paged cache.
+# These have their own code for attention, which does not read the paged cache.
 _OWN_ATTENTION = ("falcon",)
 
 
@@ -39,7 +39,7 @@ def why_paged_cache_is_refused(facts: ModelFacts) -> str | None:
 
 
 def why_model_is_refused(model_dir: Path) -> str | None:
-    """The same for the model of a folder; None too for a family of which nothing is known, which may work."""
+    """The same for the model in a folder; also None for an unknown family, which may work."""
     try:
         return why_paged_cache_is_refused(read_model_facts(model_dir, weights=False))
     except ModelFactsError:

@@ -16,11 +16,11 @@ from argparse import Namespace
 from pathlib import Path
 
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import HERE, Batch, read_batch
+from workflow_scripts.cluster.batches import Batch, read_batch
 from workflow_scripts.common.command import ATTEMPT, ATTEMPTS, RESULTS, STUDY, command, option
 from workflow_scripts.measure.cell import WRONG_DEVICE
 from workflow_scripts.study.outcome import Start
-from workflow_scripts.study.paths import MEASURE_LOG, StudyPaths
+from workflow_scripts.study.paths import HERE, MEASURE_LOG, StudyPaths
 from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study_file import load_study
 

@@ -83,7 +83,7 @@ def _status_of_start(study: Study, cell: Cell, paths: StudyPaths, definition: st
         state,
         reason,
         log,
-        str(provenance.get("lock_sha256"))[:12],
+        provenance.get("lock_sha256", "")[:12] or None,
         provenance.get("host"),
         record.get("device", {}).get("processor"),
         start,

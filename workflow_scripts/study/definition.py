@@ -18,7 +18,7 @@ from workflow_scripts.study.protocol import PROTOCOL_VERSION
 from workflow_scripts.study.study_file import Study, as_list
 from workflow_scripts.workloads.workload_kinds import TextWorkload, Workload
 
-# Raised when the same definition of a workload leads to other prepared files.
+# Increased when the same definition of a workload leads to other prepared files.
 # 2: as many warm-up requests as measured ones, of the same lengths.
 PREPARED_REQUESTS_VERSION = 2
 
@@ -66,7 +66,7 @@ class Definition(Record):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, record: Any) -> Any:
-        """Undo `as_json`: knobs are those of the engine, and the workload's name stands in the workload."""
+        """Undo `as_json`: knobs are those of the engine, and the workload's name is inside the workload."""
         if not isinstance(record, Mapping) or "workload_name" in record:
             return record
         workload = dict(record["workload"])
@@ -117,9 +117,8 @@ def cell_definition(study: Study, cell: Cell, models: Mapping[str, ResolvedModel
     """The definition of a cell; `models` are the study's resolved ones."""
     workload = study.workloads[cell.workload]
     draft = cell.knobs.draft_model
-    name = cell.knobs.set_values().get("endpoint")
     requests = {"sampled": workload.sampling is not None, "chat": isinstance(workload, TextWorkload) and workload.chat}
-    endpoint = None if name is None else endpoints_of(study)[name].needed_for(**requests)
+    endpoint = endpoints_of(study)[cell.endpoint].needed_for(**requests) if cell.endpoint else None
     return Definition(
         gpu=cell.gpu,
         engine=cell.engine,
@@ -146,7 +145,7 @@ def definition_sha256(definition: Definition) -> str:
 
 
 def recorded_sha256(definition: Mapping[str, JsonValue]) -> str:
-    """The same of a definition as a record holds it; former versions recorded a hash of the repeats too."""
+    """The same for a definition as a record holds it; the hash in records of former versions includes the repeats."""
     return json_sha256({name: value for name, value in definition.items() if name != "repeats"})
 
 

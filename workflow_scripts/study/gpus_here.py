@@ -19,7 +19,7 @@ def gpus_here() -> list[str]:
     except pynvml.NVMLError:
         return []
     names = []
-    with contextlib.suppress(pynvml.NVMLError, IndexError):
+    with contextlib.suppress(pynvml.NVMLError, IndexError, ValueError):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         for place in range(len(visible.split(",")) if visible else pynvml.nvmlDeviceGetCount()):
             names.append(pynvml.nvmlDeviceGetName(nvml_handle(place)))
@@ -31,8 +31,8 @@ def cells_without_gpu(study: Study, cells: Sequence[Cell], here: Sequence[str]) 
     """The cells that find too few of their GPUs among those `here`; never those on a CPU or a server elsewhere."""
     gpus, endpoints = load_gpus(), endpoints_of(study)
     for cell in cells:
-        gpu, endpoint = gpus[cell.gpu], cell.knobs.set_values().get("endpoint")
-        is_elsewhere = endpoint is not None and endpoints[endpoint].base_url is not None
+        gpu = gpus[cell.gpu]
+        is_elsewhere = cell.endpoint is not None and endpoints[cell.endpoint].base_url is not None
         # A cell takes the first GPUs that are visible, as `device.found_device` does.
         found = sum(map(gpu.is_called, here[: cell.knobs.ranks]))
         if gpu.kind != "cpu" and not is_elsewhere and found < cell.knobs.ranks:

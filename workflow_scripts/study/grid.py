@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,11 @@ class Cell:
         """Path of the cell below `cells/`, e.g. `h200/vllm/opt-125m/short/bs16-seqs4`."""
         return f"{self.gpu}/{self.engine}/{self.model}/{self.workload}/{self.knobs.slug()}"
 
+    @property
+    def endpoint(self) -> str | None:
+        """Name of the server that answers, for the engine that needs one."""
+        return getattr(self.knobs, "endpoint", None)
+
 
 def expand(study: Study) -> tuple[Cell, ...]:
     """All cells of a study, each once, in the order in which the sweeps name them.
@@ -69,13 +74,14 @@ def expand(study: Study) -> tuple[Cell, ...]:
         for cell in _cells_of(sweep, study, place):
             if cell.knobs.draft_model is not None:
                 _check([cell.knobs.draft_model], models, f"{place}.knobs.speculative_model")
-            if (endpoint := cell.knobs.set_values().get("endpoint")) is not None:
-                _check([endpoint], endpoints, f"{place}.knobs.endpoint")
+            if cell.endpoint is not None:
+                _check([cell.endpoint], endpoints, f"{place}.knobs.endpoint")
             if (fault := _fault_of(cell, study)) is not None:
                 raise StudyError(f"{place}: {fault}")
-            known = cells.get(cell.id)
             # The same point may belong to two sweeps: it is then measured once and counts in both.
-            cells[cell.id] = cell if known is None else _in_both(known, cell)
+            if known := cells.get(cell.id):
+                cell = replace(known, sweeps=tuple(dict.fromkeys(known.sweeps + cell.sweeps)))
+            cells[cell.id] = cell
     if not cells:
         raise StudyError(f"study {study.name!r}: the grid is empty; give each sweep at least one value per knob")
     return tuple(cells.values())
@@ -136,25 +142,13 @@ def _fault_of(cell: Cell, study: Study) -> str | None:
 
 def _sampling_not_applied(cell: Cell, study: Study) -> list[str]:
     sampling = study.workloads[cell.workload].sampling
-    endpoint = cell.knobs.set_values().get("endpoint")
-    applied = get_engine(cell.engine).sampling if endpoint is None else endpoints_of(study)[endpoint].sampling
+    described = endpoints_of(study)[cell.endpoint] if cell.endpoint else get_engine(cell.engine)
+    applied = described.sampling
     return sorted(sampling.names() - set(applied)) if sampling else []
 
 
 def _server(cell: Cell) -> str:
-    endpoint = cell.knobs.set_values().get("endpoint")
-    return f"engine {cell.engine!r}" if endpoint is None else f"the server {endpoint!r} (see its entry `sampling`)"
-
-
-def _in_both(known: Cell, again: Cell) -> Cell:
-    return Cell(
-        known.gpu,
-        known.engine,
-        known.model,
-        known.workload,
-        known.knobs,
-        tuple(dict.fromkeys(known.sweeps + again.sweeps)),
-    )
+    return f"the server {cell.endpoint!r} (see its entry `sampling`)" if cell.endpoint else f"engine {cell.engine!r}"
 
 
 def _cells_of(sweep: Sweep, study: Study, place: str) -> Iterator[Cell]:
@@ -185,6 +179,3 @@ def _knobs(engine: str, defaults: dict[str, Any], chosen: dict[str, Any], place:
         name = ".".join(filter(None, (place, "knobs", knob)))
         origin = f" (from engine_defaults.{engine})" if knob in defaults.keys() - chosen.keys() else ""
         raise StudyError(f"{name}{origin}: {message}") from None
-
-
-__all__ = ["CatalogError", "Cell", "expand"]

@@ -43,7 +43,7 @@ class Pass(Record):
     """One pass over a rung; times in seconds of the host's monotonic clock.
 
     `ttft_s` has one element per request, and `step_ends_s` one per step of the engine; a server does not
-    tell its steps.
+    report its steps.
     """
 
     rung: int
@@ -129,7 +129,7 @@ def without_load(knobs: Knobs) -> Knobs:
 class Ladder:
     """A ladder to climb: its place in the grid, and the cell whose settings the engine starts with.
 
-    `sequences` and `tokens`: how many sequences, and tokens of a single one, the ladder has to cover.
+    The ladder has to cover up to `sequences` sequences, and up to `tokens` tokens of a single one.
     """
 
     cell: Cell
@@ -186,7 +186,7 @@ def rungs_for(sequences: int, tokens: int, kind: str) -> list[list[Lengths]]:
     """Requests of each rung; a rung is served at once.
 
     Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and
-    mixtures in which prompts come while others decode.
+    mixtures in which prompts arrive while other requests decode.
 
     Args:
         sequences: how many may run at once.

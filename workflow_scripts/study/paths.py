@@ -17,6 +17,8 @@ ENGINE_LOG, TRACE, METRICS, JOB = "engine.log", "device_trace.jsonl", "metrics.j
 # Beside the requests of a workload: those that warm up, and what the requests are.
 WARMUP, MANIFEST = "warmup.jsonl", "workload.json"
 DIGEST = "digest.json"
+# In place of a device: the batches of one machine, which hold the cells of all its devices.
+HERE = "here"
 
 
 def start_folder(start: int) -> str:
@@ -91,17 +93,17 @@ class StudyPaths:
 
     def model(self, model: str, key: str) -> Path:
         """Folder with a model's `config.json` and tokenizer; `key` is the `model_key` of its definition."""
-        return self.root / "prepared" / "models" / f"{model}-{key}"
+        return self.prepared / "models" / f"{model}-{key}"
 
     def workload(self, model: str, workload: str, key: str) -> Path:
         """Requests of a workload, tokenised for a model; `key` is the `workload_key` of the cell's definition.
 
         The warm-up requests are beside it.
         """
-        return self.root / "prepared" / "workloads" / model / workload / key / "workload.jsonl"
+        return self.prepared / "workloads" / model / workload / key / "workload.jsonl"
 
     def model_config(self, model: str, revision: str | None) -> Path:
-        """The config of a model that is not in config/models/, at a commit if it is of the hub."""
+        """The config of a model that is not in config/models/, at a commit if it comes from the hub."""
         return self.prepared / "configs" / (model if revision is None else f"{model}-{revision}") / "config.json"
 
     @property
@@ -132,7 +134,7 @@ class StudyPaths:
 
     @property
     def begun(self) -> Path:
-        """Mark that a call of snakemake began to measure or to list; each call makes it anew."""
+        """Mark that a call of snakemake began to measure or to list; each call creates it again."""
         return self.root / "batches" / "begun"
 
     def round_plan(self, number: int | str) -> Path:
@@ -158,11 +160,11 @@ class StudyPaths:
     @property
     def capacity(self) -> Path:
         """Predicted KV capacity, one record per cell."""
-        return self.root / "prepared" / "capacity.jsonl"
+        return self.prepared / "capacity.jsonl"
 
     @property
     def plan(self) -> Path:
-        """Folder of the plan: what every cell should do, what knobs can change and what it costs."""
+        """Folder of the plan: the predictions for every cell, what knobs can change, and what the study costs."""
         return self.root / "plan"
 
     @property
@@ -182,7 +184,7 @@ class StudyPaths:
 
     @property
     def deploy(self) -> Path:
-        """A deployment of one setting, with what the study promises of it."""
+        """A deployment of one setting, with what the study promises for it."""
         return self.root / "deploy"
 
     @property

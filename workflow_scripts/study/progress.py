@@ -1,6 +1,6 @@
 """How far a study is, from its files alone: what has ended, what is being measured, and when all will have ended.
 
-Nobody can ask the processes of another host of a cluster. A cell that is being measured shows by the trace of its
+The processes of another host of a cluster cannot be asked. That a cell is being measured shows in the trace of its
 device, which grows ten times per second.
 """
 
@@ -15,18 +15,16 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from workflow_scripts.study.grid import Cell
-from workflow_scripts.study.paths import ENGINE_LOG, JOB, PARTIAL, TRACE, StudyPaths, start_number
+from workflow_scripts.study.paths import ENGINE_LOG, HERE, JOB, PARTIAL, TRACE, StudyPaths, start_number
 from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study_file import Study
 
-# A trace that has not grown for so long is of a process that was killed. Shared file systems show growth late.
+# If a trace has not grown for so long, its process was killed. Shared file systems show growth late.
 SILENT_S = 180.0
-# So long after the end of a cell the next one is still being started.
+# For so long after the end of a cell, the next one may still be starting.
 BETWEEN_S = 60.0
 # Cells that a sentence names.
 MOST_NAMED = 4
-# The places of cells on one machine, which measures all its devices in turn.
-_HERE = "here"
 
 
 class Run(NamedTuple):
@@ -131,7 +129,7 @@ def _length(seconds: float) -> str:
 
 
 def may_grow(study: Study, paths: StudyPaths) -> bool:
-    """Whether further rounds may follow, which only what was measured decides."""
+    """Whether further rounds may follow, depending on what is measured."""
     plan = last_plan(paths) if study.starts.is_adaptive else None
     return study.starts.is_adaptive and (plan is None or not plan.ended)
 
@@ -139,9 +137,8 @@ def may_grow(study: Study, paths: StudyPaths) -> bool:
 def progress_of(study: Study, paths: StudyPaths, runs: Runs, now_s: float) -> Progress:
     """The progress of a study; `runs` has every cell of the grid, and `now_s` is the present Unix time."""
     grows = may_grow(study, paths)
-    plan = last_plan(paths) if grows else None
     of_plan: Counter[str] = Counter()
-    if plan:
+    if grows and (plan := last_plan(paths)):
         by_id = {cell.id: ended for cell, ended in runs.items()}
         of_plan.update(one.cell for one in plan.starts if one.cell in by_id and one.start not in by_id[one.cell])
     missing = {cell: max(study.starts.at_least - len(ended), of_plan[cell.id], 0) for cell, ended in runs.items()}
@@ -181,11 +178,11 @@ def _measured_for(evidence: Path, limit_s: float, now_s: float) -> float | None:
             is_silent = now_s - trace.stat().st_mtime > SILENT_S
             began_s = _first_sample_s(trace) or trace.stat().st_mtime
         else:
-            # A server elsewhere has no trace, and a start that has just begun has none yet. A log without a line in
-            # the time limit is of a process that was killed; without a log, the start waits for its device.
+            # A server elsewhere has no trace, and a start that has just begun has none yet. If a log
+            # gets no line within the time limit, its process was killed; without a log, the start waits for its device.
             is_silent = now_s - (evidence / ENGINE_LOG).stat().st_mtime > limit_s
             began_s = (evidence / JOB).stat().st_mtime
-    except OSError:  # not there, or it ended while its files were looked at
+    except OSError:  # it is not there, or its start ended meanwhile
         return None
     return None if is_silent else max(0.0, now_s - began_s)
 
@@ -201,7 +198,7 @@ def _first_sample_s(trace: Path) -> float | None:
 
 def _is_one_machine(paths: StudyPaths) -> bool:
     """Whether a call measures on one machine, whose cells wait for each other, also on different devices."""
-    batches = paths.batch(_HERE, "*").parent.glob("*.json")
+    batches = paths.batch(HERE, "*").parent.glob("*.json")
     return any(not batch.with_suffix(".done").exists() for batch in batches)
 
 
@@ -213,7 +210,7 @@ def _left(
     expected = _expected_s(runs)
 
     def place(cell: Cell) -> str:
-        return _HERE if is_one_machine else cell.gpu
+        return HERE if is_one_machine else cell.gpu
 
     work: dict[str, float] = {}
     for cell, starts in missing.items():
@@ -235,7 +232,7 @@ def _left(
 
 
 def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:
-    """What a start of a cell takes: the mean of the cell's own starts, or of the cells that are most like it."""
+    """How long a start of a cell takes: the mean of the cell's own starts, or of the cells that are most like it."""
     between = _between_s(runs)
     took: dict[tuple[object, ...], list[float]] = {}
     for cell, of_cell in runs.items():
@@ -246,12 +243,12 @@ def _expected_s(runs: Runs) -> Callable[[Cell], float | None]:
 
 
 def _alike(cell: Cell) -> list[tuple[object, ...]]:
-    """From the cell itself to all cells."""
+    """Keys of groups of cells, from the cell itself to all cells."""
     return [(cell.id,), (cell.gpu, cell.engine, cell.model, cell.workload), (cell.gpu, cell.engine), (cell.engine,), ()]
 
 
 def _between_s(runs: Runs) -> float:
-    """Seconds from the end of a start to the beginning of the next one on its host, in the middle case.
+    """Median seconds from the end of a start to the beginning of the next one on its host.
 
     Pauses are rare, so the median leaves them out; on a host that measures several cells at once it is 0.
     """

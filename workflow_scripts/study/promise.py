@@ -1,4 +1,4 @@
-"""What a study promises of one vLLM setting: the record `deploy/promise.json`, from which a deployment is written."""
+"""What a study promises for one vLLM setting: the record `deploy/promise.json`, from which a deployment is written."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ PROMISE = "promise.json"
 
 
 class PromiseError(InputError):
-    """A study that promises nothing of the requested setting, or a record that cannot be used."""
+    """A study that promises nothing for the requested setting, or a record that cannot be used."""
 
 
 class Promised(Record):

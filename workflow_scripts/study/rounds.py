@@ -1,6 +1,6 @@
 """Rounds: which starts of which cells are measured next, and in which order.
 
-A round measures each of its cells once, in a fresh start of its engine. Cells that are compared are so measured close
+A round measures each of its cells once, in a fresh start of its engine. So cells that are compared are measured close
 together, and again in later rounds. Rounds are numbered in the order of time: a start that failed, or a cell that was
 added, is measured in a new round, because what varies with time differs from that of the others' rounds.
 """
@@ -19,7 +19,7 @@ from workflow_scripts.common.records import Record
 from workflow_scripts.study.outcome import is_of
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
 
-# A round that was interrupted goes on as the same round if nothing was measured for no longer than this.
+# An interrupted round goes on as the same round if the break was at most this long.
 LONGEST_BREAK_S = 1800.0
 
 
@@ -66,8 +66,9 @@ def _ended(outcomes: Mapping[int, Path], definition: str) -> Iterable[tuple[int,
 class OpenComparison(Record):
     """A comparison of two cells that is not decided.
 
-    `knob`: in what the cells differ. `further_starts`: of each cell, to decide if means and variances stay the same;
-    null if that is not known or too many. `given_up`: why the cells are not measured again; null if they are.
+    `knob`: in what the cells differ. `further_starts`: how many starts of each cell would decide it if means and
+    variances stay the same; null if that is not known or too many. `given_up`: why the cells are not measured again;
+    null if they are.
     """
 
     knob: str
@@ -80,7 +81,7 @@ class RoundPlan(Record):
     """What was decided after a round: the starts of the next one, in their order, or why measuring `ended`.
 
     `undecided` comparisons are measured again, those that are `not_decidable` are not; `decided` is the number of the
-    others. `spent_s` and `left_s`: device seconds that all starts took, and that the undecided comparisons will take.
+    others. `spent_s`: device seconds that all starts took; `left_s`: those that the undecided comparisons will take.
     `failed`: cells that have no outcome of a start that was due, and are not measured again by this call. `known`: a
     hash of all that the decision depends on.
     """
@@ -223,7 +224,7 @@ def missing_rounds(ended: EndedStarts, cells: Sequence[str], at_least: int, pres
 
 
 def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, int]:
-    """The next start of a cell, which may have all that its study asks for, and its round.
+    """The next start of a cell, even if it has all that its study asks for, and the round of that start.
 
     >>> next_start({"a": {1: Ended(1, 0.0)}}, "a", present=1)
     (CellStart(cell='a', start=2), 2)
@@ -233,7 +234,7 @@ def next_start(ended: EndedStarts, cell: str, present: int) -> tuple[CellStart, 
 
 
 def in_random_order(cells: Iterable[str], number: int) -> list[str]:
-    """The order of cells in a round: random, but the same in each call, and another one in each round."""
+    """The order of cells in a round: random, but the same in each call, and different in each round."""
     order = sorted(cells)
     random.Random(f"round {number}").shuffle(order)
     return order

@@ -38,7 +38,7 @@ class Run(StrictRecord):
     trace_columns: Annotated[list[str] | None, Field(description="fields of a CSV without a header, in order")] = None
 
     @model_validator(mode="after")
-    def _has_a_file(self) -> "Run":
+    def _is_complete(self) -> "Run":
         if self.results is None and self.trace is None:
             raise ValueError("name at least one file: results or trace")
         if self.engine not in load_engines():

@@ -61,7 +61,7 @@ def serve_settings(
 
     Args:
         model: the model as the study resolves it.
-        model_dir: its prepared folder, used instead of a hub model if the weights are random.
+        model_dir: its prepared folder, served unless the model comes from the hub.
         knobs: what the study set.
         effective: effective engine arguments for which `vllm serve` has other defaults than the offline engine; the
             study's own settings take precedence.

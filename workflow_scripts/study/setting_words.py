@@ -1,4 +1,4 @@
-"""Settings as a reader says them: no names of options, no short codes."""
+"""Settings in words for readers: no names of options, no short codes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def setting(knob: str, value: Any) -> str:
 
 
 def said(knob: str, value: Any) -> str:
-    """A setting as the report says it; `knob` is its name or its column, and `value` may be the text in a table.
+    """A setting as the report words it; `knob` is its name or its column, and `value` may be the text in a table.
 
     >>> said("max_num_seqs", 16.0), said("max_num_seqs", "1"), said("knob_enable_prefix_caching", "true")
     ('at most 16 sequences', 'at most 1 sequence', 'prefix caching on')
@@ -81,7 +81,7 @@ def _number_in(text: str) -> float | str:
 
 
 def knobs_that_differ(rows: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
-    """The knobs of which cells of one engine have different values.
+    """The knobs that have different values in cells of one engine.
 
     >>> rows = pd.DataFrame({"engine": ["a", "a", "b"], "knob_x": [1, 2, None], "knob_y": [3, 3, None]})
     >>> knobs_that_differ(rows, ["knob_x", "knob_y"])

@@ -4,11 +4,11 @@
 
 says how far an unfinished study is, counts cells by GPU, engine, model and workload, then lists each start of a cell
 that is not `ok`, with the reason in one line and the path of its log; those with the same reason are grouped. A cell
-counts as its first start that is not `ok`; one beyond those of every cell counts only if it has ended. Cells that have
-not ended are `missing`; those of an older protocol or another definition are `outdated`; `snakemake` measures both
-again. If further starts depend on what is not decided, the open comparisons follow.
+counts in the state of its first start that is not `ok`; a start beyond those that every cell gets counts only if it has
+ended. Cells that have not ended are `missing`; those of an older protocol or another definition are `outdated`;
+`snakemake` measures both again. If undecided comparisons may get further starts, they are listed last.
 
-`--watch` shows how far the study is, and its counts, again and again until all cells have ended; Ctrl-C ends it.
+`--watch` shows the progress and the counts again and again until all cells have ended; Ctrl-C ends it.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from workflow_scripts.study.rounds import last_plan
 from workflow_scripts.study.study_file import Study, load_study
 
 STATES = (*get_args(Verdict), "outdated", "missing")
-# Seconds between two looks of `--watch`, which spends at most this share of its time on looking.
+# Seconds between two updates of `--watch`, which spends at most this share of its time on them.
 WATCH_S, WATCH_SHARE = 5, 0.1
 _STYLES = {"ok": "green", "infeasible": "yellow", "missing": "dim", "outdated": "cyan"}
 
@@ -85,7 +85,7 @@ def _kept_apart(how: str, named: Iterable[tuple[str | None, CellStatus]]) -> Ite
 
 
 def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
-    """How far the comparisons of a study with further starts are, with what the open ones would take."""
+    """How many comparisons of a study with further starts are decided, and what the open ones would take."""
     plan = last_plan(paths) if study.starts.is_adaptive else None
     if plan is None:
         return
@@ -96,7 +96,11 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     for given_up, alike in groupby(opened, key=lambda one: one.given_up):
         yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
         for one in alike:
-            needed = f"{one.further_starts} further starts of each" if one.further_starts else "starts not known"
+            needed = (
+                f"{one.further_starts} further starts of each"
+                if one.further_starts
+                else "number of further starts not known"
+            )
             yield f"    {one.knob}: {needed}  {'  '.join(one.cells)}"
 
 
@@ -123,7 +127,7 @@ def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:
         nargs="?",
         const=WATCH_S,
         metavar="SECONDS",
-        help="look again every SECONDS (default: %(const)s), until all cells have ended",
+        help="update every SECONDS (default: %(const)s), until all cells have ended",
     ),
 )
 def main(args: Namespace) -> None:
@@ -143,4 +147,4 @@ def main(args: Namespace) -> None:
         console.print(*seen.in_words(), "", sep="\n", markup=False)
     console.print(counts(status_of_cell(one, study.starts.at_least) for one in starts.values()))
     for line in [*failures(statuses), *differences(statuses), *rounds(study, paths)]:
-        console.print(line)
+        console.print(line, markup=False)

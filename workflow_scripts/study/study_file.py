@@ -64,7 +64,7 @@ class Sweep(StrictRecord):
 
 
 class ModelOverride(StrictRecord):
-    """What a study changes of a model's entry in config/models/, or where a model is from that has no entry."""
+    """What a study changes of a model's entry in config/models/, or where a model without an entry comes from."""
 
     folder: Annotated[
         str | None, Field(min_length=1, description="a folder with the config.json of a model; its weights are random")
@@ -239,7 +239,7 @@ def load_study(path: Path, results: Path | None = None) -> Study:
             workflow says ($RESULTS), or `results`.
 
     Raises:
-        StudyError: the file is missing, is no YAML, or contains something that is not allowed.
+        StudyError: the file is missing, is not YAML, or contains something that is not allowed.
         CatalogError, HubError: the config of a model that the study names itself cannot be read or fetched.
     """
     from workflow_scripts.study.own_models import enter_models  # builds on this module
@@ -295,7 +295,7 @@ def check_files(study: Study) -> Iterator[str]:
         if fault := workload.file_fault():
             raise StudyError(f"study {study.name!r}, workload {name!r}: {fault}")
         if isinstance(workload, ShareGptWorkload) and not workload.path.is_file():
-            yield f"workload {name!r}: {workload.file} is not there; requests of its fallback stand in"
+            yield f"workload {name!r}: {workload.file} is not there; its fallback makes the requests"
 
 
 @command("check", option("study", type=Path, help="the study's YAML file"))

@@ -10,7 +10,7 @@ import yaml
 
 from workflow_scripts.cluster import site as site_module
 from workflow_scripts.cluster.attempt import Attempt
-from workflow_scripts.cluster.batches import HERE, batches_of_cluster, batches_of_machine, read_batch, write_batch
+from workflow_scripts.cluster.batches import batches_of_cluster, batches_of_machine, read_batch, write_batch
 from workflow_scripts.cluster.batches import main as list_ended
 from workflow_scripts.cluster.site import (
     Site,
@@ -26,7 +26,7 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.physics.model_facts import ModelFactsError
 from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import Cell, expand
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import HERE, StudyPaths
 from workflow_scripts.study.rounds import missing_rounds
 from workflow_scripts.study.study_file import load_study
 
@@ -145,7 +145,7 @@ def test_a_bad_site_file_is_one_message_that_names_the_place(tmp_path, changes, 
     assert str(e.value).startswith(f"{path}: {message}")
 
 
-def test_options_are_printed_before_anything_is_submitted(capsys):
+def test_options_are_printed_before_anything_is_submitted(capsys, tmp_path):
     study = ROOT / "config/studies/paged_attention.yaml"
     command = ["--study", str(study), "--site", str(ROOT / "config/site.yaml")]
     assert main(command) == 0
@@ -160,6 +160,8 @@ def test_options_are_printed_before_anything_is_submitted(capsys):
     )
     assert main([*command, "--cell", "none"]) == 2
     assert "has no cell 'none'" in capsys.readouterr().err
+    assert main([*command, "--plan", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv: there is no such plan; `snakemake plan` writes it" in capsys.readouterr().err
 
 
 GRID = {

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from workflow_scripts.cluster.batches import HERE, Batch, write_batch
+from workflow_scripts.cluster.batches import Batch, write_batch
 from workflow_scripts.measure import batch as command
 from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.study.paths import HERE
 from workflow_scripts.study.rounds import CellStart
 
 DEMO = Path(__file__).parents[3] / "config/studies/demo.yaml"

@@ -49,6 +49,8 @@ def test_the_gpus_are_those_that_the_process_may_see(monkeypatch):
     assert gpus_here() == [H200, L40S, L40S]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,7")  # what CUDA does not find ends its list
     assert gpus_here() == [L40S, H200]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")  # as Slurm sets it for a job without a GPU
+    assert gpus_here() == []
 
 
 @pytest.mark.usefixtures("host")

@@ -34,7 +34,7 @@ class Seen:
         cell: str,
         outcome: str,
         reason: str | None = None,
-        lock: str = "a" * 64,
+        lock: str | None = "a" * 64,
         phases_s: dict[str, float] | None = None,
         start: int = 1,
         ended_s: float | None = None,
@@ -45,7 +45,7 @@ class Seen:
         definition = {**cell_definition(self.study, one, resolved_models(self.study)).as_json(), **changes}
         at = {} if ended_s is None else {"ended_at": datetime.fromtimestamp(ended_s, UTC).isoformat()}
         told = {"outcome": outcome, "reason": reason, "phases_s": phases_s or {}}
-        provenance = {"lock_sha256": lock, "host": host, **at}
+        provenance = {"host": host, **at} | ({"lock_sha256": lock} if lock else {})
         end_cell(self.study, self.paths, one, start, definition=definition, provenance=provenance, **told)
         self.paths.log(cell, start).write_text("measuring\n")
 
@@ -170,7 +170,7 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
         "Not decided yet:",
         f"    max_num_seqs: 2 further starts of each  {pair[0]}  {pair[1]}",
         "Not decided, it takes too long:",
-        f"    block_size: starts not known  {pair[0]}  {pair[1]}",
+        f"    block_size: number of further starts not known  {pair[0]}  {pair[1]}",
     ]
     ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
     ended.write(seen.paths.round_plan(4))
@@ -195,6 +195,7 @@ def test_a_cell_of_another_protocol_is_outdated_and_said_so(seen, capsys):
 
 def test_cells_of_two_locks_are_named(seen, capsys):
     seen.end(cell("h200", 16), "ok")
+    seen.end(cell("h200", 32), "ok", lock=None)  # a record of a former version
     assert "different locks" not in seen.printed(capsys)
     seen.end(cell("l40s", 16), "ok", lock="b" * 64)
     printed = seen.printed(capsys)
