@@ -129,9 +129,20 @@ def _connection(modules: Sequence[str]) -> Iterator[socket.socket]:
         yield connection
 
 
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """The address of a socket, through its open folder: an address has at most 107 bytes, and `path` may have more."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
 def _connects(connection: socket.socket, path: Path) -> bool:
     try:
-        connection.connect(str(path))
+        with _address(path) as address:
+            connection.connect(address)
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     return True
@@ -168,7 +179,8 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
     """Listen at `path`, import `modules`, then fork a child for each job until `idle_s` pass without one."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    with _address(path) as address:
+        listener.bind(address)
     # Commands may connect while the imports run; they wait in the backlog.
     listener.listen(64)
     before = set(os.environ)

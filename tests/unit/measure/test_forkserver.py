@@ -72,6 +72,14 @@ def test_a_job_has_its_own_log_environment_and_status(tmp_path, server):
     assert len(server) == 1
 
 
+def test_a_folder_for_temporary_files_may_have_a_long_path(tmp_path, server, monkeypatch):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert call(tmp_path, "say", "0", WORD="one")[0] == Ended(0)
+    assert any(folder.glob("*/fork-*.sock"))
+
+
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """A module that sets a variable when it is imported."""
