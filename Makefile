@@ -14,7 +14,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # Modules stay compiled between commands, which halves their start time, even if the machine's default differs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics pictures mutants clean-env
+.PHONY: help demo test test-slurm test-cuda lint env debian lock bench-start bench-harness bench-analysis bench-plan bench-agreement bench-report bench-predict bench-statistics bench-variance pictures mutants clean-env
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,7 +32,7 @@ test: $(VENV)/dev.installed ## run all tests (ARGS="-k page": some of them; ARGS
 test-slurm: $(VENV)/dev.installed ## run only the tests on a real Slurm of four nodes, started in a scratch folder (a quarter of an hour)
 	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(ARGS)
 
-test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install the CUDA environment and test what needs no GPU (9 GB, some minutes)
+test-cuda: $(VENV)/dev.installed $(CUDA_VENV)/cuda.installed ## install the CUDA environment and test what needs no GPU (9 GB, 5 minutes)
 	CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/pytest tests/cuda $(ARGS)
 
 lint: $(VENV)/dev.installed ## check format, style, types, import rules and the workflow
@@ -66,16 +66,16 @@ bench-harness: $(VENV)/cpu.installed ## measure what the pipeline itself costs p
 bench-analysis: $(VENV)/cpu.installed ## measure how parsing, analysis and figures scale
 	$(BIN)/python -m benchmarks.analysis $(ARGS)
 
-bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour apart, and print whether the runs agree
+bench-agreement: $(VENV)/cpu.installed ## measure the demo twice, half an hour apart, and compare the two runs
 	$(BIN)/python -m benchmarks.agreement $(ARGS)
 
-bench-report: $(VENV)/cpu.installed ## measure the report's page in a real Chromium
+bench-report: $(VENV)/cpu.installed ## measure size and speed of the report's page in a real Chromium
 	$(BIN)/python -m benchmarks.report_in_browser $(ARGS)
 
 pictures: $(VENV)/cpu.installed ## take the pictures of README.md and docs/report.md from the demo's report
 	$(BIN)/python -m benchmarks.pictures $(ARGS)
 
-bench-predict: $(VENV)/cpu.installed ## measure how well one minute per device predicts the demo's cells here
+bench-predict: $(VENV)/cpu.installed ## measure how well one minute of calibration per device predicts the demo's cells here
 	$(BIN)/python -m benchmarks.predict $(ARGS)
 
 bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within starts, between starts and between occasions
@@ -84,14 +84,14 @@ bench-variance: $(VENV)/cpu.installed ## measure how much rates vary within star
 bench-plan: $(VENV)/cpu.installed ## measure what planning costs, and how it grows with the number of cells
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
-bench-statistics: $(VENV)/cpu.installed ## test the statistics with thousands of made-up studies whose truth is known
+bench-statistics: $(VENV)/cpu.installed ## test the statistics on thousands of simulated studies with known true values
 	$(BIN)/python -m benchmarks.statistics $(ARGS)
 
 MUTATED ?= $(subst /,.,$(patsubst workflow_scripts/%.py,%,$(filter-out %/__init__.py,$(wildcard \
 	workflow_scripts/analyse/*.py $(patsubst %,workflow_scripts/predict/%.py,kv_capacity engine_memory capacity_of_cells) \
 	workflow_scripts/physics/formulas.py workflow_scripts/physics/model_facts.py))))
 
-mutants: $(VENV)/dev.installed ## make small changes to the code that computes and count those that its tests notice (MUTATED=formulas)
+mutants: $(VENV)/dev.installed ## make small changes to the code that computes, and count those that its tests notice (MUTATED=physics.formulas)
 	@for module in $(MUTATED); do $(BIN)/python -m benchmarks.mutants $(ARGS) $$module; done
 
 clean-env: ## delete the environments that make has installed
