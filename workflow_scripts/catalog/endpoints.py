@@ -32,12 +32,13 @@ class Endpoint(Record):
         tuple[str, ...] | None,
         Field(
             min_length=1,
-            description="its words; {port}, {model_dir}, {api_key} and {name}, unique to the run, are filled in",
+            description="its words; {port}, {model_dir} and {name}, unique to the run, are filled in",
         ),
     ] = None
     stop_command: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
     environment: Annotated[
-        dict[str, str], Field(description="variables for the command; the same placeholders are filled in")
+        dict[str, str],
+        Field(description="variables for the command; the same placeholders and {api_key} are filled in"),
     ] = {}
     port: Annotated[int | None, Field(ge=1, le=65535, description="a fixed port; by default any free one")] = None
     base_url: Annotated[str | None, Field(pattern=r"^https?://[^/?#\s@]+(/[^?#\s]*)?$")] = None
