@@ -1,8 +1,8 @@
-"""Whether the engine of a log came up, and if not, why, in the engine's own words.
+"""Whether the engine of a log came up, and if it did not, the reason in the engine's own words.
 
 A log full of tracebacks may come from a successful run, and a failed run may end in three tracebacks that all say "see
-above". So signs of life and signs of failure are collected in the order of the log. Life after a failure cancels it; of
-the remaining failures, the first one that names a cause is the cause.
+above". So signs of life and signs of failure are collected in the order of the log. A sign of life after a failure
+cancels the failure; of the remaining failures, the first one that names a cause is the cause.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from workflow_scripts.logs.engine_log_text import Line, what_may_follow
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a log says about its engine. All None: it gives no evidence either way."""
+    """What a log says about its engine; without evidence, all fields are None."""
 
     status: Status | None = None
     error: str | None = None
@@ -35,7 +35,7 @@ class _Failure:
     certain: bool = False
     generic: bool = False
     chained: bool = False  # it followed from the previous failure
-    harmless: bool = False  # to an engine that was serving: an error of one request
+    harmless: bool = False  # an error of one request, which does not end an engine that is serving
 
     @property
     def ends_engine(self) -> bool:
@@ -45,11 +45,11 @@ class _Failure:
 def judge(lines: Sequence[Line]) -> Verdict:
     """Decide how the engine ended.
 
-    Life after a failure cancels it, except a failure that no engine survives: only a new start cancels that. What
+    A sign of life after a failure cancels it. A failure that no engine survives is cancelled only by a new start. What
     happens after a benchmark has printed its result does not count, unless a new engine was started. An error of one
-    request while the engine went on serving is no failure of the engine.
+    request is not a failure of an engine that goes on serving.
     """
-    # Of two at one line, the first names more than the traceback that begins there.
+    # Of two failures on one line, the first says more than the traceback that begins there.
     failures = {failure.index: failure for failure in reversed([*_failures(lines)])}
     pending: list[_Failure] = []
     alive: Line | None = None
@@ -86,9 +86,9 @@ def _says(sign: re.Pattern[str], lines: Sequence[Line], index: int) -> bool:
 
 
 def _cause(failures: Sequence[_Failure]) -> _Failure:
-    """The first failure whose words name a known cause, else the end of the first chain of exceptions, else any.
+    """The first failure whose words name a known cause; otherwise the end of the first chain of exceptions, or any.
 
-    An exception that ended its process is preferred to one that a logger printed: the process may have survived that.
+    An exception that ended its process is preferred to one that a logger printed, which the process may have survived.
     """
     specific = [failure for failure in failures if not failure.generic and failure.message]
     certain = [failure for failure in specific if failure.certain] or [f for f in failures if f.certain]
@@ -115,8 +115,8 @@ class _Stream:
     flat: bool = False  # its indentation was lost
     statement: tuple[int, str] | None = None  # the last `raise` that it showed, with its line
     chained: bool = False  # it follows from the traceback before
-    announced: bool = False  # an exception that the process survives
-    survives: bool = False  # the one that it is printing
+    announced: bool = False  # the next exception is one that the process survives
+    survives: bool = False  # the process survives the one that it is printing
 
 
 def _failures(lines: Sequence[Line]) -> Iterator[_Failure]:
@@ -201,7 +201,7 @@ def _cut_off(lines: Sequence[Line], index: int, statement: str) -> _Failure:
 
 
 def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> _Failure | None:
-    """Read one line as a failure; `raised`: it ends a traceback."""
+    """Read one line as a failure; `raised`: the line ends a traceback."""
     line = lines[index]
     body = line.body.strip()
     if signs.INTENDED.match(body):
@@ -235,7 +235,7 @@ def _failure(lines: Sequence[Line], index: int, raised: bool, chained: bool) -> 
 
 
 def _message(lines: Sequence[Line], index: int) -> str:
-    """The text of an exception, with the lines below that give its cause: Pydantic's reasons, a sentence's rest."""
+    """The text of an exception, with the lines below that give its cause (Pydantic's reasons, a sentence's end)."""
     message = lines[index].body.strip()
     if not re.search(r"\d validation errors? for", message):
         return message if signs.status_of(message) else _whole(message, what_may_follow(lines, index))
@@ -247,7 +247,7 @@ def _message(lines: Sequence[Line], index: int) -> str:
 
 
 def _whole(message: str, rest: Sequence[str]) -> str:
-    """The whole of a message that a terminal cut or wrapped between words, if only the whole names a cause."""
+    """A whole message that a terminal has cut or wrapped between words, if only the whole message names a cause."""
     for more, joint in itertools.product((rest[:1], rest), ("", " ")):
         whole = joint.join([message, *more])
         if signs.status_of(whole) and not any(map(signs.status_of, more)):

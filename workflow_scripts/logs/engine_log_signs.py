@@ -1,4 +1,4 @@
-"""The words by which a log tells that its engine lives or has failed, and which failure it was."""
+"""The words in a log that show that its engine lives or has failed, and which failure it was."""
 
 import re
 from typing import Literal
@@ -29,7 +29,7 @@ RESULT = re.compile(
     r"|Throughput: [\d.]+ requests/s|Avg latency: [\d.]+ seconds|\"(?:completed|num_requests)\": [1-9]"
 )
 
-# Somebody stopped a server: what it prints afterwards, such as dying workers, is no failure of the engine.
+# Somebody stopped a server: what it prints afterwards, such as dying workers, is not a failure of the engine.
 STOPS = re.compile(
     r"^Shutting down(?: FastAPI HTTP server\.?)?$|Received (?:SIGINT|SIGTERM|KeyboardInterrupt)|^KeyboardInterrupt$"
 )
@@ -118,7 +118,7 @@ GENERIC = re.compile(
     r"|Failed to (?:start|launch|load) (?:the )?(?:model|engine|server)\b|\b[Ss]erver failed to start\b"
     r"|CancelledError|BrokenPipeError|ConnectionResetError|ZMQError"
 )
-# Somebody ended it; this is no failure of the engine.
+# Somebody ended the process; this is not a failure of the engine.
 INTENDED = re.compile(r"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.exceptions\.CancelledError)\b")
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
@@ -131,9 +131,9 @@ NEXT_OF_A_GROUP = re.compile(r"\s*\+[+-]+ \d+ -+$")
 CHAIN = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 # Python reports an exception that the process survives: of one request, or during cleaning up.
 SURVIVED = re.compile(r"Exception in ASGI application|Exception ignored in")
-# Inside such a traceback: not the request failed, but what serves all requests.
+# Inside such a traceback: the loop that serves all requests failed, not a single request.
 ENGINES_LOOP = re.compile(r", in (?:run_engine_loop|run_busy_loop|engine_step)$")
-# What a compiler that an engine runs reports: it may have another way.
+# An error of a compiler that an engine runs; the engine may have another way.
 COMPILER = re.compile(r"(?:\S+:\d+:\d+: (?:fatal )?error|error: \S+:\d+:\d+): ")
 _EXCEPTION = (
     r"(?:\w+\.)*[A-Z]\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|OutOfResources|Timeout|TimeoutExpired|BrokenProcessPool"
@@ -160,7 +160,7 @@ _NAMELESS = (
     r"|Value error, .{1,600}\[type=\w+"
 )
 NAMELESS = re.compile(_NAMELESS)
-# A program's own words before an exception that it met. It may go on, unless the exception names a cause.
+# A program's own words before an exception that it caught. It may go on, unless the exception names a cause.
 ANNOUNCED = re.compile(
     rf"[^:]{{0,60}}(?i:error|exception|fail|crash)(?:[^:]|:(?=\d)){{0,40}}: +`?(?:{_EXCEPTION}|{_NAMELESS})"
 )
@@ -172,11 +172,11 @@ FRAME = re.compile(r"\s+File \".+\", line \d+|File \".+\", line \d+, in ")
 # What a traceback shows of the statement that raised: the name and the texts, over several lines.
 RAISE = re.compile(r"\s*raise (?P<name>(?:\w+\.)*[A-Z]\w*)\(")
 TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
-# What Ray thinks of a worker that died, such as memory: these are no evidence.
+# Ray's guesses why a worker died, such as memory: these are no evidence.
 RAY_GUESSES = re.compile(r"potential root causes")
 
 
 def status_of(message: str) -> Status | None:
-    """The status that the words of a message stand for, if they name a cause."""
+    """The status for a message whose words name a cause; None for another message."""
     message = NO_CAUSE.sub("", message)
     return next((status for status, words in CAUSES if words.search(message)), None)

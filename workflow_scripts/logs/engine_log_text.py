@@ -1,7 +1,7 @@
 """The text of an engine's log as lines to read: decoded, without colours, with hard-wrapped lines joined again.
 
-Logs reach us through terminals, Docker, Kubernetes, Ray, journald and copy and paste. This module undoes what those
-did to the text; it does not interpret the lines.
+Logs pass through terminals, Docker, Kubernetes, Ray, journald, and copy and paste. This module undoes what those did
+to the text; it does not interpret the lines.
 """
 
 import codecs
@@ -18,7 +18,7 @@ _ANSI = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|(?:\^\[|#033|\\x1b|\\033)?\[\d{1,3}(?:;\d{1,3})*m|\x00"
 )
-# Markdown escapes the brackets and underscores of what it does not take for code.
+# Markdown escapes brackets and underscores outside code.
 _ESCAPED = re.compile(r"\\([\[\]_])")
 _PROGRESS_BAR = re.compile(r"\b\d{1,3}%\|.{0,400}?\d+/\d+ \[[^\]]*\]")
 
@@ -47,7 +47,7 @@ _RANK = r"\[rank(?P<rank>\d+)\]:\s?"
 _DATE = r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?\s?"
 _JOURNAL = r"(?:[^\W\d_]{3,5}\.?\s+|\d{1,2}月 +)\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+:\s"
 _POD = r"\[pod/\S+\]\s"
-# Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
+# From Compose, srun --label, a README, a comment or Markdown; an engine's own words may begin like this too.
 _LOOSE_PREFIXES = (
     r"[\w./@-]+\s+\| ",
     r"\d+: ",
@@ -80,9 +80,9 @@ _RECORD_START = (
 _NOT_A_WRAP = re.compile(r"\s{2}|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b|usage: |Namespace\(|\{")
 
 _NARROWEST_TERMINAL = 72
-# The terminal counted escape codes that are now gone, so a wrapped line may look shorter than the terminal.
+# The terminal counted escape codes that have been removed, so a wrapped line may look shorter than the terminal.
 _WRAP_SLACK = 24
-# On at least one line in five: a collector puts its prefix on every record, but not on lines that a terminal wrapped.
+# A collector's prefix is on at least this share of the lines: on every record, but not on the rest of wrapped lines.
 _SHARE_OF_A_PREFIX = 0.2
 
 # Where an engine's records begin, if an editor has put several into one line.
@@ -182,13 +182,13 @@ def read_lines(text: str) -> list[Line]:
 
 
 def what_may_follow(lines: Sequence[Line], index: int) -> list[str]:
-    """Lines that may continue a cut line if its length does not show the cut: between words, or in a short log."""
+    """Lines that may continue a line whose length does not show that it was cut: between words, or in a short log."""
     follow_up = itertools.takewhile(lambda line: not line.starts, lines[index + 1 : index + 3])
     return [line.text for line in follow_up]
 
 
 def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
-    """What begins a record in this file: always, or because a collector put it before every record in this file."""
+    """What begins a record in this file: the usual beginnings, and what a collector put before each record."""
     prefixes = [
         p
         for p in _LOOSE_PREFIXES
@@ -200,10 +200,10 @@ def _record_start(lines: Sequence[str]) -> re.Pattern[str]:
 def _cut_lengths(lines: Sequence[str]) -> set[int]:
     """The lengths of the lines that a terminal cut; empty if it cut nothing.
 
-    A terminal leaves several lines of exactly its width, all with different ends, and none that is longer: an engine
-    prints its configuration in one line of thousands of characters. Ranks that print the same text also leave lines of
-    one length, but those have the same end. If escape codes were lost, the lines of each kind of prefix have their own
-    length.
+    A terminal leaves several lines of exactly its width, all with different ends, and no longer line, although an
+    engine prints its configuration in one line of thousands of characters. Ranks that print the same text also leave
+    lines of one length, but those have the same end. If escape codes were lost, the lines of each kind of prefix have
+    their own length.
     """
     ends: dict[int, set[str]] = defaultdict(set)
     for line in lines:
@@ -218,7 +218,7 @@ def _cut_lengths(lines: Sequence[str]) -> set[int]:
 def _physical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and text; text that a carriage return wrote over a progress bar becomes its own line."""
     for number, line in enumerate(re.split(r"\r?\n", text), start=1):
-        # Half a surrogate pair, which JSON may contain, cannot be printed again.
+        # JSON may contain half a surrogate pair, which cannot be encoded.
         whole = _undocked(line).encode(errors="replace").decode()
         for piece in re.split(r"\r?\n|\r", whole.rstrip("\r\n")):
             records = _ESCAPED.sub(r"\1", _ANSI.sub("", piece))
@@ -237,7 +237,7 @@ def _starts_within(line: str) -> list[int]:
     return [found.start() for found in [*frames, *exceptions]]
 
 
-# What a log driver or a logger that writes JSON calls the message, and how severe it is.
+# Keys of the message and of its severity, in the JSON of log drivers and loggers.
 _MESSAGE, _SEVERITY = ("log", "message", "msg", "MESSAGE", "textPayload"), ("level", "levelname", "severity")
 
 

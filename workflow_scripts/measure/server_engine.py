@@ -15,6 +15,7 @@ from workflow_scripts.measure.processes import ServerProcess
 from workflow_scripts.measure.scrape import Scraper, read_metrics
 from workflow_scripts.measure.server_http import Address, ServerError, wait_until_healthy
 from workflow_scripts.study.outcome import Effective
+from workflow_scripts.study.paths import CLIENT_CPU_S
 from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Prompt, Request
 
@@ -107,7 +108,7 @@ class Serving:
     def metrics(self) -> Metrics:
         """The server's own metrics, and the CPU time of the client so far."""
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return {**read_metrics(self._target.address), "client_cpu_s": used.ru_utime + used.ru_stime}
+        return {**read_metrics(self._target.address), CLIENT_CPU_S: used.ru_utime + used.ru_stime}
 
     def take_steps(self) -> list[Step]:
         """The server's queues, about once a second; these are not scheduler steps and have no token counts."""

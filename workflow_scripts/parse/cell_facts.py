@@ -14,7 +14,7 @@ from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
 from workflow_scripts.study.definition import recorded_sha256
 from workflow_scripts.study.outcome import Outcome, read_outcome
-from workflow_scripts.study.paths import ENGINE_LOG, METRICS, OUTCOME, RAW, TRACE, start_number
+from workflow_scripts.study.paths import CLIENT_CPU_S, ENGINE_LOG, METRICS, OUTCOME, RAW, TRACE, start_number
 
 FACT_COLUMNS = {
     "cell_id": "string",
@@ -182,12 +182,15 @@ def _log_facts(log: Path, rows: CellFacts) -> None:
 def _metric_facts(record: dict[str, Any], rows: CellFacts) -> None:
     """Add counters as their growth during the repeat, and peaks as their value at its end."""
     before, after = record.get("before", {}), record.get("after", {})
+    # If a server's page of metrics could not be read before the repeat, its growth in the repeat is unknown.
+    is_unread = not (before.keys() & after.keys()) - {CLIENT_CPU_S}
     peaks = {metric for engine in load_engines().values() for metric in engine.peaks.values()}
     for name, value in after.items():
         if isinstance(value, bool | int | float):
-            earlier = None if name in peaks else before.get(name)
-            growth = value - earlier if isinstance(earlier, int | float) else value
-            rows.add(f"metric.{name}", growth, f"{RAW}/{METRICS}", record["repeat"])
+            # Some counters appear when they count for the first time.
+            earlier = 0 if name in peaks else before.get(name, None if is_unread else 0)
+            if isinstance(earlier, int | float):
+                rows.add(f"metric.{name}", value - earlier, f"{RAW}/{METRICS}", record["repeat"])
         elif isinstance(value, dict) and isinstance(before.get(name), dict):
             for part in ("sum", "count"):
                 rows.add(
@@ -227,7 +230,7 @@ def _lines(path: Path, rows: CellFacts) -> Iterator[dict[str, Any]]:
     try:
         yield from read_jsonl(path)
     except ValueError:
-        rows.add("damaged", f"{path.name} ends in the middle of a record", f"raw/{path.name}")
+        rows.add("damaged", f"{path.name} ends in the middle of a record", f"{RAW}/{path.name}")
 
 
 def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:

@@ -4,9 +4,8 @@
         --gpu cpu-all --out results/demo/parsed/cpu-all
 
 reads every `{engine}/{model}/{workload}/{knobs}/outcome.json` below `cells/{gpu}`, and those of further starts in
-`start-{n}/` beside it, and writes `facts.parquet`,
-`requests.parquet`, `steps.parquet` and `trace.parquet`. A cell is read again only if its evidence or the parser has
-changed since the last time.
+`start-{n}/` beside it. It writes `facts.parquet`, `requests.parquet`, `steps.parquet` and `trace.parquet`. A start is
+read again only if its evidence or the parser has changed since the last time.
 """
 
 import hashlib
@@ -28,7 +27,6 @@ from workflow_scripts.study.paths import OUTCOME, RAW, START_FOLDER, start_folde
 
 STAMPS = "stamps.json"
 START = ["cell_id", "start"]
-
 
 Start = tuple[str, int]  # a cell's id, and the number of its start
 
@@ -71,7 +69,7 @@ def parse_cells(cells: Path, gpu: str, out: Path, processes: int) -> tuple[int, 
     kept = sorted(folders.keys() - set(changed))
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(changed)))) as pool:
         parsed = list(pool.map(parse_cell, [folders[start] for start in changed], [c for c, _ in changed], chunksize=8))
-    (out / STAMPS).unlink(missing_ok=True)  # if this call is interrupted, the next one reads everything again
+    (out / STAMPS).unlink(missing_ok=True)  # so that after an interruption the next call reads everything again
     for name, columns in TABLES.items():
         table = _new_rows(parsed, name, columns)
         if kept:

@@ -2,7 +2,7 @@
 
     kvsweep trace gpu.csv
 
-prints one JSON object with the extremes and the mean power; values are null if the trace does not say. FILE is what
+prints one JSON object with the extremes and the mean power; a value is null if the trace does not give it. FILE is what
 `nvidia-smi --query-gpu=... --format=csv` prints, with or without units, or JSON Lines of a cell. If a CSV has no
 header, `--columns` names its fields. Other modules take the samples from `read_trace`.
 """
@@ -43,7 +43,7 @@ COLUMNS = ("gpu", *NUMBERS, "throttle_reasons")
 
 
 class TraceSummary(Record):
-    """Extremes over all samples of all devices in a trace; None: the trace does not say.
+    """Extremes over all samples of all devices in a trace; None: the trace does not give the value.
 
     Memory is that of one device, not the sum over several. `power_w_mean` is the mean over the samples with a value
     for power. `reason` says what could not be read and what was assumed.
@@ -66,8 +66,8 @@ class Trace:
     A sample has those of `COLUMNS` that the trace gives, with the same names for both formats: `time_unix_s` (from
     nvidia-smi its local time, read as UTC), `time_monotonic_s`, sizes in bytes, `power_w`, `energy_j` (a counter),
     clocks in MHz, `throttle_reasons` (list of names), and `gpu`, the label of the device if nvidia-smi gave one.
-    `header` is that of the pipeline's own format, `bad_lines` the number of lines without a sample, and `reason` what a
-    reader should know, if anything.
+    `header` is that of the pipeline's own format, `bad_lines` the number of lines without a sample, and `reason` holds
+    the notes for the reader, if there are any.
     """
 
     samples: Sequence[Sample]

@@ -2,10 +2,10 @@
 
     kvsweep log vllm.log
 
-prints one JSON object. The log may be of any platform, and may contain the results of vLLM's own benchmarks. Keys are
-null if the log does not say; read_from gives line numbers, ranks what each rank printed, and derived what only
-follows from printed numbers.
-Colours, prefixes of log collectors and a terminal's hard line breaks do no harm.
+prints one JSON object. The log may come from any platform, and may contain the results of vLLM's own benchmarks. A
+value is null if the log does not give it. `read_from` has line numbers, `ranks` has what each rank printed, and
+`derived` has what only follows from printed numbers. Colours, prefixes of log collectors and a terminal's hard line
+breaks do no harm.
 """
 
 import json
@@ -33,7 +33,7 @@ class RankReading(Record):
 
 
 class EngineLogFacts(Record):
-    """What a log says. None: it does not say.
+    """What a log says; a value that it does not give is None.
 
     Sizes are in GiB, even if vLLM wrote GB for the same number. If ranks differ, a fact is that of the rank that sets
     the limit: the smallest KV cache, the largest use of memory; `ranks` holds them all. Latencies are in ms, rates
@@ -42,8 +42,8 @@ class EngineLogFacts(Record):
     `read_from` gives the line, from 1, where each fact was printed. A number that was not printed has no line: if an
     engine prints blocks but no tokens, `kv_cache_tokens` is num_gpu_blocks x block_size. Inferred values are not among
     the facts but in `derived`: `block_size` = kv_cache_tokens / num_gpu_blocks and `num_gpu_blocks` = kv_cache_tokens /
-    block_size. These hold for a model with one kind of attention and without context parallelism. They are left out if
-    the printed concurrency contradicts that.
+    block_size. These hold for a model with one kind of attention and without context parallelism, and are left out if
+    the printed concurrency contradicts this.
     """
 
     status: Status | None = None
@@ -76,7 +76,7 @@ class EngineLogFacts(Record):
 
 
 def parse_engine_log(text: str) -> EngineLogFacts:
-    """Read the facts from a log. Any text is accepted; if it is no engine's log, there are no facts, as `error` says.
+    """Read the facts from a log. Any text is accepted; without facts, `error` says that this is not an engine's log.
 
     >>> facts = parse_engine_log("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 3418, # CPU blocks: 327")
     >>> facts.num_gpu_blocks, facts.num_cpu_blocks, facts.status, facts.read_from["num_gpu_blocks"]
@@ -140,9 +140,9 @@ def _of_the_last_result(
 def _with_memory(
     verdict: Verdict, values: dict[str, Value], read_from: dict[str, int], lines: Sequence[Line]
 ) -> Verdict:
-    """If an engine had no memory left for its KV cache and did not start, that is why it failed, whatever it says.
+    """Set the status to too little memory if an engine that did not start had none left for its KV cache.
 
-    An engine that processed prompts had started: one on a processor has no blocks on a GPU.
+    An engine that processed prompts had started; on a CPU it has no blocks on a GPU.
     """
     if any("Processed prompts:" in line.text for line in lines):
         return verdict
@@ -186,7 +186,7 @@ def _one_kind_of_attention(values: dict[str, Value], tokens: int, text: str) -> 
     agrees = True
     if isinstance(concurrency, float) and isinstance(length, int) and length > 0:
         agrees = abs(tokens / length - concurrency) < 0.02
-    # V0 told only the tokens of one of its pipeline's stages, but all blocks.
+    # V0 printed the tokens of only one stage of its pipeline, but the blocks of all.
     return agrees and not re.search(r"(?:decode_context|pipeline)_parallel_size['\"]?\s*[=:]\s*(?:[2-9]|1\d)", text)
 
 

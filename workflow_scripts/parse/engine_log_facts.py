@@ -1,7 +1,7 @@
 """The facts that vLLM prints, one row per fact and era, and how to find them in a log.
 
-In a pattern a space stands for any run of white space, also none: a terminal or an editor that wraps lines may have
-removed or added some. The name of a group is the name of the fact; `{name:...}` writes such a group:
+In a pattern, a space stands for any run of white space, even an empty one: a terminal or an editor that wraps lines may
+have removed or added some. The name of a group is the name of the fact; `{name:...}` writes such a group:
 `count` is a whole number with or without thousands separators, `number` a decimal one, `size` a number with its unit,
 `bytes` a size without a unit.
 
@@ -119,7 +119,7 @@ ROWS: tuple[Row, ...] = (
     _row(_first, r"^(?:\[pip3\] )?vllm(?:==|\s{2,})v?(?P<engine_version>\d\S*)\s*$"),  # a list of packages
     # --- blocks ------------------------------------------------------------------------------------------------------
     # V0, and early V1 that printed no tokens. The first number is the device's: GPU, CUDA, cuda, rocm, hpu, TPU ...
-    # A letter behind a number: something was printed over its end.
+    # If a letter follows the number, something was printed over its end.
     _rank_row(
         _smallest, r"# [A-Za-z]+ blocks: {num_gpu_blocks:count}, # CPU blocks: {num_cpu_blocks:count}(?![A-Za-z])"
     ),
@@ -131,9 +131,8 @@ ROWS: tuple[Row, ...] = (
         r"(?<![A-Za-z])[A-Za-z]{0,4} blocks: {num_gpu_blocks:count}, (?:# )?CPU blocks: {num_cpu_blocks:count}",
     ),
     _rank_row(_smallest, r"^(?i:gpu|cuda|rocm|hpu|npu|tpu|xpu) blocks: {num_gpu_blocks:count} $"),
-    _rank_row(
-        _smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"
-    ),  # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
+    # V1: 0.9 and 0.10, at level DEBUG 0.22 and 0.32
+    _rank_row(_smallest, r"num_gpu_blocks is: {num_gpu_blocks:count}"),
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_gpu_blocks=\"{num_gpu_blocks:count}\""),  # /metrics
     _rank_row(_smallest, r"cache_config_info\{[^{}]*?num_cpu_blocks=\"{num_cpu_blocks:count}\""),
     _rank_row(_smallest, r"Usable num_blocks: {num_gpu_blocks:count}"),  # vllm-gaudi
@@ -164,16 +163,14 @@ ROWS: tuple[Row, ...] = (
     _rank_row(_smallest, r"Initializing cache engine took {available_kv_cache_gib:size}"),  # Gaudi
     _rank_row(_smallest, r"Available memory: {available_kv_cache_gib:bytes}, total memory: \d"),  # Ascend
     _rank_row(_smallest, r"Current (?i:kv) cache memory(?: in use is|:) {available_kv_cache_gib:size}"),  # V1, Ascend
-    _rank_row(
-        _smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"
-    ),  # V1, when it refuses
+    # V1, when it refuses
+    _rank_row(_smallest, r"than the available KV cache memory \({available_kv_cache_gib:size}\)"),
     _rank_row(_smallest, r"in available KV cache memory \({available_kv_cache_gib:size}\)"),  # V1, auto-fit
     # --- the rest of the memory --------------------------------------------------------------------------------------
     # V0 wrote GB for numbers that it had divided by 2**30.
     _rank_row(_largest, r"Model loading took {model_weights_gib:size}"),  # 0.8 to 0.32
-    _rank_row(
-        _largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"
-    ),  # until 0.7; Ascend, Gaudi
+    # until 0.7; Ascend, Gaudi
+    _rank_row(_largest, r"Loading model weights took (?:in total )?{model_weights_gib:size}"),
     _rank_row(_largest, r"Pre-loading model weights on \S+ took {model_weights_gib:size}"),  # Gaudi
     _rank_row(_largest, r"[Mm]odel weights take {model_weights_gib:size}"),  # V0: 0.6.6 to 0.8
     _rank_row(_largest, r"weights memory: {model_weights_gib:size}"),  # V1, the whole of the profile
@@ -199,9 +196,8 @@ ROWS: tuple[Row, ...] = (
     # The other rates in these lines are `External prefix cache hit rate` and `MM cache hit rate`.
     _row(_last, r"Prefix cache hit rate: (?:GPU: )?{prefix_cache_hit_rate_pct:number}%"),
     _row(_last, r"num_preemptions(?:_total)?\{[^{}]*\} {preemptions:count}"),  # /metrics
-    _row(
-        _largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"
-    ),  # V0: since the engine's start
+    # V0: since the engine's start
+    _row(_largest, r"total_(?:num_)?cumulative_preemption(?:_cnt)?={preemptions:count}"),
     _row(_total, r"(?<!_)Preemptions(?: detected)?: {preemptions:count}"),  # V1: since the line before
     # --- benchmarks --------------------------------------------------------------------------------------------------
     # `vllm bench serve` and benchmark_serving.py; 0.3 and 0.4.0 had the unit behind the number.
@@ -242,7 +238,7 @@ _WORTH_A_LOOK = re.compile(
     ).replace(" ", r"\s*")
 )
 
-# A line with only this continues a number at the end of the line before.
+# A line with nothing else continues a number at the end of the line before.
 _REST_OF_A_NUMBER = re.compile(r"[,.]?\d[\d,.]*\s*")
 
 _GIB_PER_UNIT = {"B": 2.0**-30, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}

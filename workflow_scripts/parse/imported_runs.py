@@ -3,7 +3,7 @@
     kvsweep read-imported --runs runs.yaml --out results/demo/imported.jsonl
 
 The mapping file says what the files do not: which GPU, model, workload and settings a run had. docs/importing.md
-describes it. One record per run is written, with everything that its files say; what they do not say is null.
+describes it. The output has one record per run, with everything that its files say; what they do not say is null.
 """
 
 import math
@@ -60,10 +60,7 @@ def _record(run: Run, folder: Path, where: str) -> dict[str, Any]:
 
 def _log(path: Path) -> Mapping[str, Any]:
     facts = read_engine_log(path)
-    block_size = facts.block_size or facts.derived.get("block_size")
-    blocks = facts.num_gpu_blocks or facts.derived.get("num_gpu_blocks")
-    told = facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"})
-    return told | {"block_size": block_size, "num_gpu_blocks": blocks}
+    return facts.model_dump(mode="json", exclude={"ranks", "derived", "read_from"}) | facts.derived
 
 
 def _trace(path: Path, columns: list[str] | None, where: str) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Samples from the output of `nvidia-smi --query-gpu=... --format=csv -l`.
 
-A header names the columns. Without one the caller names them; units alone do not say what a column holds. A value that
-the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
+A header names the columns. Without a header the caller names them; units alone do not say what a column holds. A value
+that the GPU does not report (`[N/A]`, `ERR!`, ...) is null.
 """
 
 import re
@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 Value = float | str | list[str]
 Sample = dict[str, Value]
 
-# Field of nvidia-smi, and other common names for it -> column of the trace. If several fields give one column, the
-# first of them here that has values counts. On GPUs since Ampere `power.draw` is the average over the last second, like
+# Field of nvidia-smi -> column of the trace. If several fields give one column, the first of them here that has values
+# counts. On GPUs since Ampere `power.draw` is the average over the last second, like
 # `power.draw.average`.
 _FIELDS = {
     "timestamp": "time_unix_s",
@@ -34,6 +34,7 @@ _FIELDS = {
     "clocks_event_reasons.active": "throttle_reasons",
     "clocks_throttle_reasons.active": "throttle_reasons",
 }
+# Other common names -> field of nvidia-smi.
 _ALIASES = {
     "time": "timestamp",
     "gpu": "index",
@@ -59,7 +60,8 @@ _ALIASES = {
 }
 FIELD_NAMES = tuple(_FIELDS)
 
-# Sizes are powers of 1024, even if an old driver wrote MB.
+# By the first letter of the unit; a value with another unit is null. Sizes are powers of 1024, even if an old driver
+# wrote MB.
 _SCALE: dict[str, dict[str, float]] = {
     "memory_used_bytes": {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
     "power_w": {"": 1, "m": 1e-3, "W": 1, "k": 1e3},
@@ -89,7 +91,7 @@ _HEADER_UNIT = re.compile(r"\[([A-Za-z%]*)\]$")
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a text in its order, the lines without a sample, and what a reader should know."""
+    """The samples of a text in its order, the number of lines without a sample, and notes for the reader."""
 
     rows: list[Sample]
     bad_lines: int
@@ -98,7 +100,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Column:
-    field: str | None  # of nvidia-smi; None: not one that is read
+    field: str | None  # of nvidia-smi; None: it is not read
     unit: str = ""  # from the header, for values without a unit
 
 
@@ -222,7 +224,9 @@ def _value(column: str, cell: str, unit: str) -> Value | None:
     found = _NUMBER.fullmatch(cell)
     if not found:
         return None
-    return float(found[1]) * _SCALE.get(column, {}).get((found[2] or unit)[:1], 1)
+    scales, letter = _SCALE.get(column), (found[2] or unit)[:1]
+    scale = scales.get(letter, scales.get(letter.upper())) if scales else 1
+    return None if scale is None else float(found[1]) * scale
 
 
 def _unix_seconds(cell: str) -> float | None:

@@ -96,12 +96,8 @@ def rounds(study: Study, paths: StudyPaths) -> Iterator[str]:
     for given_up, alike in groupby(opened, key=lambda one: one.given_up):
         yield f"Not decided, {given_up}:" if given_up else "Not decided yet:"
         for one in alike:
-            needed = (
-                f"{one.further_starts} further starts of each"
-                if one.further_starts
-                else "number of further starts not known"
-            )
-            yield f"    {one.knob}: {needed}  {'  '.join(one.cells)}"
+            count = one.further_starts or "an unknown number of"
+            yield f"    {one.knob}: {count} further starts of each  {'  '.join(one.cells)}"
 
 
 def _watch(study: Study, paths: StudyPaths, every_s: float) -> None:

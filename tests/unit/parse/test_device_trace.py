@@ -122,6 +122,9 @@ def test_units_are_converted():
 
     assert (found["memory_used_mib_max"], found["memory_free_mib_min"], found["power_w_mean"]) == (1536, 0.5, 50)
     assert summary("memory.used [GiB]\n2\n")["memory_used_mib_max"] == 2048
+    assert summary("memory.used\n2097152 bytes\n")["memory_used_mib_max"] == 2
+    # A share of the memory is no size, so the value is unknown.
+    assert summary("mem, power\n45 %, 61 watts\n")["memory_used_mib_max"] is None
 
 
 def test_memory_utilisation_is_not_the_gpus():

@@ -62,6 +62,13 @@ def test_what_the_files_say_becomes_a_record_and_the_rest_stays_empty(tmp_path):
     assert [file.name for file in files_of(path)][:3] == ["fast.txt", "smi.csv", "flat.txt"]
 
 
+def test_no_block_at_all_is_a_number_of_blocks(tmp_path):
+    path = write_runs(tmp_path, RUN | {"results": "none.txt"})
+    (tmp_path / "none.txt").write_text("INFO 12-19 15:34:12 llm_engine.py:219] # GPU blocks: 0, # CPU blocks: 327\n")
+    (found,) = read_runs(path)
+    assert found["log"]["num_gpu_blocks"] == 0
+
+
 def test_runs_are_rows_of_the_cells_table_that_say_where_they_are_from(tmp_path):
     rows = imported_cells(read_runs(write_runs(tmp_path, *RUNS)), "try")
     place = "imported/h100-sxm/vllm/llama-3.1-8b-instruct"

@@ -170,7 +170,7 @@ def test_what_is_not_decided_is_shown_with_what_it_would_take(tmp_path, capsys):
         "Not decided yet:",
         f"    max_num_seqs: 2 further starts of each  {pair[0]}  {pair[1]}",
         "Not decided, it takes too long:",
-        f"    block_size: number of further starts not known  {pair[0]}  {pair[1]}",
+        f"    block_size: an unknown number of further starts of each  {pair[0]}  {pair[1]}",
     ]
     ended = plan.model_copy(update={"round": 4, "starts": (), "ended": "all is said", "undecided": ()})
     ended.write(seen.paths.round_plan(4))
