@@ -338,7 +338,7 @@ def test_a_taken_port_is_told_and_nothing_is_measured_in_its_place(tmp_path, mea
         found = ended(measure(file, at("taken")), tmp_path, at("taken"))  # type: ignore[arg-type]
         other.kill()
     assert found.outcome == "engine_error"
-    assert f"port {port} of 127.0.0.1 cannot be had: Address already in use" in str(found.reason)
+    assert f"port {port} of 127.0.0.1 is not available: Address already in use" in str(found.reason)
     assert found.repeats == []
     assert no_longer(sleepers)
 

@@ -3,11 +3,11 @@
     kvsweep measure-batch --study config/studies/demo.yaml --batch results/demo/batches/h200/1f0.json
 
 Each cell runs as its own command with its own log and exit status: a cell that fails does not stop the others. The
-cells share what an allocation saves: the wait in the queue, the node's page cache, the compile cache and the warm
-parent of the engines. A start that already has its outcome, from an earlier attempt or another job, is skipped.
+cells share an allocation, and so one wait in the queue, the node's page cache, the compile cache and the fork server. A
+start that already has its outcome, from an earlier attempt or another job, is skipped.
 
-Exit code 0: every cell has an outcome of any kind; 1: some have none. In a study of several rounds these are left
-to the next call after the last attempt, and the exit code is 0, so that the later rounds are measured.
+Exit code 0: every cell has an outcome of any kind; 1: some have none. In a study of several rounds, these are left to
+the next call after the last attempt; the exit code is then 0, so that the later rounds are measured.
 """
 
 import subprocess
@@ -28,8 +28,8 @@ from workflow_scripts.study.study_file import load_study
 def measure_batch(study_file: Path, paths: StudyPaths, batch: Batch, attempt: Attempt) -> list[CellStart]:
     """Measure starts one after another; return those that have no outcome afterwards.
 
-    If the node of a cluster has the wrong device, the remaining cells are not tried. One machine may lack one device of
-    several, or only for a while, and measures the others.
+    If a cluster's node has the wrong device, the remaining cells are not tried. A single machine goes on with the other
+    cells, because it may lack only one of several devices, or only for a while.
     """
     failed: list[CellStart] = []
     for number, one in enumerate(batch.starts):

@@ -4,13 +4,13 @@
         --cell cpu-all/vllm/tiny-llama-57m/chat/bs32-seqs4-len256-eager1-cpukv1
 
 writes `results/{study}/cells/{cell}/raw/` (engine log, requests, steps, metrics, device trace) and, last,
-`outcome.json` beside it. If the cell has been measured, it is measured in a further start of its engine, into
-`start-2/` in that folder and so on, and what was measured before stays. `--start 1` measures the first start again.
+`outcome.json` beside it. A cell that has been measured before is measured in a further start of its engine, into
+`start-2/` in that folder and so on; the earlier results stay. `--start 1` measures the first start again.
 
-If the engine refuses the cell, fails on it or takes too long, that is a result: the command
-writes an outcome and exits with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk),
-and for a time limit that was reached while `--attempts` are left. It exits with 3 on the wrong device, without an
-outcome, because the cell never ran.
+If the engine refuses the cell, fails on it or takes too long, that is a result: the command writes an outcome and exits
+with 0. It exits with 1 for a fault of the infrastructure (a killed process, a full disk), and for a time limit that was
+reached while `--attempts` are left. It exits with 3 on the wrong device, without an outcome, because the cell never
+ran.
 """
 
 import contextlib
@@ -195,8 +195,8 @@ def find_cell(study: Study, cell_id: str) -> Cell:
     """
     cells = {cell.id: cell for cell in expand(study)}
     if cell_id not in cells:
-        near = "\n  ".join(sorted(cells)[:40])
-        raise StudyError(f"study {study.name!r} has no cell {cell_id!r}; its cells are:\n  {near}")
+        some = "\n  ".join(sorted(cells)[:40])
+        raise StudyError(f"study {study.name!r} has no cell {cell_id!r}; it has {len(cells)}, such as:\n  {some}")
     return cells[cell_id]
 
 

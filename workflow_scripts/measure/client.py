@@ -1,8 +1,8 @@
 """The client of a server: vLLM's own serving benchmark, called from Python with exactly the requests of the workload.
 
-`vllm.benchmarks.serve.benchmark` sends the requests when they are due and streams the answers. Its own summary counts
+`vllm.benchmarks.serve.benchmark` sends the requests when they are due and streams the answers. Its own summary measures
 latency from the moment when a request was sent. The records here also hold the scheduled arrival, so that time spent
-waiting in the client counts.
+waiting in the client counts as latency.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Target:
     chat_path: str = CHAT_PATH
 
     def body(self, place: int) -> dict[str, Any]:
-        """The further fields of the request at a place of the workload.
+        """The further fields of the request at this position in the workload.
 
         >>> Target(Address("http://host"), "m", extra_body={"ignore_eos": True}).body(3)
         {'temperature': 0.0, 'ignore_eos': True}

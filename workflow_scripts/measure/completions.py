@@ -11,7 +11,7 @@ from typing import Any
 
 from workflow_scripts.measure.server_http import ServerError
 
-MOST_WORDS_OF_AN_ERROR = 300
+MAX_ERROR_CHARACTERS = 300
 
 
 async def stream_completion(asked: Any, session: Any, pbar: Any = None) -> Any:
@@ -123,11 +123,11 @@ def _is_piece(event: dict[str, Any]) -> bool:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """The text that an event brings; of a chat's answer, that includes what a reasoning model thinks."""
+    """The text that an event brings; in a chat, this includes the reasoning of a reasoning model."""
     delta = choice.get("delta") or {}
     texts = (choice.get("text"), delta.get("reasoning_content"), delta.get("content"))
     return "".join(text for text in texts if text)
 
 
 def _words(text: str) -> str:
-    return " ".join(text.split())[:MOST_WORDS_OF_AN_ERROR]
+    return " ".join(text.split())[:MAX_ERROR_CHARACTERS]

@@ -34,7 +34,7 @@ from workflow_scripts.study.study_file import Study, load_study
 
 RUNS = 20
 ATTEMPTS = 4  # on a shared host the load by others comes in bursts of some seconds
-RUN_MIN_S = 0.02  # shorter runs would time the clock and the launch of kernels
+RUN_MIN_S = 0.02  # shorter runs would mostly time the clock and the launch of kernels
 COLUMNS = 4096
 ROW_BYTES = 4 * COLUMNS
 CACHES = 4  # a working set of this many last-level caches finds almost nothing in the cache

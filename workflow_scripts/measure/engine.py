@@ -25,7 +25,7 @@ _RESET_POLL_S = 0.05
 class RequestRecord:
     """What happened to one request; times in seconds of the host's monotonic clock, None where unknown.
 
-    `output_tokens` counts tokens really generated for the request: no padding, nothing past its own length.
+    `output_tokens` counts tokens that were generated for the request itself: no padding, nothing past its length.
     `queued_s` is the scheduled arrival; for a request to a server it may lie before `sent_s`. `itl_s` holds the times
     between the pieces of a streamed answer; a piece is one token, unless client or server falls behind.
     A request with an `error` is not counted. `token_ids` and `text` are the answer, if the workload keeps answers and

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from workflow_scripts.logs.engine_log_outcome import Verdict as LogVerdict
 from workflow_scripts.logs.engine_log_outcome import judge
 from workflow_scripts.logs.engine_log_text import decode, read_lines
 from workflow_scripts.measure.engine import CacheHeldError
@@ -15,7 +16,7 @@ from workflow_scripts.study.outcome import Verdict
 _INFEASIBLE_STATUS = ("kv_too_small", "oom", "unsupported_block_size")
 # Exceptions with which an engine refuses its arguments.
 _REFUSALS = ("ValueError", "NotImplementedError", "ValidationError")
-# Errors that may come as late as at first use. Torch: the engine was built without a kernel, or without one for this
+# Errors that may appear only at first use. Torch: the engine was built without a kernel, or without one for this
 # GPU. Transformers: its paged cache is too small for a whole request.
 _CANNOT = (
     "'_OpNamespace' ",
@@ -38,7 +39,7 @@ _TAKEN = re.compile(
     rf"(?i)\b(?:expects?\b.* to be|must be|only supports?|supports? only|only supported)\b.*{_OF_KERNELS}"
     r"|\bExpected \w+ % \d+ == 0 to be true"
 )
-# vLLM's messages that its core or a rank has ended, if it knows no more.
+# vLLM's messages that its core or a rank has ended, without a reason.
 _GONE = ("EngineCore encountered an issue", "died unexpectedly", "Executor failed")
 
 
@@ -70,8 +71,8 @@ def request_failures(errors: Sequence[str | None], log: Path) -> tuple[Verdict, 
     """Classify a pass in which requests failed, and say why, from the log and each request's error (None: no error)."""
     failed = [error for error in errors if error]
     words = f"{len(failed)} of {len(errors)} requests failed; the first: {failed[0]}"
-    found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
-    if not found or not found.error:
+    found = _judged(log)
+    if not found.error:
         return "engine_error", words
     return ("infeasible" if _cannot(found.error) else "engine_error"), f"{words}; the log says: {found.error}"
 
@@ -102,7 +103,9 @@ def _cause(error: Exception, log: Path) -> tuple[str | None, str]:
     An engine in separate processes raises an error here that only says where to look, so the cause is read from its
     log; if the log has none, `error` itself counts.
     """
-    found = judge(read_lines(decode(log.read_bytes()))) if log.exists() else None
-    if found and found.error:
-        return found.status, found.error
-    return None, f"{type(error).__name__}: {error}"
+    found = _judged(log)
+    return (found.status, found.error) if found.error else (None, f"{type(error).__name__}: {error}")
+
+
+def _judged(log: Path) -> LogVerdict:
+    return judge(read_lines(decode(log.read_bytes()))) if log.exists() else LogVerdict()

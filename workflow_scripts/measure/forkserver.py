@@ -4,7 +4,7 @@ Importing vLLM takes 20 to 30 s; forking a process that has imported it takes mi
 command on a host that needs certain libraries starts a server with exactly these. The server ends by itself after some
 time without work. Each job has its own session and its own log, and ends with the command that requested it: the
 server holds one connection per job and kills the whole session, with all its process groups, when the connection ends.
-The server does not import the pipeline's measuring code, so that every child runs it as it is on disk.
+The server does not import the pipeline's measuring code, so that every child runs the code that is on disk.
 
     python -m workflow_scripts.measure.forkserver SOCKET --preload torch,transformers --idle-s 120
 """
@@ -54,7 +54,7 @@ class Ended:
     exit_status: int | None
 
 
-# --- the asking side ---------------------------------------------------------------------------------------------
+# --- the client --------------------------------------------------------------------------------------------------
 
 
 def run(
@@ -165,7 +165,7 @@ def _start(path: Path, connection: socket.socket, modules: Sequence[str]) -> Non
         time.sleep(0.02)
 
 
-# --- the serving side --------------------------------------------------------------------------------------------
+# --- the server --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -274,7 +274,7 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str]) -> N
     status = 1
     try:
         os.setsid()
-        _die_with_parent()
+        die_with_parent()
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log_fd, 1)
@@ -295,8 +295,8 @@ def _child(job: dict[str, Any], log_fd: int, set_on_import: dict[str, str]) -> N
         os._exit(status)
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when the server is killed."""
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent is killed."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
 

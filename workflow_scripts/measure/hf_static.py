@@ -8,14 +8,14 @@ from typing import Any
 
 from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step
 from workflow_scripts.measure.hf_model import device_memory, generation_arguments, load_hf_model, seed_the_pass
-from workflow_scripts.measure.memory_room import NoRoomError, most_that_fit, peak_bytes, runs_in
+from workflow_scripts.measure.memory_room import NoRoomError, largest_that_fits, peak_bytes, runs_in
 from workflow_scripts.measure.routed_experts import experts_noted, touched
 from workflow_scripts.measure.torch_state import torch_state
 from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.outcome import Effective, ExpertsTouched
 from workflow_scripts.workloads.request import Request
 
-# Rows enough that their memory grows linearly.
+# From this number of rows on, memory grows linearly with them.
 SOME_ROWS = 8
 
 
@@ -49,7 +49,7 @@ class HfStatic:
         }
 
     def warm_up(self, requests: Sequence[Request]) -> ExpertsTouched | None:
-        """Serve requests that do not count; in limited memory, find the largest batch that fits before.
+        """Serve requests that do not count; in limited memory, first find the largest batch that fits.
 
         The first time, note which experts the steps of full batches use.
         """
@@ -82,18 +82,16 @@ class HfStatic:
             self._batch([whole] + [padded] * (rows - 1), 0.0)
 
         serve(2)  # if this fails, the reason is not a lack of memory
-        # Memory that does not depend on the number of rows, such as libraries' copies of weights, belongs to no user.
+        # Memory that does not depend on the number of rows, such as libraries' copies of weights, does not count.
         some, twice = (peak_bytes(partial(serve, rows)) for rows in (SOME_ROWS, 2 * SOME_ROWS))
         room_bytes = max(0, 2 * some - twice) + int(room_tokens * facts.bytes_per_token())
 
         def fits(rows: int) -> bool:
             found = runs_in(room_bytes, partial(serve, rows))
-            print(
-                f"memory of {room_tokens} tokens: a batch of {rows} {'fits' if found else 'is too large'}", flush=True
-            )
+            print(f"room for {room_tokens} tokens: a batch of {rows} {'fits' if found else 'is too large'}", flush=True)
             return found
 
-        largest = most_that_fit(self._batch_size, fits)
+        largest = largest_that_fits(self._batch_size, fits)
         if not largest:
             raise NoRoomError(f"no request fits into the memory of {room_tokens} tokens beside the model")
         return largest
@@ -190,7 +188,7 @@ class HfStatic:
                     "generation_tokens": len(live),
                     # The token made in a step enters the cache in the next one.
                     "kv_tokens_live": sum(len(r.prompt_token_ids) + step - 1 for r in live),
-                    # In the layers that keep most; those with a window keep fewer, those with a state none.
+                    # In the layers that keep the most tokens; those with a window keep fewer, those with a state none.
                     "kv_slots_reserved": max(in_layers, default=0) * len(batch),
                     "kv_bytes_reserved": round(reserved),
                 }

@@ -138,7 +138,7 @@ class Climbing:
             engine_version=self._engine_version,
             model=cell.model,
             config_sha256=self._definition.model.config_sha256,
-            dtype=first.effective["dtype"] if first else None,
+            dtype=first.effective.get("dtype") if first else None,
             variant=self.ladder.variant,
             knobs=self._definition.knobs.set_values(),
             protocol=PROTOCOL_VERSION,
@@ -162,7 +162,7 @@ def climb_all(ladders: Sequence[Climbing], limit_s: float | None = None) -> None
         ForkServerError: the measuring process could not be started.
     """
     draw = random.Random(0)
-    for number in range(max(map(len, (ON_CPU, ON_GPU)))):
+    for number in range(max(len(ON_CPU), len(ON_GPU))):
         for one in draw.sample(ladders, len(ladders)):
             starts = ON_CPU if one.gpu.kind == "cpu" else ON_GPU
             if number < len(starts):
@@ -212,12 +212,12 @@ def _forked(
     for rung in rungs:
         places.append(list(range(len(requests), len(requests) + len(rung))))
         requests += [Request([draw.randrange(vocab) for _ in range(prompt)], output) for prompt, output in rung]
-    write_jsonl(evidence / "requests_to_serve.jsonl", (r.as_line(str(i)) for i, r in enumerate(requests)))
-    job = evidence / JOB
+    workload, job = evidence / "requests_to_serve.jsonl", evidence / JOB
+    write_jsonl(workload, (r.as_line(str(i)) for i, r in enumerate(requests)))
     Job(
         definition=definition,
         model_dir=model_dir,
-        workload=evidence / "requests_to_serve.jsonl",
+        workload=workload,
         evidence=evidence,
         passes=[places[rung] for rung in passes],
         passes_s=limit_s,

@@ -1,4 +1,4 @@
-"""Try whether something gets by with limited memory, in a forked process, which may fail or crash in any way."""
+"""Try whether something runs in limited memory, in a forked process that may fail or crash in any way."""
 
 import bisect
 import ctypes
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 _M_MMAP_THRESHOLD = -3  # of mallopt(3)
-# Allocations of this size get mappings of their own, so that they count; those of large tensors are larger.
+# Allocations from this size on get their own mappings, so that they count; those of large tensors are larger.
 _MAPPED_BYTES = 2**17
-_MOST_HOLES = 100_000
+_MAX_HOLES = 100_000
 
 
 class _Mallinfo(ctypes.Structure):
@@ -27,20 +27,20 @@ class NoRoomError(RuntimeError):
     """Even the smallest batch needs more memory than it may take."""
 
 
-def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
+def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `most` that fits, by bisection; 0 if none does.
 
-    >>> most_that_fit(100, lambda count: count <= 37), most_that_fit(8, lambda count: False)
+    >>> largest_that_fits(100, lambda count: count <= 37), largest_that_fits(8, lambda count: False)
     (37, 0)
     """
     return bisect.bisect_left(range(1, most + 1), True, key=lambda count: not fits(count))
 
 
 def runs_in(room_bytes: int, work: Callable[[], object]) -> bool:
-    """Whether `work` ends in a copy of this process that may allocate so many bytes more than this process has.
+    """Whether `work` finishes in a copy of this process that may allocate `room_bytes` more than this process has.
 
-    Everything counts that the copy allocates: caches, copies of them, and activations. What keeps `work` from ending
-    there does not matter: oneDNN crashes if it gets no memory.
+    Everything that the copy allocates counts: caches, copies of them, and activations. The reason why `work` does not
+    finish does not matter: oneDNN crashes if it gets no memory.
     """
 
     def limited() -> None:
@@ -52,10 +52,10 @@ def runs_in(room_bytes: int, work: Callable[[], object]) -> bool:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """How many bytes more than this process has `work` takes at its peak, in a copy of the process.
+    """The peak memory of `work` in a copy of this process, in bytes beyond those that this process has.
 
     Raises:
-        RuntimeError: it does not end there.
+        RuntimeError: `work` does not finish there.
     """
     reading, writing = os.pipe()
 
@@ -68,12 +68,12 @@ def peak_bytes(work: Callable[[], object]) -> int:
     os.close(writing)
     with os.fdopen(reading) as answer:
         if not ends:
-            raise RuntimeError("work that ends in this process does not end in a copy of it")
+            raise RuntimeError("work that finishes in this process does not finish in a copy of it")
         return int(answer.read())
 
 
 def _ends_in_a_copy(work: Callable[[], object]) -> bool:
-    # Otherwise the copy would give back what this process no longer uses: room for `work`, and more than it ever takes.
+    # Otherwise the copy could return memory that this process no longer uses, which would be extra room for `work`.
     gc.collect()
     _libc().malloc_trim(0)
     sys.stdout.flush()
@@ -94,11 +94,11 @@ def _ends_in_a_copy(work: Callable[[], object]) -> bool:
 
 
 def _fill_holes() -> None:
-    """Give large allocations mappings of their own from now on, even if the heap has holes."""
+    """Give large allocations their own mappings from now on, even if the heap has holes."""
     libc = _libc()
     libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
     mappings = libc.mallinfo().hblks
-    for _ in range(_MOST_HOLES):
+    for _ in range(_MAX_HOLES):
         if not libc.malloc(_MAPPED_BYTES) or libc.mallinfo().hblks > mappings:
             return
 

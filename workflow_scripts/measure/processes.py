@@ -1,7 +1,6 @@
 """A server in its own process group, which ends with all processes that it started."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from workflow_scripts.measure.forkserver import die_with_parent
 
 TERM_GRACE_S = 10.0
 KILL_GRACE_S = 10.0
@@ -95,19 +96,15 @@ class ServerProcess:
         _wait(lambda: self.ended() is not None and not self._members(), KILL_GRACE_S)
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return
 
     def _members(self) -> list[int]:
         members = []
         for process in psutil.process_iter(["status"]):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(process.pid) == self.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
                     members.append(process.pid)
-            except ProcessLookupError:
-                continue
         return members
 
 
@@ -136,8 +133,7 @@ def _run(body: Callable[[], None], parent: int) -> None:
     status = 1
     try:
         os.setpgid(0, 0)
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() == parent:  # otherwise the parent died before the child could be tied to it
             body()
             status = 0

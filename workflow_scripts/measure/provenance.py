@@ -30,7 +30,7 @@ _JOB_VARIABLES = (
 
 
 def provenance(engine: str, endpoint: Endpoint | None = None) -> Provenance:
-    """Everything about this process and host that a reader needs to judge or repeat a result of `engine`.
+    """What a reader needs to know about this process and host to judge or repeat a result of `engine`.
 
     `endpoint` is the server, for the engine that needs one. If the server is not from this environment, its version is
     None. `git_dirty` is None if it is unknown whether the code is that of the commit.

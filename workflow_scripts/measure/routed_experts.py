@@ -9,7 +9,7 @@ from workflow_scripts.study.outcome import ExpertsTouched
 
 @contextmanager
 def experts_noted(model: Any, tokens: int) -> Iterator[list[Any]]:
-    """Note for each call of a layer's experts with `tokens` tokens the share of them that is used, as long as it lasts.
+    """While the context lasts, note the share of a layer's experts that each call with `tokens` tokens uses.
 
     The shares stay on the device, so that it need not wait for the host. In every family, transformers keeps a layer's
     routed experts in one module `experts`, which receives the routes; code from a model's own repository may not.

@@ -13,7 +13,7 @@ INTERVAL_S = 1.0
 _SERVER_LABELS = ("model_name", "engine")
 # Metrics of the server's Python process that Prometheus' own client adds.
 _OF_THE_PROCESS = ("python_", "process_")
-# Gauges of vLLM, TGI and SGLang -> the column of a step. They give the queues at the moment of the request.
+# Gauges of vLLM, TGI and SGLang -> the column of a step. They show the queues at the moment of the request.
 _QUEUES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -54,10 +54,9 @@ def parse_metrics(text: str) -> Metrics:
         if family.name.startswith(_OF_THE_PROCESS):
             continue
         for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in _SERVER_LABELS}
-            bucket = labels.pop("le", None)
-            inside = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-            key = f"{family.name}{{{inside}}}" if inside else family.name
+            bucket = sample.labels.pop("le", None)
+            # The count and the sum of a summary differ from each other only in their names.
+            key = labelled(sample.name if family.type == "summary" else family.name, sample.labels)
             if family.type != "histogram":
                 if not sample.name.endswith("_created"):
                     found[key] = sample.value
@@ -70,6 +69,16 @@ def parse_metrics(text: str) -> Metrics:
             elif sample.name.endswith("_sum"):
                 histogram["sum"] = sample.value
     return found
+
+
+def labelled(name: str, labels: Mapping[str, str]) -> str:
+    """A metric's name with its labels, without those of the server.
+
+    >>> labelled("m", {"engine": "0", "b": "2", "a": "1"}), labelled("m", {"engine": "0"})
+    ('m{a=1,b=2}', 'm')
+    """
+    inside = ",".join(f"{label}={value}" for label, value in sorted(labels.items()) if label not in _SERVER_LABELS)
+    return f"{name}{{{inside}}}" if inside else name
 
 
 def queues(metrics: Mapping[str, Any]) -> Step:

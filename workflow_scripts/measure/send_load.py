@@ -4,7 +4,7 @@
         --cell h100-sxm/vllm-serve/llama-3.1-8b-instruct/chat/seqs256-len4096-util0.9-rate1 --out sent.json
 
 `kvsweep check-server` calls this and compares the answers with those of the study. Only the announced requests are
-sent, each once. Prefixes that the server has cached before are not used: the requests have a new cache salt.
+sent, each once. The requests have a new cache salt, so the server does not use prefixes that it has cached before.
 """
 
 import ipaddress
@@ -38,7 +38,7 @@ from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import Sampling
 
-# An overloaded server may take so much longer than the load lasts; then the rest is given up.
+# An overloaded server may take so much longer than the arrivals last; then the rest is given up.
 LIMIT_S = 900.0
 
 
@@ -63,7 +63,7 @@ def address_of(url: str, key_variable: str, elsewhere: bool) -> Address:
     """The server's address, if a load may be sent there.
 
     Raises:
-        LoadError: it is no address, or one of another machine that was not allowed.
+        LoadError: it is not an address, or it is one of another machine without `elsewhere`.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -99,7 +99,7 @@ def load_of(study: Study, cell_id: str, paths: StudyPaths, count: int) -> CellLo
     """The first requests of a cell's load.
 
     Raises:
-        LoadError: the cell is no cell of a server of the study, or its requests are not prepared here.
+        LoadError: the study has no such cell of a server, or its requests are not prepared here.
     """
     servers = {cell.id: cell for cell in expand(study) if cell.engine == VLLM_SERVE.name}
     cell: Cell | None = servers.get(cell_id)
@@ -172,8 +172,9 @@ def main(args: Namespace) -> int:
     words += ["--api-key-env", args.api_key_env, *(["--elsewhere"] if args.elsewhere else []), "--in-fork"]
     words += ["--study", str(args.study), "--results", str(args.results), "--out", str(args.out)]
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        ended = run_forked(__name__, words, log, dict(os.environ), LIMIT_S, preload_of(VLLM_SERVE.name))
+        limit_s = max(load.arrivals_s, default=0.0) + LIMIT_S
+        ended = run_forked(__name__, words, log, dict(os.environ), limit_s, preload_of(VLLM_SERVE.name))
         if ended.exit_status != 0:
-            said = last_line(Path(log.name))
-            raise LoadError(f"the load could not be sent: {said or f'no end within {LIMIT_S:g} s'}")
+            said = f"no end within {limit_s:g} s" if ended.exit_status is None else last_line(Path(log.name))
+            raise LoadError(f"the load could not be sent: {said}")
     return 0

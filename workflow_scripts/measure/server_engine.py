@@ -21,7 +21,7 @@ from workflow_scripts.workloads.request import Prompt, Request
 
 LOOPBACK = "127.0.0.1"
 CLIENT_LOG = "client.log"
-# A broken connection is noticed before the end of the process that broke it.
+# After a broken connection, it may take so long until the end of the server's process is seen.
 END_IS_SEEN_S = 0.5
 
 
@@ -141,7 +141,7 @@ def check_port_is_free(port: int) -> None:
         try:
             probe.bind((LOOPBACK, port))
         except OSError as e:
-            raise ServerError(f"port {port} of {LOOPBACK} cannot be had: {e.strerror}") from None
+            raise ServerError(f"port {port} of {LOOPBACK} is not available: {e.strerror}") from None
 
 
 def address_on(port: int, api_key: str | None) -> Address:

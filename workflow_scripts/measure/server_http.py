@@ -1,5 +1,6 @@
 """Plain requests to a server under measurement: health, metrics, small commands. They never use a proxy."""
 
+import http.client
 import json
 import time
 import urllib.error
@@ -44,9 +45,12 @@ class Address:
         request = urllib.request.Request(self.base_url + path, data=data, method=method, headers=self.headers)
         if data is not None:
             request.add_header("Content-Type", "application/json")
-        with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
-            text: str = answer.read().decode("utf-8", errors="replace")
-            return text
+        try:
+            with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
+                text: str = answer.read().decode("utf-8", errors="replace")
+                return text
+        except http.client.HTTPException as e:  # an answer that is not HTTP, or that was cut off
+            raise OSError(f"{type(e).__name__}: {e}") from e
 
 
 def wait_until_healthy(address: Address, path: str, ended: Callable[[], str | None], limit_s: float) -> None:

@@ -25,7 +25,7 @@ from workflow_scripts.device.device_check import nvml_handle, throttle_reasons
 
 INTERVAL_S = 0.1
 # A scan for child processes reads all of /proc: 7 ms on the machine that is measured. Once a second is enough.
-SAMPLES_A_SCAN = 10
+SAMPLES_PER_SCAN = 10
 
 Sample = dict[str, Any]
 
@@ -100,7 +100,7 @@ def process_sampler(pid: int) -> Callable[[], Sample]:
 
     def sample() -> Sample:
         nonlocal family, samples
-        if samples % SAMPLES_A_SCAN == 0:
+        if samples % SAMPLES_PER_SCAN == 0:
             known = {process.pid: process for process in family}  # each object keeps the CPU time of its last sample
             family = [known.get(p.pid, p) for p in [watched, *watched.children(recursive=True)] if p.pid != os.getpid()]
         samples += 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from workflow_scripts.engines.vllm_engines import VllmKnobs
 from workflow_scripts.measure.engine import EngineSetup, Metrics, RequestRecord, Step, forget_prefixes
+from workflow_scripts.measure.scrape import labelled
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.workloads.request import Request
 from workflow_scripts.workloads.sampling import settings_of_request
@@ -130,7 +131,7 @@ class VllmOffline:
     def metrics(self) -> Metrics:
         """vLLM's Prometheus counters, gauges and histograms by name and labels; also prints its periodic log line."""
         self._llm.llm_engine.do_log_stats()
-        return {_key(m): _value(m) for m in self._llm.get_metrics()}
+        return {labelled(m.name, m.labels): _value(m) for m in self._llm.get_metrics()}
 
     def take_steps(self) -> list[Step]:
         """One record per step of the scheduler."""
@@ -236,7 +237,7 @@ def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
 
 
 def request_record(request: Request, output: Any, keep_answer: bool = False) -> RequestRecord:
-    """What happened to a request, from a `RequestOutput`; 0.25.1 does not count preemptions per request."""
+    """What happened to a request, from a `RequestOutput`; vLLM 0.25.1 does not count preemptions per request."""
     stats = output.metrics
     return RequestRecord(
         request_id=request.request_id,
@@ -250,12 +251,6 @@ def request_record(request: Request, output: Any, keep_answer: bool = False) -> 
         cached_prompt_tokens=output.num_cached_tokens,
         token_ids=list(output.outputs[0].token_ids) if keep_answer else None,
     )
-
-
-def _key(metric: Any) -> str:
-    labels = {k: v for k, v in metric.labels.items() if k not in ("model_name", "engine")}
-    inside = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
-    return f"{metric.name}{{{inside}}}" if labels else str(metric.name)
 
 
 def _value(metric: Any) -> Any:

@@ -75,7 +75,7 @@ class VllmServe(Serving):
 
         def attempt() -> bool:
             told = self._target.address.call("/reset_prefix_cache", method="POST")
-            return not told or json.loads(told)["success"] is True  # 0.25.1 answers with an empty body
+            return not told or json.loads(told)["success"] is True  # vLLM 0.25.1 answers with an empty body
 
         forget_prefixes(attempt)
 

@@ -7,7 +7,9 @@ import yaml
 
 from tests.unit.deploy.promises import CPU, STUDY
 from workflow_scripts.common.files import write_jsonl
-from workflow_scripts.measure.send_load import LoadError, address_of, load_of, main
+from workflow_scripts.measure import send_load
+from workflow_scripts.measure.forkserver import Ended
+from workflow_scripts.measure.send_load import LIMIT_S, LoadError, address_of, load_of, main
 from workflow_scripts.study.definition import cell_definition, resolved_models, workload_key
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.paths import StudyPaths
@@ -71,3 +73,21 @@ def test_no_server_is_bad_input(study, tmp_path, capsys, url, said):
     assert main([*words, "--requests", "1", "--url", url, "--out", str(tmp_path / "sent.json")]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "sent.json").exists()
+
+
+def test_the_time_limit_counts_from_the_last_arrival(study, tmp_path, capsys, monkeypatch):
+    prepare(study, tmp_path)
+    limits = []
+
+    def run_forked(module, words, log, env, limit_s, preload):
+        limits.append(limit_s)
+        log.write(b"60 of 60 sent\n")
+        log.flush()
+        return Ended(None)
+
+    monkeypatch.setattr(send_load, "served_models", lambda address: [{"id": "model"}])
+    monkeypatch.setattr(send_load, "run_forked", run_forked)
+    words = ["--study", str(tmp_path / "promised.yaml"), "--results", str(tmp_path), "--cell", CPU]
+    assert main([*words, "--requests", "16", "--url", "http://localhost:1", "--out", str(tmp_path / "sent.json")]) == 2
+    assert limits == [pytest.approx(15 / 4 + LIMIT_S)]
+    assert "the load could not be sent: no end within 903.75 s" in capsys.readouterr().err

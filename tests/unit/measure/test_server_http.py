@@ -1,5 +1,6 @@
 """Waiting for a server and reading its metrics, with small test servers."""
 
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -82,7 +83,7 @@ def test_one_that_ended_is_not_waited_for(serve):
 
 def test_a_taken_port_is_told(serve):
     port = int(serve().base_url.rpartition(":")[2])
-    with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 cannot be had: Address already in use"):
+    with pytest.raises(ServerError, match=rf"port {port} of 127.0.0.1 is not available: Address already in use"):
         check_port_is_free(port)
     check_port_is_free(free_port())
 
@@ -101,6 +102,31 @@ def test_metrics_have_the_names_that_the_offline_engine_gives_them(serve):
         "vllm:time_to_first_token_seconds": {"count": 4.0, "sum": 0.9, "buckets": {"0.1": 2.0, "+Inf": 4.0}},
     }
     assert read_metrics(Address(f"http://127.0.0.1:{free_port()}")) == {}
+
+
+def test_an_answer_that_is_not_http_counts_as_no_answer():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"SSH-2.0-server\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = Address(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert read_metrics(address) == {}
+        with pytest.raises(ServerTimeoutError, match="BadStatusLine: SSH-2"):
+            wait_until_healthy(address, "/health", lambda: None, limit_s=0.1)
+
+
+def test_count_and_sum_of_a_summary_are_two_metrics():
+    text = "# TYPE body_bytes summary\nbody_bytes_count 4.0\nbody_bytes_sum 900.0\n"
+    assert parse_metrics(text) == {"body_bytes_count": 4.0, "body_bytes_sum": 900.0}
 
 
 def test_queues_are_found_whatever_labels_say_whose_they_are():

@@ -10,7 +10,7 @@ import pytest
 
 from workflow_scripts.common.files import read_jsonl
 from workflow_scripts.measure import trace
-from workflow_scripts.measure.trace import SAMPLES_A_SCAN, gpu_sampler, process_sampler, sampled
+from workflow_scripts.measure.trace import SAMPLES_PER_SCAN, gpu_sampler, process_sampler, sampled
 
 HOLD = "import time; block = bytearray(80_000_000); print('up', flush=True); time.sleep(60)"
 
@@ -21,7 +21,7 @@ def test_memory_is_that_of_the_process_and_its_children():
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        found = max(sample()["process_memory_bytes"] for _ in range(SAMPLES_A_SCAN))
+        found = max(sample()["process_memory_bytes"] for _ in range(SAMPLES_PER_SCAN))
         child.kill()
     assert found - alone > 70e6
     assert sample()["memory_total_bytes"] == psutil.virtual_memory().total
