@@ -1,1 +1,1 @@
-"""Benchmarks of the pipeline itself; each prints ratios of things measured in one run."""
+"""Benchmarks of the pipeline itself. Each compares values that are measured in one run."""

@@ -1,11 +1,10 @@
-"""Does another run agree? Measures a study twice from nothing, half an hour apart, and prints the comparison.
+"""Measure a study twice from scratch, half an hour apart, and print whether the two runs agree.
 
     make bench-agreement         (or: python -m benchmarks.agreement [--pause-min 30] [--first DIR] [--second DIR])
 
-Prints what `kvsweep compare` prints of the two runs, then every comparison that was tested with its verdict in both,
-and each goal with what was found. Ends with 1 if a goal is
-missed. Each run has a results folder of its own below `--out`. A run that was interrupted goes on where it was, and
-`--first` and `--second` name results folders of runs that are there already.
+It prints the output of `kvsweep compare` for the two runs, then every tested comparison with its verdict in both runs,
+and each goal with its value. The exit code is 1 if a goal is missed. Each run has its own results folder below `--out`.
+An interrupted run continues where it stopped. `--first` and `--second` name results folders of existing runs.
 """
 
 import argparse
@@ -36,7 +35,7 @@ DEMO = CHECKOUT / "config" / "studies" / "demo.yaml"
 
 
 class Goal(NamedTuple):
-    """A goal, what was found of it, and whether that reaches it."""
+    """A goal, the value that was found, and whether the goal is reached."""
 
     words: str
     found: str
@@ -44,7 +43,7 @@ class Goal(NamedTuple):
 
 
 def goals(found: Comparison) -> Iterator[Goal]:
-    """What another run must reproduce; a goal about nothing is not reached."""
+    """The results that another run must reproduce; a goal without any data is not reached."""
     inside = [pair.inside for pair in found.pairs if pair.inside is not None]
     yield _share("ratios of the second run inside the first run's interval", sum(inside), len(inside), 0.93)
     agree = sum(cell.verdict != CHANGES for cell in found.cells)
@@ -77,7 +76,7 @@ def _none(words: str, count: int) -> Goal:
 
 
 def tested(found: Comparison) -> Table:
-    """Every comparison that has a verdict in a run: these are what `decided` counts."""
+    """Every comparison that has a verdict in a run; `decided` counts these."""
     pairs = [pair for pair in found.pairs if (pair.a.verdict, pair.b.verdict) != (None, None)]
     title = f"Tested comparisons: {len(pairs)} of {len(found.pairs)}, the others have no test"
     headings = ("of", "cell", "over", "first run", "verdict", "second run", "verdict")
@@ -89,7 +88,7 @@ def tested(found: Comparison) -> Table:
 
 
 def print_agreement(found: Comparison) -> bool:
-    """Print the comparison and the goals; whether all of these are reached."""
+    """Print the comparison and the goals; return whether all goals are reached."""
     print_comparison(found)
     console = wide_console()
     console.print()
@@ -104,7 +103,7 @@ def print_agreement(found: Comparison) -> bool:
 
 
 def measure(study: Path, results: Path) -> None:
-    """Measure a study and draw its report, or what is left of it, in a results folder of its own.
+    """Measure a study, or the rest of it, and draw its report, in its own results folder.
 
     Raises:
         InputError: the run failed.
@@ -116,7 +115,7 @@ def measure(study: Path, results: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         done = subprocess.run(command, cwd=CHECKOUT, env={**os.environ, "TMPDIR": scratch})
     if done.returncode:
-        raise InputError(f"{' '.join(command)} failed; called again, this goes on where it ended")
+        raise InputError(f"{' '.join(command)} failed; called again, this continues where it ended")
 
 
 def ended_at(results: Path, name: str) -> float | None:
@@ -126,7 +125,7 @@ def ended_at(results: Path, name: str) -> float | None:
 
 
 def agreement(study: Path, first: Path, second: Path, pause_s: float) -> Comparison:
-    """Measure what is not there yet, and compare."""
+    """Measure the runs that do not exist yet, and compare them."""
     name = load_study(study).name
     if ended_at(first, name) is None:
         measure(study, first)
@@ -144,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print whether two runs agree."""
     parser = argparse.ArgumentParser(description="Measure a study twice and print whether the two runs agree.")
     parser.add_argument("--study", type=Path, default=DEMO, help="the study's YAML file (%(default)s)")
-    parser.add_argument("--pause-min", type=float, default=30.0, help="least minutes between the runs (%(default)g)")
+    parser.add_argument("--pause-min", type=float, default=30.0, help="minimum minutes between the runs (%(default)g)")
     parser.add_argument("--out", type=Path, default=Path("results/agreement"), help="folder of the runs (%(default)s)")
     parser.add_argument("--first", type=Path, help="results folder of the first run (default: first/ below --out)")
     parser.add_argument("--second", type=Path, help="results folder of the second run (default: second/ below --out)")

@@ -1,8 +1,8 @@
-"""How analysis and drawing grow with a study: made-up studies of 1,000 and 10,000 cells, three repeats each.
+"""How the cost of analysis and drawing grows: simulated studies of 1,000 and 10,000 cells, three repeats each.
 
     make bench-analysis          (or: python -m benchmarks.analysis [--cells 1000 10000])
 
-Runs the commands that the rules run, one after another, and prints the seconds and the peak memory of each.
+It runs the commands of the rules one after another, and prints the seconds and the peak memory of each.
 """
 
 import argparse
@@ -26,7 +26,7 @@ GOAL_S, GOAL_GB = 120, 2
 
 @dataclass(frozen=True)
 class Cost:
-    """What one command cost."""
+    """The cost of one command."""
 
     seconds: float
     peak_bytes: int
@@ -86,8 +86,8 @@ def run(command: Sequence[str]) -> Cost:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what each command costs for each size of a study."""
-    parser = argparse.ArgumentParser(description="Cost of analysis and drawing for made-up studies.")
+    """Print the cost of each command for each size of a study."""
+    parser = argparse.ArgumentParser(description="Cost of analysis and drawing for simulated studies.")
     parser.add_argument("--cells", type=int, nargs="+", default=[1000, 10000], help="sizes (default: %(default)s)")
     args = parser.parse_args(argv)
     costs: dict[int, dict[str, Cost]] = {}
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(f"goal for 10,000 cells: at most {GOAL_S} s and {GOAL_GB} GB")
     if len(totals) > 1:
         small, large = min(totals), max(totals)
-        console.print(f"{large / small:g} times the cells take {totals[large] / totals[small]:.2f} times the time")
+        console.print(f"{large / small:g} times as many cells take {totals[large] / totals[small]:.2f} times as long")
     return 0
 
 

@@ -1,11 +1,11 @@
-"""What the pipeline costs: its wall time for the demo's vLLM cells, compared with a shell loop of vLLM's own benchmark.
+"""The overhead of the pipeline: its time for the demo's vLLM cells, compared with a loop of vLLM's own benchmark.
 
     make bench-harness            (or: python -m benchmarks.harness [--cells 2] [--agreement-runs 1])
 
-Both measure the same cells on the same requests, one pass per cell. The loop starts `vllm.benchmarks.throughput` anew
-for each cell, as users do. The output is both times and their ratio, and where the pipeline's time goes; and for one
-cell the pipeline's total tokens/s beside vLLM's own benchmark, in one process (as the pipeline runs on a CPU) and in
-vLLM's default processes, to show what the choice of one process changes.
+Both measure the same cells on the same requests, one pass per cell. The loop starts `vllm.benchmarks.throughput` in a
+new process for each cell, as users do. The output has both times, their ratio, and the pipeline's time by phase. For
+one cell it compares the pipeline's total tokens/s with vLLM's own benchmark, in one process (as the pipeline runs on a
+CPU) and in vLLM's default processes, to show the effect of using one process.
 """
 
 import argparse
@@ -113,11 +113,11 @@ def _call(command: Sequence[str], environment: dict[str, str]) -> None:
 
 
 def cost(folder: Path, cells: int | None) -> None:
-    """Time both ways over all cells and print where the pipeline's time goes."""
+    """Time both ways over all cells and print the pipeline's time by phase."""
     bench = Bench(folder, repeats=1, cells=cells)
     pipeline_s = bench.run_pipeline(bench.cells)
     loop_s = 0.0
-    table = Table("cell", "pipeline", "vLLM's own", "ratio", title="total tokens/s, one pass a cell", box=None)
+    table = Table("cell", "pipeline", "vLLM's own", "ratio", title="total tokens/s, one pass per cell", box=None)
     for cell in bench.cells:
         seconds, own = bench.run_own_benchmark(cell, one_process=False, warm_up=False)
         loop_s += seconds
@@ -131,7 +131,7 @@ def cost(folder: Path, cells: int | None) -> None:
         for name, seconds in bench.outcome(cell).phases_s.items():
             phases[name] = phases.get(name, 0.0) + seconds
     phases["import, planning and the rest"] = pipeline_s - sum(phases.values())
-    shares = Table("phase", "seconds", "share", title="where the pipeline's time goes", box=None)
+    shares = Table("phase", "seconds", "share", title="the pipeline's time by phase", box=None)
     for name, seconds in phases.items():
         shares.add_row(name, f"{seconds:.1f}", f"{100 * seconds / pipeline_s:.0f} %")
     console.print(shares)
@@ -165,8 +165,8 @@ def _new_folder(scratch: str, name: str) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the cost of the harness and its agreement with vLLM's own benchmark."""
-    parser = argparse.ArgumentParser(description="Cost of the pipeline against a loop of vLLM's own benchmark.")
-    parser.add_argument("--cells", type=int, help="only the first so many cells (default: all 12)")
+    parser = argparse.ArgumentParser(description="Overhead of the pipeline beside a loop of vLLM's own benchmark.")
+    parser.add_argument("--cells", type=int, help="number of cells, the first ones (default: all 12)")
     parser.add_argument("--agreement-runs", type=int, default=3, help="runs of the cell that is compared")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:

@@ -1,9 +1,9 @@
-"""Which small faults in a module its tests detect: a random sample of mutmut's mutants, run against those tests.
+"""Which small faults in a module its tests detect: runs the tests on a random sample of mutmut's mutants.
 
     python -m benchmarks.mutants analyse.limits [--sample 60]        (all modules that compute: make mutants)
 
-Each mutant runs in its own process, with those of the module's tests and doctests that call the changed function,
-the fastest first, until one fails. The output is the mutants that survive, and a row of docs/mutants.md.
+For each mutant, a new process runs the tests and doctests of the module that call the changed function, the fastest
+first, until one fails. The output has the surviving mutants, and a row of docs/mutants.md.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Survey:
         assert spec is not None
         assert spec.origin is not None
         self.module, self.mutated = module, mutate_file_contents(spec.origin, Path(spec.origin).read_text())
-        # All mutants are in the module that takes its place; which one is called is set later.
+        # The module is replaced by one that contains all mutants; the one to call is set later.
         sys.modules[module] = mutants = importlib.util.module_from_spec(spec)
         exec(compile(self.mutated.code, spec.origin, "exec"), mutants.__dict__)
         setattr(sys.modules[spec.parent], module.rpartition(".")[2], mutants)

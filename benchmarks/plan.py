@@ -1,10 +1,10 @@
-"""What planning costs and how it grows: an engine's schedule; plans and dry runs of studies of 100 to 10,000 cells.
+"""The cost of planning and its growth: an engine's schedule; plans and dry runs of studies of 100 to 10,000 cells.
 
     make bench-plan          (or: python -m benchmarks.plan [--cells 100 1000 10000] [--requests 10000 100000 1000000])
 
-Schedules are of synthetic ShareGPT-like lengths and are made in this process, on one core. A plan is
-`predict.plan` on all cores, with 300 such requests per cell. A dry run is `snakemake -n` of a study of which nothing is
-measured yet, on this machine and with the batches of `--profile slurm`.
+Schedules are for random requests of ShareGPT-like lengths and are made in this process, on one core. A plan is
+`predict.plan` on all cores, with 300 such requests per cell. A dry run is `snakemake --dry-run` of a study without any
+results, on this machine and with the batches of `--profile slurm`.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def schedule_s(requests: int) -> float:
 
 
 def costs_of_study(cells: int) -> dict[str, Cost]:
-    """What a plan of this many cells costs, and a `snakemake -n` for each way in which they would be measured."""
+    """The cost of a plan of this many cells, and of a dry run for each way to measure them."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         study = str(write_study_file(Path(scratch), cells, CHAT))
         dry_run = ["snakemake", "--dry-run", "--quiet", "--configfile", study, "--config", f"results={scratch}"]
@@ -69,9 +69,9 @@ def costs_of_study(cells: int) -> dict[str, Cost]:
 
 
 def _growth(costs: Mapping[int, float]) -> str:
-    """How a cost grows from the smallest to the largest size."""
+    """The growth of a cost from the smallest to the largest size."""
     small, large = min(costs), max(costs)
-    return f"{large / small:g} times as many take {costs[large] / costs[small]:.2f} times the time"
+    return f"{large / small:g} times as many take {costs[large] / costs[small]:.2f} times as long"
 
 
 def _print_schedules(sizes: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ def _print_studies(sizes: Sequence[int]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what planning costs for each size."""
+    """Print the cost of planning for each size."""
     parser = argparse.ArgumentParser(description="Cost of planning, and how it grows.")
     parser.add_argument("--requests", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], metavar="N")
     parser.add_argument("--cells", type=int, nargs="+", default=[100, 1000, 10_000], metavar="N")

@@ -1,11 +1,11 @@
-"""How well one minute per device predicts the rest, on this machine: ladders, then cells, then both compared.
+"""How well one minute of calibration per device predicts cells on this machine.
 
     make bench-predict       (or: python -m benchmarks.predict [--gpu cpu-1core cpu-all] [--seconds 8] [--keep FOLDER])
 
-First the ladders of the demo's cells are climbed, and those of a second model. All predictions are made then, before
-any cell is measured. Last the cells are measured. Errors are of output tokens per second and of the median TTFT. The
-other model's cells are predicted by the ladder of the first model alone, and the other way round. Requests reach a
-server at a low rate, so that none waits long.
+First the ladders of the demo's cells and of a second model are climbed. Then all predictions are made, and last the
+cells are measured. Errors are of output tokens per second and of the median TTFT. The other model's cells are also
+predicted from the ladder of the first model alone, and vice versa. Requests reach a server at a low rate, so that none
+waits long.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def batch_file(folder: Path, cells: Sequence[Cell]) -> Path:
 
 
 def predicted(study: Study, cells: Sequence[Cell], prepared: Path) -> Predictions:
-    """Predictions of cells, from what is prepared and nothing else."""
+    """Predictions of cells from the prepared files only."""
     return {record.cell_id: record.row() for record in predict_cells(study, cells, prepared, prepared / "no-files")}
 
 
@@ -122,7 +122,7 @@ def measured(paths: StudyPaths, cell: Cell) -> tuple[float, float] | None:
 
 
 def errors_pct(predictions: Predictions, values: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Error of each cell's rate and TTFT in per cent, with sign: above zero if the value is predicted too high.
+    """Error of each cell's rate and TTFT in per cent, with sign: positive if the value is predicted too high.
 
     >>> errors_pct({"a": {"output_tokens_per_s": 110, "ttft_s_p50": 1}}, {"a": (100, 2)})
     {'a': (10.0, -50.0)}
@@ -150,7 +150,7 @@ def within_band(predictions: Predictions, values: Mapping[str, tuple[float, floa
 def show(whole: Predictions, cross: Predictions, values: Mapping[str, tuple[float, float]]) -> None:
     """Print each cell, and the figures beside their goals."""
     errors, other = errors_pct(whole, values), errors_pct(cross, values)
-    table = Table(title="Errors (%), above zero if predicted too high", title_justify="left")
+    table = Table(title="Errors (%), positive if predicted too high", title_justify="left")
     for heading in ("cell", "output tok/s", "TTFT p50", "from", "by another model's ladder"):
         table.add_column(heading, overflow="fold", justify="left" if heading in ("cell", "from") else "right")
     for cell in values:

@@ -1,10 +1,10 @@
-"""What the report's page costs, against its budgets: its size, its making, and how fast a real Chromium shows it.
+"""The cost of the report's page compared with its budgets: its size, and the time to make and to show it in Chromium.
 
     make bench-report            (or: python -m benchmarks.report_in_browser [--cells 1000 10000] [--page report.html])
 
-Makes the pages of made-up studies with three starts of three repeats per cell, without figures, and measures each page
-with its views, and how long `kvsweep status` looks at as many cells. The page of the demo is measured as well if it is
-there; `--page` measures another page, by the budgets of the demo, instead of all these.
+It makes the pages of simulated studies with three starts of three repeats per cell, without figures. It measures each
+page with its views, and the time of `kvsweep status` for the same number of cells. The page of the demo is measured too
+if it exists; `--page` measures only another page, by the budgets of the demo.
 
 Exit code 1 if a budget is exceeded.
 """
@@ -31,10 +31,10 @@ STARTS = 3
 
 @dataclass(frozen=True)
 class Cost:
-    """What one page costs: megabytes, and seconds until it was painted, until Explore was drawn, and of a filter.
+    """The cost of one page: megabytes, and seconds until it was painted, until Explore was drawn, and for a filter.
 
-    `memory_mb` is that of the whole process that shows the page. `made_s` is what making the page took, and `status_s`
-    what `kvsweep status` took; both are None for a page that was there.
+    `memory_mb` is that of the whole process that shows the page. `made_s` is the time to make the page, and `status_s`
+    that of `kvsweep status`; both are None for an existing page.
     """
 
     page_mb: float
@@ -47,7 +47,7 @@ class Cost:
 
 
 TITLES = ("size", "painted", "Explore", "filter", "memory", "made", "status")
-# The most that pages may cost: the demo's, and those of studies of so many cells with three starts.
+# The maximum cost of a page: of the demo, and of studies with this number of cells and three starts.
 DEMO_BUDGET = Cost(2.5, 1.0, 1.0, 0.2, 600)
 BUDGETS = {1000: Cost(6, 1.0, 1.0, 0.2, 600, 10, 2), 10_000: Cost(25, 1.0, 3.0, 0.2, 600, 40, 15)}
 
@@ -81,7 +81,7 @@ def _renderer_bytes() -> int:
 
 
 def cost_of(scratch: Path, cells: int, tab: Tab) -> Cost:
-    """What the page of a made-up study with so many cells costs."""
+    """The cost of the page of a simulated study with this number of cells."""
     study = write_generated_study(scratch, cells, STARTS)
     by_name = commands(study)
     took = {name: run(by_name[name]) for name in ("cells", "limits", "intervals", "recommendations", "page")}
@@ -93,7 +93,7 @@ def cost_of(scratch: Path, cells: int, tab: Tab) -> Cost:
 
 
 def exceeded(cost: Cost, budget: Cost) -> Iterator[str]:
-    """What costs more than its budget."""
+    """The costs that exceed their budget."""
     for field, title in zip(fields(Cost), TITLES, strict=True):
         of, most = getattr(cost, field.name), getattr(budget, field.name)
         if of is not None and most is not None and of > most:
@@ -108,10 +108,10 @@ def _texts(cost: Cost) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what each page costs, and what exceeds its budget."""
+    """Print the cost of each page, and the costs that exceed their budget."""
     parser = argparse.ArgumentParser(description="Cost of the report's page in a real Chromium.")
     parser.add_argument("--cells", type=int, nargs="*", default=list(BUDGETS), help="sizes (default: %(default)s)")
-    parser.add_argument("--page", type=Path, help="measure this page instead of made-up ones")
+    parser.add_argument("--page", type=Path, help="measure this page instead of those of simulated studies")
     args = parser.parse_args(argv)
     page = args.page or DEMO
     if args.page is not None and not page.is_file():

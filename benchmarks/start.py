@@ -28,7 +28,7 @@ CALLS = {
 
 
 def user_s(name: str, words: str) -> float:
-    """User CPU seconds of one call of a command; if it fails, exit with what it said."""
+    """User CPU seconds of one call of a command; if it fails, exit with its messages."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     command = [sys.executable, "-m", "workflow_scripts", name, *words.split()]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)

@@ -1,13 +1,13 @@
-"""Whether the project's statistics keep what they promise: made-up studies whose truth is known.
+"""Test the project's error rates and intervals on simulated studies with known true values.
 
     make bench-statistics         (or: python -m benchmarks.statistics [--studies 2000] [--seed 1])
 
-The starts of each study vary as those that were measured: within a start by 1 to 3 %, between starts by 2 to 15 %, from
-round to round by 10 % for all cells together; some cells have two modes, some starts are far off, some rounds do more
-to one engine than to another, and on a shared machine each cell is another on each occasion. The project's own
-functions compare them. Printed are: how often the 95 % interval of a ratio holds that of another run, the share of
-studies with a false `changes`, `flat`, `faster` or `slower`, and how many starts the adaptive rule takes compared with
-a fixed count that decides as much. The exit code is 1 if a goal is missed.
+The starts of each study vary like measured ones: within a start by 1 to 3 %, between starts by 2 to 15 %, from round to
+round by 10 % for all cells together. Some cells have two modes, some starts are outliers, some rounds affect one engine
+more than another, and on a shared machine each cell also varies between occasions. The project's own functions compare
+the cells. The output has: the share of 95 % intervals that contain the ratio of another run, the share of studies with
+a false `changes`, `flat`, `faster` or `slower`, and the number of starts that the adaptive rule takes compared with a
+fixed number that decides as many comparisons. The exit code is 1 if a goal is missed.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from workflow_scripts.analyse.statistics import (
 from workflow_scripts.common.command import run_command
 
 COVERAGE, MOST_FALSE, MOST_STARTS = (0.93, 0.97), 0.05, 0.6
-# What repeats vary, and what a start costs, on the CPUs that run the demo.
+# How much repeats vary, and the cost of a start in repeats, on the CPUs that run the demo.
 WITHIN_SD, START_COSTS_REPEATS = 0.05, 8.0
 REPEATS, MARGIN_PCT, LOOKS = 3, 5.0, Looks(2, 8)
 FIXED = (2, 3, 4, 5, 6, 8, 10)
@@ -65,15 +65,15 @@ ENGINE_A, ENGINE_B = (side.ravel() for side in np.meshgrid(np.arange(5), np.flat
 
 @dataclass(frozen=True)
 class Kind:
-    """What varies in a study, as standard deviations of logarithms.
+    """The variation in a study, as standard deviations of logarithms.
 
     Attributes:
-        between: from and to, between the starts of a cell; each engine of each study has its own.
-        uneven: how much cells differ in that, as the standard deviation of its logarithm.
+        between: lower and upper bound of the variation between the starts of a cell; drawn for each engine and study.
+        uneven: how much cells differ in this variation, as the standard deviation of its logarithm.
         two_modes: share of studies in which one cell has two modes, 10 to 25 % apart.
         outliers: share of starts that are 20 % slower.
         shared: whether the machine is shared, so that each cell differs from occasion to occasion by OCCASION_SD.
-        apart: what a round does to the cells of one engine, beyond what it does to all.
+        apart: effect of a round on the cells of one engine, in addition to its effect on all cells.
     """
 
     name: str
@@ -96,7 +96,7 @@ KINDS = (
 
 
 class Run(NamedTuple):
-    """One occasion: what is measured, and the true logarithms of the rates on it."""
+    """One occasion: the measured samples, and the true logarithms of the rates on this occasion."""
 
     samples: Samples
     truth: FloatArray
@@ -104,14 +104,14 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Studies:
-    """What stays the same when studies are measured again: how much the starts of each cell vary, and their modes."""
+    """The properties of studies that are equal in all runs: the variation of each cell's starts, and its modes."""
 
     kind: Kind
     between: FloatArray
     modes: FloatArray
 
     def run(self, starts: int, rng: np.random.Generator) -> "Run":
-        """Measure all studies once, with so many starts of each cell."""
+        """Measure all studies once, with this number of starts of each cell."""
         studies, cells = self.between.shape
         shape = (studies, cells, starts)
         drift = rng.normal(0, 0.1, (studies, 1, starts)) + 0.02 * np.arange(starts)
@@ -144,8 +144,8 @@ def made_up(kind: Kind, studies: int, rng: np.random.Generator) -> Studies:
 
 @dataclass(frozen=True)
 class Kept:
-    """What was kept of the promises: shares of intervals that hold the ratio of another run, of studies with false
-    verdicts (changes and flat of settings, directions of engines), and of comparisons that are decided."""
+    """Shares of intervals that contain the ratio of another run, of comparisons without an interval, of studies with
+    false verdicts (changes and flat of settings, directions of engines), and of decided comparisons."""
 
     coverage: float
     without_interval: float
@@ -177,7 +177,7 @@ def false_directions(verdict: npt.NDArray[np.str_], truth: FloatArray) -> float:
 
 
 def kept(studies: Studies, starts: int, rng: np.random.Generator) -> tuple[Kept, Kept]:
-    """Measure studies twice with a fixed count of starts: what was kept for settings, and for pairs of engines."""
+    """Measure studies twice with a fixed number of starts: the shares for settings, and for pairs of engines."""
     (one, truth), (other, _) = studies.run(starts, rng), studies.run(starts, rng)
     decisions, engines = decide(one, A, B, MARGIN_PCT, ONE_LOOK), compare(one, ENGINE_A, ENGINE_B)
     direction = directions(engines)
@@ -197,8 +197,8 @@ def _kept(one: Comparisons, other: Comparisons, verdict: npt.NDArray[np.str_], f
 
 @dataclass(frozen=True)
 class Adaptive:
-    """What the adaptive rule did: starts per cell, the share of comparisons that it decided, and the shares of studies
-    with a false change, a false flat or a false direction."""
+    """Results of the adaptive rule: starts per cell, the share of decided comparisons, and the shares of studies with a
+    false change, a false flat or a false direction."""
 
     starts: float
     decided: float
@@ -206,7 +206,7 @@ class Adaptive:
 
 
 def adaptive(studies: Studies, rng: np.random.Generator) -> Adaptive:
-    """Measure cells again while a comparison of theirs may be decided."""
+    """Measure cells again as long as one of their comparisons may be decided."""
     whole, truth = studies.run(LOOKS.at_most, rng)
     log = whole.log.copy()
     log[..., LOOKS.at_least :] = np.nan
@@ -235,7 +235,7 @@ def starts_of_same_power(decided: float, by_starts: Mapping[int, float]) -> floa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate, print, and compare with the goals."""
-    parser = argparse.ArgumentParser(description="Test the statistics with made-up studies whose truth is known.")
+    parser = argparse.ArgumentParser(description="Test the statistics on simulated studies with known true values.")
     parser.add_argument("--studies", type=int, default=2000, help="of each kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default: %(default)s)")
     args = parser.parse_args(argv)
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(fixed)
     console.print("pairs of engines")
     console.print(engines)
-    console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and the fixed count that decides as much")
+    console.print(f"adaptive, {LOOKS.at_least} to {LOOKS.at_most} starts, and a fixed number that decides as many")
     console.print(rule)
     repeats = {sd: best_repeats(sd**2, WITHIN_SD**2, START_COSTS_REPEATS, 1.0) for sd in (0.02, 0.04, 0.08)}
     told = ", ".join(f"{count} if starts vary by {100 * sd:g} %" for sd, count in repeats.items())

@@ -4,8 +4,8 @@
     make bench-variance ARGS="--starts 12 --variant huge-pages THP_MEM_ALLOC_ENABLE=1"
 
 Each call is one occasion: it measures the cells of `variance.yaml` in rounds, every cell once per round in a fresh
-start and in random order, and adds the starts to those of former calls in `results/variance/starts.jsonl`. Starts of
-a variant have further environment variables, and run in the same rounds as those without. A copy of memory is timed
+start and in random order, and adds the starts to those of earlier calls in `results/variance/starts.jsonl`. Starts of
+a variant have additional environment variables, and run in the same rounds as the others. A copy of memory is timed
 before and after each start, because neighbours on the host can take memory bandwidth without any load being visible.
 The table that is printed covers all occasions so far.
 """
@@ -109,7 +109,7 @@ class Occasion:
 
 
 def components(starts: pd.DataFrame) -> dict[str, float]:
-    """Standard deviations (%) of one cell's times at three levels, each without what the levels below add.
+    """Standard deviations (%) of one cell's times at three levels, each without the contribution of the levels below.
 
     `starts` has one row per start: `occasion` and `repeats_s`. The moments are those of Kalibera and Jones (2013).
     """
@@ -129,10 +129,11 @@ def components(starts: pd.DataFrame) -> dict[str, float]:
 
 
 def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
-    """Standard deviations (%) of what an occasion does: to all cells together, and to one cell beside the others.
+    """Standard deviations (%) of an occasion's effect on all cells together, and on one cell relative to the others.
 
-    `starts` has one row per start: `cell`, `occasion` and `repeats_s`. Empty (NaN) with one occasion or one cell. The
-    first moves no ratio of two cells of one occasion, the second does, and rounds minutes apart do not show it.
+    `starts` has one row per start: `cell`, `occasion` and `repeats_s`. NaN with one occasion or one cell. The
+    first does not affect the ratio of two cells of one occasion. The second does, and rounds that are minutes apart do
+    not show it.
     """
     mean = starts["repeats_s"].map(lambda one: np.log(one).mean())
     by = mean.groupby([starts["cell"], starts["occasion"]])
@@ -149,7 +150,7 @@ def between_occasions(starts: pd.DataFrame) -> dict[str, float]:
 
 
 def _per_cell(starts: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell and variant: its spread by level, and what its starts vary with."""
+    """One row per cell and variant: its variation by level, and the correlations of its starts."""
     rows = {}
     mean_log = starts["repeats_s"].map(lambda one: np.log(one).mean())
     cell = [starts["variant"], starts["cell"]]
@@ -182,7 +183,7 @@ def _show(values: pd.DataFrame, title: str) -> None:
 
 def main() -> int:
     """Measure one occasion and print the table of all."""
-    parser = argparse.ArgumentParser(description="Spread of rates within starts, between starts, between occasions.")
+    parser = argparse.ArgumentParser(description="Variation of rates within and between starts, and between occasions.")
     parser.add_argument("--starts", type=int, default=12, help="rounds of this occasion; 0 prints only (%(default)s)")
     parser.add_argument("--results", type=Path, default=CHECKOUT / "results" / "variance", help="folder of all starts")
     parser.add_argument(
@@ -198,7 +199,7 @@ def main() -> int:
             occasion.round(number)
     starts = pd.DataFrame(list(read_jsonl(occasion.file)))
     starts["repeats_s"] = starts["repeats_s"].map(np.array)
-    _show(_per_cell(starts), "Spread of a cell's times, and what its starts vary with")
+    _show(_per_cell(starts), "Variation of a cell's times, and correlations of its starts")
     spread = {name: between_occasions(of_variant) for name, of_variant in starts.groupby("variant")}
     _show(pd.DataFrame(spread).T, "Standard deviation between occasions (%)")
     columns = ["copy_before_gb_per_s", "copy_after_gb_per_s"]

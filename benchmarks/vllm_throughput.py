@@ -2,8 +2,8 @@
 
     python -m benchmarks.vllm_throughput JOB.json RESULT.json
 
-The job names the model folder, the workload file and the engine's arguments. The benchmark's function is called
-from Python because vLLM's command does not start under a CPU build, and because its command line takes no token ids.
+The job names the workload file and the engine's arguments, with the model folder. The benchmark's function is called
+from Python, because vLLM's command does not start in a CPU build, and because its command line takes no token ids.
 """
 
 import argparse

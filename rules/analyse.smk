@@ -25,18 +25,18 @@ rule measured_cells:
         " > {log} 2>&1"
 
 
-# The tables of the report that are made from the cells table, one rule for each: what it is, what the command
-# `table-NAME` reads, each with the option that names it, and what else it takes.
+# The tables of the report that are made from the cells table, with one rule for each: a description, the inputs of the
+# command `table-NAME` by option, and its other options.
 READS_CELLS = {"cells": table("cells")}
 READS_PARSED = {"parsed": expand(PATHS.parsed("{gpu}") / "{table}", gpu=GPUS, table=PARSED)}
 READS_DEVICES = {"devices": lambda wildcards: device_records()}
-# Inputs of which the command gets the folder, and those that it finds by itself.
+# Inputs of which the command gets the folder, and inputs that it finds by itself.
 FOLDERS = {"parsed": PATHS.root / "parsed", "devices": PATHS.device("any").parent}
 FOUND = ("published",)
 
 
 class TableRule(NamedTuple):
-    """`also`: further tables that the command writes, by the option that names each, without its `-out`."""
+    """`also`: further tables that the command writes, by the name of their option without `-out`."""
 
     about: str
     reads: dict = READS_CELLS
@@ -51,7 +51,7 @@ TABLE_RULES = {
         also={"checked": "cells"},
     ),
     "waste": TableRule(
-        "KV memory without tokens: paged, contiguous, padded, and as HuggingFace reserves it.",
+        "Reserved KV memory that holds no token: paged, contiguous, padded, and in HuggingFace's caches.",
         READS_CELLS | READS_PARSED,
     ),
     "ratios": TableRule(
@@ -138,7 +138,7 @@ rule digest:
 if STUDY.claims:
 
     rule claims:
-        """Published claims, compared with limits, arithmetic and this study."""
+        """Verdicts on published claims, from limits, formulas and this study."""
         input:
             tables=list(map(table, TABLES)),
             published=PUBLISHED,

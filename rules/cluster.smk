@@ -1,4 +1,4 @@
-"""Cluster: cells in batches, one Slurm job per batch. Preparing may run on nodes too; all else runs on the login node."""
+"""Cluster: one Slurm job per batch of cells. Preparing may run on nodes too; everything else runs on the login node."""
 
 from workflow_scripts.cluster.attempt import Attempt
 from workflow_scripts.cluster.site import SiteError, job_resources, load_site, predicted_limits_s, queue_resources
@@ -90,7 +90,7 @@ rule measure_batch:
         touch(marker("{gpu}", "{key}")),
     log:
         PATHS.root / "logs/measure_batch/{gpu}/{key}.log",
-    # The processes inside a job read this too. They would try again there, on the same node with the same limit.
+    # The processes inside a job read this too; they would try again on the same node with the same limit.
     retries: SITE.attempts - 1 if workflow.is_main_process else 0
     conda:
         ENGINE_ENVIRONMENT

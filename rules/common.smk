@@ -52,7 +52,7 @@ NAMED = [place or "" for engine in load_engines().values() for place in (engine.
 PREDICTING = {found[1] for place in NAMED if (found := re.match(r"workflow_scripts\.(.+):", place))}
 LADDERS = ladders_of(STUDY, CELLS.values())
 
-# What every command gets. If it were in the text of the rules, a study under another path would look like other code.
+# Variables of every command. In the text of the rules they would make a study under another path look like other code.
 COMMAND_ENVIRONMENT = [f"STUDY={quote(str(STUDY_FILE))}", f"RESULTS={quote(str(PATHS.results))}"]
 COMMAND_ENVIRONMENT += [f"PYTHONPATH={quote(str(workflow.basedir))}${{{{PYTHONPATH:+:$PYTHONPATH}}}}"]
 if not workflow.deployment_settings.deployment_method:
@@ -62,13 +62,12 @@ shell.prefix(f"set -euo pipefail; export {' '.join(COMMAND_ENVIRONMENT)}; ")
 # Set by the slurm profile; then cells are measured in batches (rules/cluster.smk).
 CELLS_PER_JOB = workflow.resource_settings.overwrite_scatter.get("cells_per_job")
 
-# Snakemake tells a workflow its targets only after reading it. This variable tells its jobs, which are other
-# processes.
+# Snakemake tells a workflow its targets only after reading it. The jobs, which are other processes, get this variable.
 if {"partial_report", "import"} & set(sys.argv):
     os.environ |= {"KVSWEEP_PARTIAL": "1"}
 PARTIAL = "KVSWEEP_PARTIAL" in os.environ
 if PARTIAL:
-    os.nice(19)  # what runs beside it may be measured
+    os.nice(19)  # other processes may be measured at the same time
 # Targets for which it does not matter which devices this machine has.
 MEASURES_NOTHING = {"plan", "status", "check_study", "fetch_sharegpt", "prepare", "partial_report", "compare", "import"}
 
@@ -78,13 +77,13 @@ BATCHES = {}
 PREPARE_RESOURCES = {}
 CALIBRATE = {"resources": {"host_device": 1}, "setup": "", "launcher": "", "gpus": None}
 ON_NODES = ["measure", "measure_round"]
-# Filled by rules/measure.smk: cells that this machine has no device for, and the same in words; devices with ladders
-# that it does not have.
+# Filled by rules/measure.smk: cells without a device on this machine, and the same in words; devices with ladders that
+# this machine does not have.
 LEFT = {}
 WHY_LEFT = ""
 ABSENT = set()
 
-# What tables and pages read of the study file beside its cells; an edit of it makes them again.
+# Settings of the study besides its cells that tables and pages read; an edit of them makes these again.
 SETTINGS = STUDY.model_dump_json(include={"question", "equivalence_margin_pct", "slo", "claims"})
 
 GPUS = tuple(dict.fromkeys(cell.gpu for cell in CELLS.values()))
@@ -136,7 +135,7 @@ def prepared_models(cell_id):
 
 
 def needed_to_measure(wildcards):
-    """The prepared files of a cell; none if it is measured and they are missing, as for cells of another host."""
+    """The prepared files of a cell; none if they are missing but the cell is measured, for example on another host."""
     cell = cell_id(wildcards)
     files = [*prepared_models(cell), prepared_workload(cell)]
     if not all(file.exists() for file in files) and is_current(cell):
@@ -154,7 +153,7 @@ def all_measured(gpu):
 
 
 def is_complete():
-    """Whether everything has ended that the study asks for."""
+    """Whether all measurements of the study have ended."""
     at_least = STUDY.starts.at_least
     return all(len(PATHS.outcomes(id)) >= at_least for id in CELLS) and not may_grow(STUDY, PATHS)
 
@@ -167,7 +166,7 @@ def device_records():
 
 
 def compared_with():
-    """What `compare` compares the study with."""
+    """The other run for `compare`."""
     if "against" not in config:
         raise WorkflowError(
             "name what to compare with: --config against=REPORT, a study's folder, or an unpacked archive"
@@ -189,7 +188,7 @@ def ladder_records():
 
 
 def ladders_to_climb(gpus):
-    """What the ladders of some devices depend on, as a hash."""
+    """A hash over everything that the ladders of some devices depend on."""
     wanted = {}
     for name, ladder in LADDERS.items():
         if ladder.cell.gpu in gpus:
@@ -200,9 +199,9 @@ def ladders_to_climb(gpus):
 
 
 def calibrated_gpus():
-    """The devices that have ladders and that this machine or this cluster has, as lists that share a job.
+    """The devices of this machine or cluster that have ladders, as lists of devices that share a job.
 
-    Several names of this machine's CPU share one: in turns their ladders spread over more time.
+    Several names of this machine's CPU share a job, which climbs their ladders in turns and so over a longer time.
     """
     with_ladder = dict.fromkeys(ladder.cell.gpu for ladder in LADDERS.values())
     if CALIBRATE["gpus"] is not None:

@@ -1,6 +1,6 @@
-"""Ended: parsing takes the cells that exist. No job makes a cell's outcome, because a batch makes several.
+"""Ended: parsing reads the cells that have ended. No job has a cell's outcome as output, because a batch makes several.
 
-The path of a list of ended cells never changes: other inputs would parse and draw everything again.
+The path of a list of ended cells never changes, because with other inputs everything would be parsed and drawn again.
 """
 
 PENDING = {one.cell.split("/")[0] for batch in BATCHES.values() for one in batch.starts}
@@ -30,7 +30,7 @@ rule begin:
 if PENDING | CHANGED:
 
     rule ended_cells:
-        """Which cells of a GPU have ended, once its batches have; for other GPUs the list is right as it is."""
+        """List the cells of a GPU that have ended, after its batches; the lists of other GPUs are up to date."""
         input:
             needed_by_list,
         output:

@@ -1,13 +1,13 @@
 """Measure on this machine: one job per round, which measures its cells one after another in a random order.
 
-The rules do not depend on the measuring code, so editing a comment there never repeats GPU hours. What is measured
-depends on the cells' definitions, which carry the version of the measuring protocol. Inputs are `ancient`, so that
+The rules do not depend on the measuring code, so editing a comment there never repeats GPU hours. They depend on the
+cells' definitions, which contain the version of the measuring protocol. Inputs are `ancient`, so that
 results copied from another machine are not measured again because of their times.
 """
 
 from workflow_scripts.study.gpus_here import cells_without_gpu, gpus_here, what_is_left
 
-# With `--jobs`, which is for other machines, jobs find their devices where they run.
+# With `--jobs`, which is for other machines, each job finds its device where it runs.
 is_local = workflow.is_main_process and workflow.resource_settings.nodes is None
 elsewhere = {}
 if is_local and any(load_gpus()[gpu].kind != "cpu" for gpu in GPUS):
@@ -52,7 +52,7 @@ rule measure_round:
 rule measure:
     """Measure one cell by its name; only the command line requests it.
 
-    A cell that has been measured is measured in a further start, and its first one stays.
+    A cell that has been measured before is measured in a further start, and the first start stays.
     """
     input:
         needed_to_measure,

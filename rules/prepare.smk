@@ -28,7 +28,7 @@ rule prepare_model:
 
 
 rule prepare_workload:
-    """The requests of a workload, tokenised for a model, and others for the warm-up."""
+    """The requests of a workload, tokenised for a model, and other requests for the warm-up."""
     input:
         model=lambda wildcards: ancient(prepared_model(wildcards.model)),
     output:
@@ -61,7 +61,7 @@ rule prepare:
 
 
 rule fetch_sharegpt:
-    """The ShareGPT file of the study, by its checksum; no other target runs it."""
+    """Fetch the ShareGPT file of the study and check its checksum; no other target runs this."""
     log:
         PATHS.root / "logs/fetch_sharegpt.log",
     conda:
@@ -71,7 +71,7 @@ rule fetch_sharegpt:
 
 
 rule check_study:
-    """Whether the installed engines accept the study's settings; needs no GPU, and no other target runs it."""
+    """Check whether the installed engines accept the study's settings; needs no GPU; no other target runs this."""
     log:
         PATHS.root / "logs/check_study.log",
     conda:
@@ -81,7 +81,7 @@ rule check_study:
 
 
 rule prepare_device:
-    """The rates at which a device copies, reads and multiplies, which limit its cells."""
+    """Measure the rates at which a device copies, reads and multiplies, for the ceilings of its cells."""
     output:
         PATHS.device("{gpu}"),
     log:
@@ -100,7 +100,7 @@ rule prepare_device:
 
 
 rule climb_ladders:
-    """Short series of steps of every engine and model on some devices, to which the costs of their steps are fitted."""
+    """Time short series of steps of every engine and model on some devices; the costs of steps are fitted to them."""
     input:
         lambda wildcards: sorted(
             {
@@ -122,7 +122,7 @@ rule climb_ladders:
     params:
         setup=CALIBRATE["setup"],
         launcher=CALIBRATE["launcher"],
-        # A study that needs other ladders, or steps that are recorded otherwise, is climbed again.
+        # If the study needs other ladders, or the protocol of recording steps changed, ladders are climbed again.
         ladders=lambda wildcards: ladders_to_climb(wildcards.gpus.split("+")),
         gpus=lambda wildcards: wildcards.gpus.split("+"),
     shell:

@@ -1,11 +1,12 @@
 """Rounds: what this call measures, in which order, and the lists of the cells that have ended.
 
-Cells' own records decide what is pending, before the workflow is planned. What is measured together is a batch, one job
-with a marker as its output and not its cells: Snakemake deletes the outputs of a job that fails, and no measurement may
-be lost because another cell of the batch failed. workflow_scripts/study/rounds.py says what a round is.
+Cells' own records decide what is pending, before the workflow is planned. Cells that are measured together form a
+batch, which is one job. Its output is a marker and not its cells, because Snakemake deletes the outputs of a job that
+fails, and no measurement may be lost because another cell of the batch failed. workflow_scripts/study/rounds.py defines
+rounds.
 
-Reading this file changes no file, because another call may be measuring. The job `begin` is the first of all that
-measure. Snakemake has its lock then, and the batches are written.
+Reading these rules changes no file, because another call may be measuring. The job `begin` runs before all that
+measure; Snakemake then holds its lock, and the batches are written.
 """
 
 import time
@@ -44,7 +45,7 @@ def definitions():
 
 @cache
 def ended():
-    """The starts of each cell that have ended, when this call began."""
+    """The starts of each cell that had ended when this call began."""
     return ended_starts(definitions(), PATHS)
 
 
@@ -54,10 +55,10 @@ def is_measured(cell):
 
 
 def plan_rounds(cells, batches_of):
-    """Plan the rounds of this call, which measures these cells; says which are repeated, and why.
+    """Plan the rounds of this call, which measures these cells; log how many are repeated, and why.
 
-    What is known before is in BATCHES. If there may be further rounds, DECIDED is the number of the first that is
-    decided on while measuring, and OF_ROUND makes the batches of a round.
+    Batches that are known in advance are in BATCHES. If there may be further rounds, DECIDED is the number of the first
+    one that is decided while measuring, and OF_ROUND makes the batches of a round.
     """
     global DECIDED, MEASURED_HERE, OF_ROUND
     if MEASURES_NOTHING & set(sys.argv):
@@ -76,7 +77,7 @@ def plan_rounds(cells, batches_of):
 
 
 def begun():
-    """The mark that all measuring needs; Snakemake's settings are not known before a rule needs it."""
+    """The file that all measuring jobs need. A function, because Snakemake's settings are known only later."""
     if workflow.execution_settings and workflow.execution_settings.no_hooks:
         raise WorkflowError("--no-hooks: nothing can be measured, because a hook writes the lists of what is measured")
     return PATHS.begun
@@ -84,7 +85,7 @@ def begun():
 
 @cache
 def batches_of_decided(number):
-    """The batches of a round that was decided on in this call, written for their jobs; none if measuring ended there."""
+    """The batches of a round that was decided in this call, written for their jobs; none if measuring has ended."""
     starts = read_plan(PATHS.round_plan(number)).starts
     batches = list(OF_ROUND(Round(number, starts))) if starts else []
     for batch in batches:
@@ -105,7 +106,7 @@ def all_batches():
 
 
 def batch_of(gpu, key):
-    """A batch; those that are known before are not written while a call is planned."""
+    """A batch; those that are known in advance are not yet files while a call is planned."""
     return BATCHES.get((gpu, key)) or read_batch(PATHS.batch(gpu, key))
 
 
@@ -147,7 +148,7 @@ def markers_with(gpu):
 
 
 def needed_by_list(wildcards):
-    """The batches with cells of a GPU. They are new in each call, so the list is made again, even if one is there."""
+    """The batches with cells of a GPU. They are new in each call, so an existing list is made again."""
     if wildcards.gpu in CHANGED:
         return [PATHS.begun]
     markers = markers_with(wildcards.gpu)
@@ -186,7 +187,7 @@ if STUDY.starts.is_adaptive and not PARTIAL:
             batches=lambda wildcards, input: [Path(one).with_suffix(".json") for one in input if one.endswith(".done")],
             first=lambda wildcards: "--first" if int(wildcards.round) == DECIDED else "",
             devices=PATHS.device("any").parent,
-            # Not that of the report's tables, which other jobs write.
+            # A separate folder, because other jobs write the tables of the report.
             folder=PATHS.round_plan("").parent,
         shell:
             "(for gpu in {params.gpus}; do"

@@ -1,1 +1,1 @@
-"""A study measured on a GPU host that is available for minutes only and has no network."""
+"""A study measured on a GPU host that is available only for minutes and has no network."""

@@ -1,9 +1,10 @@
-"""What the driver itself costs on one cell: the device trace, and the pipeline beside vLLM's own benchmark.
+"""The overhead of measuring one cell: that of the device trace, and the pipeline compared with vLLM's own benchmark.
 
     python3 -m benchmarks.h200.compare --study STUDY.yaml --cell CELL --out compare.json
 
 One engine serves the cell's requests repeatedly, alternating with and without the trace. Then vLLM's own throughput
-benchmark serves them in its own process, without any trace. The seconds of each pass and total tokens/s are written.
+benchmark serves them in its own process, without any trace. The output has the tokens of the requests and the seconds
+of each pass.
 """
 
 import argparse
@@ -85,7 +86,7 @@ def _own_benchmark_s(cell: Cell, model_dir: Path, load_format: str, dtype: str, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare both ways on one cell and write the seconds."""
-    parser = argparse.ArgumentParser(description="What the driver itself costs on one cell of the engine vllm.")
+    parser = argparse.ArgumentParser(description="Overhead of measuring one cell of the engine vllm.")
     parser.add_argument("--study", type=Path, required=True, help="the study's YAML file")
     parser.add_argument("--cell", required=True, help="gpu/vllm/model/workload/knobs")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all studies (%(default)s)")

@@ -1,4 +1,4 @@
-"""What is copied back from the host: cells, device rates and a description of the host, in a few small archives."""
+"""Pack what is copied back from the host: cells, device rates and a description of the host, in small archives."""
 
 import importlib.metadata
 import subprocess

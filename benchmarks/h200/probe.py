@@ -1,8 +1,8 @@
-"""What a host is and what it lets its users do, before anything is measured on it.
+"""Describe a host and what it permits, before anything is measured on it.
 
     python3 -m benchmarks.h200.probe
 
-prints one line for each thing that measuring needs. Missing things are reported with their error; nothing ends here.
+prints one line for each thing that measuring needs. A missing one is reported with its error and ends nothing.
 """
 
 import importlib.metadata

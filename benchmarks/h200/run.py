@@ -2,8 +2,8 @@
 
     python3 -m benchmarks.h200.run --budget-s 480 --evidence OUT
 
-It prints what the host is, then measures the device's own rates, the cells in the study's order, and finally what the
-driver itself costs. A cell is measured by `measure.cell` and counts as soon as it is done. A cell is started only if it
+It describes the host, then measures the device's own rates, the cells in the study's order, and finally the overhead of
+measuring. A cell is measured by `measure.cell` and counts as soon as it is done. A cell is started only if it
 is expected to end in time. A cell that hangs or exceeds the budget is killed and left to the next call. At the end the
 results so far are packed. README.md says how to get a host ready for it.
 """
@@ -31,12 +31,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 STUDY = CHECKOUT / "config/studies/h200_reference.yaml"
 PACKING_S = 20.0
 RATES_S = 60.0
-# What a cell may take at first, including all imports and compilation; a cell that takes longer hangs.
+# Limit of a cell's first attempt, including all imports and compilation; a cell that takes longer counts as hanging.
 FIRST_TRY_S = 180.0
 LAST_LINES = 25
 RETRY_S = 5.0
 FAILURES_IN_A_ROW = 3
-# For what the trimmed installation leaves out, and for what would look for a network.
+# Turn off what the reduced installation lacks, and what needs a network.
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -122,9 +122,9 @@ def _measure(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> 
 
 
 def compare_within(left_s: float, study_file: Path, study: Study, paths: StudyPaths, cell_s: float) -> None:
-    """Measure what the driver itself costs, if there is time for two starts of an engine.
+    """Measure the overhead of measuring, if there is time for two starts of an engine.
 
-    It uses the study's second cell: the first is there to see that anything runs.
+    It uses the study's second cell; the first one only shows that the host works.
     """
     out, cells = paths.root / "compare.json", expand(study)
     if out.exists() or left_s < 2 * cell_s or len(cells) < 2 or cells[1].engine != "vllm":
@@ -150,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--results", type=Path, default=CHECKOUT / "results", help="folder of all studies (%(default)s)"
     )
     parser.add_argument("--evidence", type=Path, required=True, help="folder for the packed evidence")
-    parser.add_argument("--budget-s", type=float, default=480, help="end within this (%(default)s)")
-    parser.add_argument("--cell-s", type=float, default=140, help="time that a cell needs to be started (%(default)s)")
+    parser.add_argument("--budget-s", type=float, default=480, help="seconds within which the call ends (%(default)s)")
+    parser.add_argument("--cell-s", type=float, default=140, help="seconds needed to start a cell (%(default)s)")
     args = parser.parse_args(argv)
     deadline_s = time.monotonic() + args.budget_s - PACKING_S
     try:

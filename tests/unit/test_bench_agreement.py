@@ -94,4 +94,4 @@ def test_a_run_that_fails_is_told(tmp_path, monkeypatch, capsys):
     failed = agreement.subprocess.CompletedProcess([], 1)
     monkeypatch.setattr(agreement.subprocess, "run", lambda *arguments, **settings: failed)
     assert agreement.main(["--out", str(tmp_path / "out")]) == 2
-    assert "failed; called again, this goes on where it ended" in capsys.readouterr().err
+    assert "failed; called again, this continues where it ended" in capsys.readouterr().err
