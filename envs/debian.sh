@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the Debian packages of debian.txt beside this script, those of them that are missing.
+# Install the missing ones of the Debian packages in debian.txt, beside this script.
 set -euo pipefail
 
 mapfile -t packages < <(grep -v '^#' "$(dirname "$0")/debian.txt")

@@ -5,9 +5,9 @@
 #     envs/setup.sh compile LOCK FOLDER [--upgrade]   resolve LOCK.in into LOCK.txt
 #
 # LOCK is cpu, dev, cuda, tools or uv. With cpu, cuda and tools the command `kvsweep` of this checkout is installed
-# too, except where only envs/ is, as in a container or an unpacked archive. FOLDER is made where it is no environment
-# yet, by the command that PYTHON names, by python3.11, or by a Python 3.11 that uv fetches. Installing removes
-# nothing, so that dev can go on top of cpu. Called from the repository's root.
+# too, unless there is only envs/, as in a container. If FOLDER is not an environment yet, it is created with the Python
+# that PYTHON names, with python3.11, or with a Python 3.11 that uv downloads. Installing removes nothing, so that dev
+# can be installed on top of cpu. Call it from the repository's root.
 set -euo pipefail
 
 verb=$1 lock=$2 folder=$3
@@ -15,8 +15,8 @@ shift 3
 
 is_python311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
 
-# Print the path of a Python 3.11 that is not on PATH: one that uv knows, or fetches. Where there is no uv,
-# any Python 3 installs it for the moment.
+# Print the path of a Python 3.11 that is not on PATH: one that uv finds or downloads. If there is no uv, it is
+# installed temporarily with any Python 3.
 other_python311() (
     if ! uv=$(command -v uv); then
         scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT &&
@@ -43,16 +43,16 @@ if [ ! -x "$folder/bin/pip" ]; then
 fi
 "$folder/bin/python" -m pip install --quiet --require-hashes --requirement envs/uv.txt
 
-# uv reads none of pip's settings: hand on those that say where packages are.
+# uv does not read pip's settings: pass on those that say where packages are.
 pip_settings=$("$folder/bin/python" -m pip config list)
 pip_setting() { sed -nE "/^(:env:|global)\.$1='(.*)'$/{s//\2/p;q}" <<<"$pip_settings"; }
 export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$(pip_setting index-url)}
-if [ "$lock" != cuda ]; then # there a CPU build of torch from that folder would pass for the one for CUDA
+if [ "$lock" != cuda ]; then # for cuda, a CPU build of torch in that folder would be taken for the CUDA build
     find_links=$(pip_setting find-links)
     export UV_FIND_LINKS=${UV_FIND_LINKS:-${find_links// /,}}
 fi
 
-# Nothing is built from source but the one package that has no wheel.
+# Only the one package without a wheel is built from source.
 options=(--only-binary :all: --no-binary connection-pool)
 if [ "$lock" = cpu ]; then
     # The default index has no CPU build of torch. Without a folder that holds one, uv takes torch,
@@ -64,7 +64,7 @@ fi
 
 case $verb in
 install)
-    # The lock is complete, so dependencies are not looked up again; what was left out of it stays out.
+    # The lock is complete, so dependencies are not resolved again, and excluded packages stay out.
     "$folder/bin/uv" pip install --python "$folder" --no-deps --require-hashes \
         --build-constraints "envs/$lock.txt" --requirement "envs/$lock.txt" "${options[@]}" "$@"
     case $lock in cpu | cuda | tools) # `kvsweep` runs the code of this checkout; the lock's setuptools installs it
