@@ -322,7 +322,7 @@ def test_the_catalogue_has_no_pretended_gpu():
     "changed", [{"simulated": False}, {"nvml_names": ["NVIDIA H200"]}, {"nvml_names": ["Pretended GPU", "NVIDIA H200"]}]
 )
 def test_only_a_pretended_gpu_is_simulated_and_each_is(changed):
-    with pytest.raises(ValueError, match="simulated belongs to nvml_names that begin with 'Pretended GPU'"):
+    with pytest.raises(ValueError, match="simulated must be true exactly if nvml_names begin with 'Pretended GPU'"):
         Gpu.model_validate(PRETENDED.model_dump() | changed)
 
 

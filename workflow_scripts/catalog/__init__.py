@@ -1,1 +1,1 @@
-"""The catalogues: devices, models and servers that a study can name."""
+"""The catalogues: devices, models and servers that a study can name, and published data."""

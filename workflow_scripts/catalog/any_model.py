@@ -1,7 +1,7 @@
 """Models that are not in config/models/: a folder with `config.json`, or a repository of the hub at a commit.
 
-A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`. The processes
-that a command starts learn of them from the environment ($KVSWEEP_MODELS), and then know them by name like the others.
+A study names its own under `models`; tools take them as `--model PATH` and `--model ORG/REPO@REVISION`. A command
+passes them in the environment variable KVSWEEP_MODELS to the processes that it starts, which then know them by name.
 """
 
 import json

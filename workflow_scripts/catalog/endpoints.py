@@ -16,7 +16,7 @@ ENDPOINTS = CONFIG / "endpoints.yaml"
 PLACEHOLDERS = ("port", "model_dir", "api_key", "name")
 CHAT_PATH = "/v1/chat/completions"
 SamplingSetting = Literal["temperature", "top_p", "repetition_penalty", "seed"]
-# What the OpenAI API itself has; a repetition penalty is an extension of some servers.
+# Settings of the OpenAI API itself; a repetition penalty is an extension of some servers.
 OPENAI_SAMPLING: tuple[SamplingSetting, ...] = ("temperature", "top_p", "seed")
 
 
@@ -32,7 +32,7 @@ class Endpoint(Record):
         tuple[str, ...] | None,
         Field(
             min_length=1,
-            description="its words; {port}, {model_dir} and {name}, unique to the run, are filled in",
+            description="words of the command; {port}, {model_dir} and {name} (unique to the run) are filled in",
         ),
     ] = None
     stop_command: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
@@ -81,7 +81,7 @@ class Endpoint(Record):
     ] = {}
 
     def needed_for(self, *, sampled: bool, chat: bool) -> "Endpoint":
-        """The entry without what only matters for other requests: a change of that repeats no cell."""
+        """The entry without fields that only matter for other requests, so that changing these repeats no cell."""
         of_sampled = {} if sampled else {"sampling": OPENAI_SAMPLING, "sampled_body": {}}
         return self.model_copy(update=of_sampled | ({} if chat else {"chat_path": CHAT_PATH}))
 

@@ -81,7 +81,7 @@ class Gpu(Record):
         if self.cpu_cores is not None and self.kind != "cpu":
             raise ValueError(f"{self.name}: cpu_cores are allowed only for the kind cpu")
         if {name.startswith(PRETENDED) for name in self.nvml_names or ("",)} != {self.simulated}:
-            raise ValueError(f"{self.name}: simulated belongs to nvml_names that begin with {PRETENDED!r}, and to them")
+            raise ValueError(f"{self.name}: simulated must be true exactly if nvml_names begin with {PRETENDED!r}")
         return self
 
     @property
@@ -240,9 +240,7 @@ def _read_model(path: Path) -> Model:
 def load_models(folder: Path = MODELS) -> Mapping[str, Model]:
     """All models of the catalogue by name; each is a folder with `model.yaml` and `config.json`.
 
-    Those that a study or a tool named itself are there too.
-
-    An invalid entry raises CatalogError when it is needed.
+    Models that a study or a tool has added are included. An invalid entry raises CatalogError when it is needed.
 
     Raises:
         CatalogError: the folder is missing.

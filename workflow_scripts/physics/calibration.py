@@ -54,12 +54,12 @@ def default_speed(gpu: Gpu, dtype: Dtype, *, eager_layers: int = 0, rates: Devic
         return None
     memory, flop = DEFAULT_MEMORY_EFFICIENCY, DEFAULT_FLOP_EFFICIENCY[gpu.kind]
     overhead_s = DEFAULT_OVERHEAD_S[gpu.kind] + EAGER_OVERHEAD_S_PER_LAYER * (eager_layers if gpu.kind != "cpu" else 0)
-    of = "the rates measured" if rates else "the data sheet's rates"
+    of = "the measured rates" if rates else "the data sheet's rates"
     return Speed(
         costs=StepCosts.of_rates(memory * bandwidth, flop * flop_per_s, overhead_s, overlap=gpu.kind != "cpu"),
         source="measured rates" if rates else "data sheet",
         how=f"{UNCALIBRATED}: {memory:.0%} of bandwidth and {flop:.0%} of arithmetic of {of}, "
-        f"{1e3 * overhead_s:g} ms a step",
+        f"{1e3 * overhead_s:g} ms per step",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from workflow_scripts.common.faults import InputError
 
-# Far more than any model has; with more, its layers would not be counted in any reasonable time.
+# Far more than any model has; counting more layers would take too long.
 MOST_LAYERS = 10_000
 _LAYERS = ("num_hidden_layers", "n_layer")
 
@@ -15,7 +15,7 @@ class ModelFactsError(InputError):
 
 
 class ConfigValues:
-    """The values of one config. A key that is null counts as missing, as transformers takes it.
+    """The values of one config. A key that is null counts as missing, as in transformers.
 
     >>> values = ConfigValues({"model_type": "llama", "num_hidden_layers": 0, "tie_word_embeddings": "no"})
     >>> values.size("hidden_size", 64)
@@ -90,14 +90,14 @@ class ConfigValues:
         return value
 
     def numbers(self, key: str, layers: int | None = None) -> Sequence[int]:
-        """A list of whole numbers; empty if it is missing. With `layers`, each is one of so many layers, from 0.
+        """A list of whole numbers; empty if it is missing. With `layers`, each must be the number of a layer, from 0.
 
         Raises:
             ModelFactsError: it is something else.
         """
         values = self.elements(key)
         if strange := [value for value in values if not isinstance(value, int)]:
-            raise self.fault(f"{key} must be a list of whole numbers, and has {strange[0]!r}")
+            raise self.fault(f"{key} must be a list of whole numbers, but has {strange[0]!r}")
         if layers is not None and (none := [value for value in values if not 0 <= value < layers]):
             raise self.fault(f"{key} names layer {none[0]}; there are layers 0 to {layers - 1}")
         return values
@@ -106,7 +106,7 @@ class ConfigValues:
         """A config inside this one, such as `text_config`.
 
         Raises:
-            ModelFactsError: it is missing, or no mapping.
+            ModelFactsError: it is missing, or not a mapping.
         """
         value = self._values.get(key)
         if not isinstance(value, Mapping):
@@ -114,7 +114,11 @@ class ConfigValues:
         return ConfigValues({"model_type": f"{self.model_type}.{key}", **value})
 
     def divided(self, key: str, by: str, sizes: tuple[int, int]) -> int:
-        """The quotient of two sizes, of which the second must divide the first; both are named if it does not."""
+        """The quotient of two sizes.
+
+        Raises:
+            ModelFactsError: the second does not divide the first; the message names both.
+        """
         size, divisor = sizes
         if size % divisor:
             raise self.fault(f"{by} {divisor} must divide {key} {size}")

@@ -69,7 +69,7 @@ def _ministral3(c: ConfigValues) -> Fields:
 def by_kind(
     c: ConfigValues, kinds: Sequence[str], norms: int, feed_forward: FeedForward, **changes: Any
 ) -> list[Layer]:
-    """Layers with and without a window or chunks, as their kinds say."""
+    """Layers of these kinds: with a window, with chunks, or with neither."""
     norm_parameters = norms * c.size("hidden_size")
     limits: dict[str, dict[str, int | None]] = {
         FULL: {},
@@ -86,7 +86,7 @@ def by_kind(
 
 
 def _qwen_kinds(c: ConfigValues) -> Sequence[str]:
-    """The config has a window even if it is off; if it is on, layers from `max_window_layers` on have it."""
+    """Kinds of layers. A config names a window even if it is off; if on, layers from `max_window_layers` on have it."""
     layers = c.size("num_hidden_layers")
     if not c.flag("use_sliding_window", False):
         return [FULL] * layers
@@ -172,21 +172,20 @@ def _glm4(c: ConfigValues) -> Fields:
     return decoder(c, equal_layers(c, mixer, Mlp(c.size("intermediate_size")), norms=4))
 
 
-def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, norms: int = 2, **others: Any) -> Fields:
+def _layer_norms(c: ConfigValues, mixer: Attention, mlp: Mlp, *, layers: int, norms: int = 2, **others: Any) -> Fields:
     """A decoder whose norms have biases."""
     hidden = mixer.heads * mixer.head_dim
-    count = others.pop("layers")
     return {
         "hidden": hidden,
         "vocab": c.size("vocab_size"),
-        "stack": (Layer((mixer,), (mlp,), norms * 2 * hidden),) * count,
+        "stack": (Layer((mixer,), (mlp,), norms * 2 * hidden),) * layers,
         "final_norm_parameters": 2 * hidden,
         **others,
     }
 
 
 def _own_heads(c: ConfigValues, hidden: str, heads: str, **others: Any) -> Attention:
-    """Attention with a KV head for each head, under a family's own names of keys."""
+    """Attention with one KV head per query head, read from a family's own keys."""
     count = c.size(heads)
     return Attention(count, count, c.divided(hidden, heads, (c.size(hidden), count)), **others)
 

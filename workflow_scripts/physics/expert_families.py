@@ -1,4 +1,4 @@
-"""Readers of families with routed experts, beside those of `dense_families`."""
+"""Readers of families with routed experts; `dense_families` has those of dense models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,10 +23,10 @@ from workflow_scripts.physics.layers import Experts, FeedForward, LatentAttentio
 def experts_of(
     c: ConfigValues, count: int, intermediate: int, *, used: str = "num_experts_per_tok", **others: Any
 ) -> Experts:
-    """Routed experts; the key `used` says how many of them a token uses, at most all.
+    """Routed experts; the key `used` says how many of them a token uses.
 
     Raises:
-        ModelFactsError: it does not.
+        ModelFactsError: a token would use more experts than there are.
     """
     per_token = c.size(used)
     if per_token > count:
@@ -35,7 +35,7 @@ def experts_of(
 
 
 def _sparse(c: ConfigValues, block: Sequence[FeedForward], mixer: Mixer) -> list[Layer]:
-    """Layers with experts in every `decoder_sparse_step`th one, and dense ones where the config says so."""
+    """Layers of which every `decoder_sparse_step`th has experts, unless `mlp_only_layers` names it."""
     norms, step = 2 * c.size("hidden_size"), c.size("decoder_sparse_step", 1)
     sparse_layer = Layer((mixer,), tuple(block), norms)
     dense_layer = Layer((mixer,), (Mlp(c.size("intermediate_size")),), norms)
@@ -61,7 +61,7 @@ def _qwen2_moe(c: ConfigValues) -> Fields:
 def _qwen3_moe(c: ConfigValues) -> Fields:
     bias = c.flag("attention_bias", False)
     mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, norm_parameters=2 * mixer.head_dim)
+    mixer = replace(mixer, norm_parameters=2 * mixer.head_dim)
     block: list[FeedForward] = [experts_of(c, c.size("num_experts"), c.size("moe_intermediate_size"))]
     _refuse_window(c)
     return decoder(c, _sparse(c, block, mixer))
@@ -138,7 +138,7 @@ def _glm4_moe(c: ConfigValues) -> Fields:
     intermediate, bias = c.size("moe_intermediate_size"), c.flag("attention_bias", False)
     mixer = attention_of(c, qkv_bias=bias)
     if c.flag("use_qk_norm", False):
-        mixer = attention_of(c, qkv_bias=bias, norm_parameters=2 * mixer.head_dim)
+        mixer = replace(mixer, norm_parameters=2 * mixer.head_dim)
     block: list[FeedForward] = [experts_of(c, c.size("n_routed_experts"), intermediate)]
     if shared := c.size("n_shared_experts", 0, least=0):
         block.append(Mlp(shared * intermediate))
@@ -169,8 +169,7 @@ def _llama4_text(c: ConfigValues) -> Fields:
 def _olmoe(c: ConfigValues) -> Fields:
     bias = c.flag("attention_bias", False)
     mixer = attention_of(c, qkv_bias=bias, output_bias=bias)
-    norms = (mixer.heads + mixer.kv_heads) * mixer.head_dim
-    mixer = attention_of(c, qkv_bias=bias, output_bias=bias, norm_parameters=norms)
+    mixer = replace(mixer, norm_parameters=(mixer.heads + mixer.kv_heads) * mixer.head_dim)
     return decoder(c, equal_layers(c, mixer, experts_of(c, c.size("num_experts"), c.size("intermediate_size"))))
 
 

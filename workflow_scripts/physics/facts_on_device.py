@@ -9,7 +9,7 @@ from workflow_scripts.physics.model_facts import ModelFacts, read_model_facts
 def facts_on(
     model: Model, gpu: Gpu, device: Device, quantization: str | None = None, *, weights: bool = True
 ) -> ModelFacts:
-    """Facts of a model on a device, of which `device` is what is known of the one that is there.
+    """Facts of a model as `gpu` computes it; `device` is what is known of the device at hand.
 
     `quantization` and `weights` are those of `read_model_facts`.
 

@@ -305,8 +305,9 @@ def output_tokens_per_s_ceiling(
 ) -> float:
     """Highest decode rate with at most `sequences` live sequences: `S / step_time_min(S)`.
 
-    Llama-3.1-8B in BF16 at 4.8 TB/s, one sequence: first if each step read all its 8,030,261,248 parameters, then
-    reading only one row of the embedding table, as a step really does:
+    Llama-3.1-8B in BF16 at 4.8 TB/s, one sequence: first as if each step read all 8,030,261,248 parameters, then with
+    only one row of the embedding table, as a step really reads it:
+
     >>> round(output_tokens_per_s_ceiling(1, 2 * 8030261248, 4.8e12), 1)
     298.9
     >>> round(output_tokens_per_s_ceiling(1, 2 * (8030261248 - 128256 * 4096), 4.8e12), 1)
@@ -351,8 +352,7 @@ def request_time_min_s(
     43.3
     """
     weights_read = weight_bytes * output_tokens / sequences
-    further = output_tokens - 1
-    kv_read = bytes_per_token * further * (prompt_tokens + (further - 1) / 2)
+    kv_read = bytes_per_token * decode_kv_tokens_read(prompt_tokens, output_tokens)
     return step_time_min_s(weights_read + kv_read, flops_per_request, memory_bandwidth_bytes_per_s, flop_per_s)
 
 

@@ -1,4 +1,4 @@
-"""Readers of families with state layers, beside those of `dense_families`."""
+"""Readers of families with state layers; `dense_families` and `expert_families` have the others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def _mamba2(
     recurrent_dtype: str | None = None,
     keys: tuple[str, str] = ("mamba_n_heads", "mamba_n_groups"),
 ) -> State:
-    """A layer of Mamba-2 (Dao and Gu, 2024): heads that share B and C in groups; `keys` say how many of both."""
+    """A layer of Mamba-2 (Dao and Gu, 2024): heads that share B and C in groups; `keys` name both numbers."""
     inner, shared, hidden = heads * head_dim, 2 * groups * state, c.size("hidden_size")
     width = inner + shared
     c.divided(*keys, (heads, groups))

@@ -11,8 +11,8 @@ from workflow_scripts.physics.layers import Attention, Layer, Mixer, State
 class KvGroup:
     """Layers of one kind that share a block table, by their numbers; `slots` counts padding too.
 
-    `reach`: tokens that a layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: only
-    within chunks of so many tokens. `stretch`: as many times as many tokens are in a page as in the pool's others.
+    `reach`: tokens that a layer looks back over, None for all; 0 for a state, which has no tokens. `chunked`: it looks
+    back only within chunks of `reach` tokens. `stretch`: how many times the pool's usual number of tokens a page holds.
     """
 
     kind: str
@@ -30,7 +30,7 @@ def layers_with_memory(stack: Sequence[Layer]) -> Iterator[tuple[Mixer, int]]:
 
 
 def kept_tokens(mixer: Mixer, frees_chunks: bool = True) -> tuple[int | None, bool]:
-    """Tokens that vLLM keeps for a layer, and whether they are those of the current chunk."""
+    """How many tokens vLLM keeps for a layer (None for all), and whether only those of the current chunk."""
     if isinstance(mixer, State):
         return 0, False
     if isinstance(mixer, Attention) and mixer.chunk is not None:

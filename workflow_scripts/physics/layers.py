@@ -32,9 +32,9 @@ class Matrix:
 class Attention:
     """Attention to the keys and values of earlier tokens: all of them, or only the last `window`.
 
-    `chunk`: tokens attend only within chunks of this size. `output_gate`: queries come with as many gates.
+    `chunk`: tokens attend only within chunks of this size. `output_gate`: the query matrix also makes as many gates.
     `norm_parameters`: of norms over queries and keys. `sinks`: a learned score per head. `keys_are_values`: one matrix
-    makes both; caches hold both all the same.
+    makes both; caches still hold both.
     """
 
     heads: int
@@ -65,14 +65,11 @@ class Attention:
         """Tokens that a token attends to at most, itself included; None without a limit."""
         return self.window if self.window is not None else self.chunk
 
+    attended = reach
+
     def cache_elements(self, tensor: int = 1) -> int:
         """Elements of one token in one rank's KV cache; with more ranks than KV heads each keeps a whole head."""
         return 2 * max(1, self.kv_heads // tensor) * self.head_dim
-
-    @property
-    def attended(self) -> int | None:
-        """As many earlier tokens are read at most; None without a limit."""
-        return self.reach
 
     def cache_bytes(self, element: int, tensor: int = 1) -> int:
         """Bytes of one token in one rank's KV cache, with elements of `element` bytes."""
@@ -107,7 +104,8 @@ class LatentAttention:
     heads, and the same on every rank. `key_dim` is the part of a head's key that comes from the latent vector.
 
     With an indexer (DeepSeek-V3.2, 2025) a token attends only to the `attended` earlier tokens that its indexer
-    prefers. That has heads and a key of its own, which it keeps in 8 bits, with a scale of 4 bytes per 128 elements.
+    prefers. The indexer has its own heads and its own key, which the cache holds in 8 bits, with a scale of 4 bytes per
+    128 elements.
     """
 
     heads: int
@@ -150,7 +148,7 @@ class LatentAttention:
         return 2 * self.heads * (self.key_dim + self.rope_dim + self.value_dim)
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        """The indexer and the ways down to the ranks (on every rank whole), up to the heads, and the output."""
+        """Matrices of the indexer, down to the latent ranks (each rank has all), up to the heads, and of the output."""
         heads = self.heads // tensor
         query = heads * (self.key_dim + self.rope_dim)
         down, up = (
@@ -167,7 +165,7 @@ class LatentAttention:
         )
 
     def vectors(self, hidden: int) -> int:
-        """Norms of the ranks, and biases of the ways down and of the output."""
+        """Norms of the latent ranks, and biases of the matrices down and of the output."""
         biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + hidden
         return (self.query_rank or 0) + self.kv_rank + self.bias * biases + 2 * self.indexer_dim
 
@@ -180,8 +178,8 @@ class State:
     `rows`, `columns`: of the recurrent state, with `rows` split over ranks; 0 if there is only the convolution.
     `shared_width`: of `width`, channels of groups (B and C of a state space). `groups`: how many groups.
     `matrix_widths`: outputs of the matrices on the hidden state, and `inner`: inputs of the one that leads back.
-    `heads`: what the ranks share. `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the recurrent
-    state; None is the model's.
+    `heads`: divided among the ranks. `inner_matrices`: parameters of matrices inside. `recurrent_dtype`: of the
+    recurrent state; None is the model's.
     """
 
     kind: str
@@ -201,7 +199,7 @@ class State:
     def state_elements(self, tensor: int = 1, drafted: int = 0) -> tuple[int, int]:
         """Elements of one sequence on one rank: of the convolution's last inputs, and of the recurrent state.
 
-        With `drafted` tokens per step the convolution keeps as many inputs more.
+        With `drafted` tokens per step the convolution keeps that many more inputs.
 
         If the ranks do not divide the groups, each rank keeps a copy of its group's channels
         (`extra_groups_for_head_shards` in vllm/model_executor/layers/mamba/mamba_utils.py).
@@ -218,7 +216,7 @@ class State:
         return 4 * self.rows * self.columns
 
     def matrices(self, hidden: int, tensor: int = 1) -> tuple[Matrix, ...]:
-        """The ways in, those inside, and the way out."""
+        """Matrices that lead in, those inside, and the one that leads out."""
         sizes = [hidden * width for width in self.matrix_widths] + [*self.inner_matrices, self.inner * hidden]
         return tuple(Matrix.whole("state", size // tensor) for size in sizes)
 
@@ -255,7 +253,7 @@ class Mlp:
 class Experts:
     """Routed experts, of which each token uses `per_token`.
 
-    `latent`: width in which the experts work if it is not the hidden size. `router_parameters`: beside its matrix.
+    `latent`: width in which the experts work if it is not the hidden size. `router_parameters`: besides its matrix.
     """
 
     count: int
@@ -272,7 +270,7 @@ class Experts:
         return (3 if self.gated else 2) * self.intermediate * self.per_token
 
     def matrices(self, hidden: int, tensor: int = 1, *, whole: bool = False) -> tuple[Matrix, ...]:
-        """Router, the ways into all experts, and the ways out; the router is on every rank whole.
+        """The router, which is whole on every rank, and the matrices that lead into and out of all experts.
 
         A rank has a part of each expert or, with `whole` (expert parallelism), some of the experts.
         """
@@ -289,7 +287,7 @@ class Experts:
         )
 
     def vectors(self, hidden: int) -> int:
-        """Biases of the experts, and what the router has beside its matrix."""
+        """Biases of the experts, and the router's parameters besides its matrix."""
         of_one = (2 if self.gated else 1) * self.intermediate + hidden
         return self.bias * self.count * of_one + self.router_parameters
 

@@ -35,9 +35,10 @@ NOT_COUNTED = "not counted"
 
 
 class Reach(NamedTuple):
-    """Layers that read as many earlier tokens: `limit` of them at most, in chunks of this size if `chunked`.
+    """Layers that look back equally far: over at most `limit` tokens, or within chunks of `limit` tokens if `chunked`.
 
-    `kv_elements` of a token in their caches, and operations for each pair of tokens of which one attends to the other.
+    `kv_elements`: of one token in the caches of these layers. `prefill_pair_flops`, `decode_pair_flops`: operations for
+    each pair of tokens of which one attends to the other.
     """
 
     limit: int | None
@@ -75,7 +76,7 @@ class ModelFacts:
     >>> llama.parameters, llama.matmul_parameters, llama.weight_bytes, llama.decode_weight_bytes
     (8030261248, 7504658432, 16060522496, 15009849344)
 
-    `encoder_parameters`: of what turns pictures into tokens; decoding never reads them.
+    `encoder_parameters`: of the encoder that turns pictures into tokens; decoding never reads them.
     """
 
     model_type: str
@@ -135,7 +136,7 @@ class ModelFacts:
 
     @cached_property
     def reaches(self) -> tuple["Reach", ...]:
-        """What the layers with attention look back over, each reach with its bytes and operations over all layers."""
+        """How far layers with attention look back; each reach has its sums over all layers."""
         found: dict[tuple[int | None, bool], list[int]] = {}
         for kind in (Attention, LatentAttention):
             for part, count in self.of_kind(kind):
@@ -214,7 +215,7 @@ class ModelFacts:
 
     @property
     def layer_matmul_parameters(self) -> int:
-        """Those of them that a token is multiplied with: of the experts only as many as it uses."""
+        """Those of them that a token is multiplied with; of the experts only as many as it uses."""
         return sum(count * matrix.used for matrix, count in self.matrices)
 
     @property
@@ -421,7 +422,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """A `config.json`, or that of a folder.
 
     Raises:
-        ModelFactsError: no such file, or no JSON object.
+        ModelFactsError: no such file, or not a JSON object.
     """
     if path.is_dir():
         path = path / "config.json"
@@ -437,7 +438,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def vocabulary_and_context(path: Path) -> tuple[int, int]:
-    """Number of tokens in the vocabulary and of positions, which any model's config has, known family or not.
+    """Tokens in the vocabulary, and positions, of a model of any family, known or not.
 
     >>> from workflow_scripts.catalog.gpus_and_models import get_model
     >>> vocabulary_and_context(get_model("opt-125m").config)
@@ -477,8 +478,8 @@ def model_facts(
 ) -> ModelFacts:
     """Facts of a model from the mapping of its `config.json`.
 
-    Without `weights` a checkpoint may store them in a way of which the bytes are not known, and a known text model may
-    be part of an unknown one.
+    Without `weights`, the checkpoint may store them in an unknown format, and a known text model may be part of a model
+    of an unknown family.
 
     >>> model_facts(_EXAMPLE).attention.kv_heads, model_facts(_EXAMPLE, dtype="float16").dtype
     (1, 'float16')

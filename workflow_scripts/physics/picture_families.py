@@ -3,14 +3,12 @@
 The encoder counts as parameters that decoding never reads.
 """
 
-from collections.abc import Mapping
-
 from workflow_scripts.physics.config_values import ConfigValues
 from workflow_scripts.physics.dense_families import DENSE, Fields, Reader, gemma3_text
 from workflow_scripts.physics.expert_families import EXPERTS
 from workflow_scripts.physics.hybrid_families import HYBRIDS
 
-# What published configs of Gemma 3 leave out, because it is transformers' default.
+# Defaults of transformers, which published configs of Gemma 3 leave out.
 _GEMMA3_TEXT = {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
@@ -37,7 +35,7 @@ def _encoder_layer(hidden: int, intermediate: int) -> int:
 
 def _gemma3(c: ConfigValues) -> Fields:
     """Gemma 3 with SigLIP."""
-    fields = gemma3_text(_filled(c.part("text_config"), _GEMMA3_TEXT))
+    fields = gemma3_text(ConfigValues({**_GEMMA3_TEXT, **c.part("text_config").given()}))
     v = c.part("vision_config")
     hidden, patch = v.size("hidden_size"), v.size("patch_size")
     patches = (v.size("image_size") // patch) ** 2
@@ -46,10 +44,6 @@ def _gemma3(c: ConfigValues) -> Fields:
     layers = v.size("num_hidden_layers") * _encoder_layer(hidden, v.size("intermediate_size"))
     encoder = layers + embeddings + 2 * hidden + projector
     return fields | {"tied_embeddings": c.flag("tie_word_embeddings", True), "encoder_parameters": encoder}
-
-
-def _filled(c: ConfigValues, defaults: Mapping[str, int]) -> ConfigValues:
-    return ConfigValues({**defaults, **c.given()})
 
 
 def _llama4(c: ConfigValues) -> Fields:

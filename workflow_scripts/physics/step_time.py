@@ -82,7 +82,7 @@ class StepCosts(Record):
 
 @dataclass(frozen=True)
 class StepWork:
-    """Segments of steps, one row each: the work of the first step by kind, and how much each further step has more."""
+    """Segments of steps, one row each: the work of the first step by kind, and how much it grows from step to step."""
 
     steps: FloatArray
     first: FloatArray
@@ -90,7 +90,7 @@ class StepWork:
 
     @classmethod
     def of(cls, steps: FloatArray, first: Mapping[str, AnyFloats], growth: Mapping[str, AnyFloats]) -> "StepWork":
-        """Work from values by kind; kinds that are left out are none, except for one unit of `steps` per step."""
+        """Work from values by kind; kinds that are left out are 0, except `steps`, which is 1 per step."""
         rows = len(steps)
         tables = [np.zeros((rows, len(KINDS))) for _ in range(2)]
         tables[0][:, KINDS.index("steps")] = 1.0

@@ -58,7 +58,7 @@ def quantization_of(config: Mapping[str, Any], asked: str | None) -> str | None:
     """The method, as named in `QUANTIZED_BITS`: the one asked for, else the checkpoint's own; None without any.
 
     Raises:
-        ModelFactsError: an unknown method, or one of which some matrices' bytes are not known.
+        ModelFactsError: the method is unknown, or it leaves the bytes of some matrices unknown.
     """
     stored = config.get("quantization_config") or {}
     found = _stored_quantization(stored)
@@ -72,9 +72,9 @@ def _stored_quantization(stored: Mapping[str, Any]) -> str | None:
     method = stored.get("quant_method")
     left_out = [name for key in _LEFT_OUT for name in stored.get(key) or () if not _never_quantized(str(name))]
     if left_out and method not in _EXPERTS_ONLY:
-        raise ModelFactsError(f"weights of which some layers are not quantized are not supported: {left_out[0]!r}")
+        raise ModelFactsError(f"quantization that leaves out some layers is not supported: {left_out[0]!r}")
     if stored.get("kv_cache_scheme"):
-        raise ModelFactsError("a kv_cache_scheme, by which weights name the type of the KV cache, is not supported")
+        raise ModelFactsError("a kv_cache_scheme, which sets the type of the KV cache, is not supported")
     groups = stored.get("bits", 4), stored.get("group_size", 128)
     if method in ("awq", "gptq") and groups != (4, 128):
         raise ModelFactsError(
