@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from workflow_scripts.catalog.any_model import ANY_MODEL, name_of
 from workflow_scripts.catalog.gpus_and_models import resolve_one
-from workflow_scripts.common.command import RESULTS, AddOption, command, option
+from workflow_scripts.common.command import RESULTS, AddOption, command, option, positive
 from workflow_scripts.engines.description import EngineDescription
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.engines.vllm_engines import VLLM
@@ -131,17 +131,18 @@ def _rounded(value: float) -> float:
     *_knob_options(),
     option("--study", type=Path, help="a study with the workload; its engine defaults apply too"),
     option("--workload", help="a workload of the study"),
-    option("--prompt-tokens", type=int, help="prompt tokens of every request, without a study"),
-    option("--output-tokens", type=int, help="output tokens of every request, without a study"),
-    option("--num-prompts", type=int, help="requests per repeat (default: the workload's, or 300)"),
-    option("--repeats", type=int, default=3, help="default: %(default)s"),
+    option("--prompt-tokens", type=positive, help="prompt tokens of every request, without a study"),
+    option("--output-tokens", type=positive, help="output tokens of every request, without a study"),
+    option("--num-prompts", type=positive, help="requests per repeat (default: the workload's, or 300)"),
+    option("--repeats", type=positive, default=3, help="default: %(default)s"),
     RESULTS,
     option("--project-files", type=Path, default=PROJECT_FILES, help="folder with ladders (%(default)s)"),
 )
 def main(args: Namespace) -> None:
     """Print the prediction of one cell."""
-    if not args.study and not (args.prompt_tokens and args.output_tokens):
-        raise StudyError("give --study with --workload, or --prompt-tokens and --output-tokens")
+    given = [args.study, args.workload, args.prompt_tokens, args.output_tokens]
+    if [value is not None for value in given] not in ([True, True, False, False], [False, False, True, True]):
+        raise StudyError("give either --study and --workload, or --prompt-tokens and --output-tokens")
     study = one_cell(args)
     prepared = StudyPaths(args.results, load_study(args.study).name).prepared if args.study else None
     (record,) = predict_cells(study, expand(study), prepared, args.project_files)

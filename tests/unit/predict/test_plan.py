@@ -128,10 +128,18 @@ def test_one_cell_without_a_study(capsys):
         (["--gpu", "A100 PCIe"], "may be any of a100-pcie-40gb, a100-pcie-80gb"),
         (["--gpu", "h200", "--model", "nothing"], "unknown model 'nothing'"),
         (["--gpu", "h200", "--gpu-memory-utilization", "2"], "less than or equal to 1"),
-        (["--gpu", "h200", "--output-tokens", "0"], "--output-tokens"),
+        (["--gpu", "h200", "--workload", "even"], "give either --study and --workload, or --prompt-tokens"),
+        (["--gpu", "h200", "--study", "a.yaml", "--workload", "even"], "give either --study and --workload, or"),
     ],
 )
 def test_bad_input_is_one_message(capsys, options, said):
     given = ["--model", "opt-125m", "--prompt-tokens", "9", "--output-tokens", "9", *options]
     assert predict.main(given) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--prompt-tokens", "--output-tokens", "--num-prompts", "--repeats"])
+def test_counts_of_less_than_one_are_refused(capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        predict.main(["--model", "opt-125m", "--gpu", "h200", option, "0"])
+    assert f"{option}: '0' is not a whole number of at least 1" in capsys.readouterr().err
