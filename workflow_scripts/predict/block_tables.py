@@ -5,7 +5,7 @@ block for each `block_size` tokens. Those with a window give back the blocks beh
 block of the latest state, and with prefix caching those of former states from which a later prompt may go on.
 (vllm/v1/core/single_type_kv_cache_manager.py and kv_cache_coordinator.py of vLLM 0.32.)
 
-Where all layers keep all tokens, `predict.kv_blocks` comes to the same by counting, which is much faster.
+Where all layers keep all tokens, `predict.kv_blocks` gets the same result by counting, which is much faster.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,10 @@ class Table:
         return max(0, tokens - self.reach + 1) // self.block_size
 
     def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
-        """Free blocks that it takes to compute the tokens from `start` to before `end`; `whole`: at any one time."""
+        """Free blocks needed for the tokens from `start` up to `end`, which is excluded.
+
+        With `whole`, when a request is admitted, a window needs only the blocks that it holds at one time.
+        """
         required = -(-end // self.block_size)
         if whole:
             required = min(required, self.most)
@@ -44,11 +47,11 @@ class Table:
         return new + _unused(found[max(0, skipped - held) :])
 
     def too_new(self, found: Sequence[Block | None]) -> bool:
-        """Whether what was found is being made in the same step, and cannot be used in it."""
+        """Whether the found blocks are made in the same step, so that it cannot use them."""
         return False
 
     def give_back(self, r: Owner, processed: int) -> None:
-        """Give back what no token after the first `processed` ones looks at."""
+        """Give back the blocks that no token after the first `processed` tokens attends to."""
         table = self.of.get(r.index, [])
         for place in range(min(self.skipped(processed), len(table)) - 1, -1, -1):
             if table[place] is None:
@@ -93,7 +96,7 @@ class Table:
         return block
 
     def keep(self, r: Owner, tokens: int) -> None:
-        """Note the contents of the full blocks among `tokens` computed tokens, where a later prompt may begin."""
+        """Note the contents of full blocks of the first `tokens` tokens from which a later prompt may go on."""
         table, full = self.of[r.index], tokens // self.block_size
         for place in range(self.kept.get(r.index, 0), full):
             block = table[place]
@@ -106,7 +109,7 @@ class Table:
         return self.number, r.owner(place), place
 
     def may_be_found(self, r: Owner, place: int) -> bool:
-        """Whether a later prompt may go on from here: of a window, at the prompt's end or where texts diverge."""
+        """Whether a later prompt may go on from here; with a window only at the prompt's end or where texts diverge."""
         if self.reach is None or self.chunked:
             return True
         ends = [(r.prompt - 1) // self.block_size, r.junction // self.block_size]
@@ -128,7 +131,7 @@ class StateTable(Table):
     """Blocks of a group of layers with a state, without prefix caching: one per request."""
 
     def skipped(self, tokens: int) -> int:
-        """None: the state is overwritten."""
+        """No blocks: the state is overwritten."""
         return 0
 
     def needed(self, r: Owner, end: int, found: Sequence[Block | None], start: int, *, whole: bool) -> int:
@@ -144,8 +147,8 @@ class StateTable(Table):
 class KeptStateTable(Table):
     """Blocks of a group of layers with a state, with prefix caching: states at the ends of blocks can be found again.
 
-    A step writes its state to a new block if it passes the end of one, and the former one is given back later. With
-    `checkpoints`, a prefill also leaves the state at the last block's end behind (Mamba-2 since vLLM 0.32).
+    A step that passes the end of a block writes its state to a new one, and the former one is given back later. With
+    `checkpoints`, a prefill also leaves behind the state at the end of its last block (Mamba-2 since vLLM 0.32).
     """
 
     def __init__(self, number: int, pool: KvPool, max_model_len: int, blocks: Blocks) -> None:
@@ -176,7 +179,7 @@ class KeptStateTable(Table):
         return min(required - len(found) - len(held), 1 + leaves) + _unused(found)
 
     def too_new(self, found: Sequence[Block | None]) -> bool:
-        """Whether the state that was found is that of a step that has not run."""
+        """Whether the found state is that of a step that has not run yet."""
         return bool(found) and found[-1] is not None and found[-1].content in self.blocks.new
 
     def give_back(self, r: Owner, processed: int) -> None:
@@ -202,7 +205,7 @@ class KeptStateTable(Table):
                 table.append(self._taken(r, len(table), end))
 
     def keep(self, r: Owner, tokens: int) -> None:
-        """Note which states can be found again."""
+        """Note the states that can be found again."""
         before = self.kept.get(r.index, 0)
         super().keep(r, tokens)
         at_end = (r.prompt - 1) // self.block_size - 1  # the last place from which the same prompt can go on

@@ -30,7 +30,7 @@ from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
-# What the report shows of a workload: enough to fill small pools, and traced in well under a second.
+# Requests of each workload that the report shows: enough to fill small pools, traced in well under a second.
 MOST_REQUESTS = 64
 PLACE = ("cell_id", "gpu", "engine", "model", "workload", "knobs")
 COLUMNS = (*PLACE, "block_size", "num_blocks", *BlockEvent._fields, "source")
@@ -63,8 +63,8 @@ def trace_of_study(
 ) -> pd.DataFrame:
     """The events of the first requests of each workload, in the cell whose KV cache holds the fewest tokens.
 
-    Of cells with equal caches it is the one that finds most in its prefix cache. `plan` has the predictions of the
-    cells. A workload without a cell whose scheduler and cache are known has no rows.
+    Of cells with equal caches it is the one with the most tokens found in its prefix cache. `plan` has the predictions
+    of the cells. A workload without a cell whose scheduler and cache are known has no rows.
     """
     known = plan[plan["kv_cache_tokens"].notna() & plan["steps"].notna()]
     order = known.sort_values(["kv_cache_tokens", "cached_tokens"], ascending=[True, False], kind="stable")

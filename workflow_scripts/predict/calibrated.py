@@ -30,7 +30,7 @@ LEAST_ERROR_PCT = 10.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What costs are needed for; `device` is what is known of the device at hand, empty if nothing is."""
+    """What costs are needed for; `device` is what is known of the device at hand, possibly nothing."""
 
     gpu: Gpu
     device: Device
@@ -133,12 +133,11 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         how = f"{UNCALIBRATED} for this: {how}, which is another {' and '.join(other)}"
     elif found.band.throughput is None:
         how = f"{UNCALIBRATED}: {how}, with {found.band.points} held-out points, too few for a band"
-    banded = not other
     return Speed(
         costs=_in_type(found.costs, dtype, wanted),
         source=source,
-        error_pct=_pct(found.band.throughput) if banded else None,
-        ttft_error_pct=_pct(found.band.ttft) if banded else None,
+        error_pct=None if other else _pct(found.band.throughput),
+        ttft_error_pct=None if other else _pct(found.band.ttft),
         repeat_sd=found.repeat_sd,
         covered=found.most,
         how=how,
@@ -150,7 +149,7 @@ def _pct(factor: float | None) -> float | None:
 
 
 def _in_type(costs: StepCosts, fitted: Dtype, wanted: Wanted) -> StepCosts:
-    """Costs for another type: operations take longer or shorter as the device's rates say; bytes stay bytes."""
+    """Costs for another type: times of operations are scaled by the device's rates; those of bytes stay."""
     known, now = (peak_flop_per_s(wanted.gpu, dtype, wanted.rates) for dtype in (fitted, wanted.dtype))
     factor = known / now if known and now else 1.0
     changed = {name: getattr(costs, name) * factor for name in ("matrix_flops", "attention_flops")}

@@ -85,13 +85,13 @@ def notes(cells: Sequence[Cell]) -> list[str]:
         if capacity.infeasible:
             reasons.setdefault(capacity.infeasible, []).append(capacity.cell_id)
     return [
-        f"note: {len(ids)} cell{'s' * (len(ids) > 1)} will probably end as infeasible, {ids[0]} for one: {reason}"
+        f"note: {len(ids)} cell{'s' * (len(ids) > 1)} will probably end as infeasible, for example {ids[0]}: {reason}"
         for reason, ids in reasons.items()
     ]
 
 
 def _asked(cells: Sequence[Cell]) -> Mapping[str, EngineDescription]:
-    """The libraries that can be asked about these cells, each with an engine that needs it."""
+    """The libraries that can be asked about these cells, each with an engine that uses it."""
     used = {cell.engine for cell in cells}
     engines = [engine for engine in load_engines().values() if engine.name in used and engine.checked_by]
     return {engine.library: engine for engine in engines}

@@ -3,7 +3,7 @@
 Only configurations are built, as at a start; there are no weights, no kernels and no device. For a CUDA device vLLM
 sees a fake one: a platform with the memory and the compute capability from the catalogue, and empty modules for the
 compiled extensions that a CPU build of vLLM lacks. What kernels accept (block sizes, attention backends on this exact
-GPU) is decided later in a start, so it is not checked here: a cell that asks for more ends as `infeasible`.
+GPU) is decided later in a start and not checked here; a cell that a kernel refuses ends as `infeasible`.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs, command_line
 from workflow_scripts.predict.engine_setting import EngineSetting, Fault
 
 _EXTENSIONS = ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn")
-# Functions of the extensions that modules of quantization methods call while they are imported.
+# Functions of the extensions that quantization modules call while they are imported.
 _QUESTIONS = (
     "cutlass_scaled_mm_supports_fp4",
     "cutlass_scaled_mm_supports_fp8",

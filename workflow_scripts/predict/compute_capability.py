@@ -43,7 +43,7 @@ def why_gpu_is_refused(gpu: Gpu, knobs: VllmKnobs, facts: ModelFacts) -> str | N
     if facts.dtype == "bfloat16" and has < _BFLOAT16:
         return lacks("bfloat16", _BFLOAT16, "set dtype: float16 in the model.yaml of the model")
     if has < (needed := _WEIGHTS.get(facts.quantization, has)):
-        return lacks(f"quantization {facts.quantization}", needed, "gptq takes any GPU from 6.0 on")
+        return lacks(f"quantization {facts.quantization}", needed, "gptq runs on any GPU from 6.0 on")
     if has < (needed := _BACKENDS.get(chosen, has)):
         return lacks(f"attention_backend {chosen}", needed, "leave attention_backend out")
     if cache == "bfloat16" and has < _BFLOAT16:

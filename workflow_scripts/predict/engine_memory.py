@@ -1,10 +1,9 @@
 """Memory terms of one device as vLLM profiles them at start-up: budget, weights, activation, graphs, the rest.
 
 vLLM loads the weights, runs a dummy batch of `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences.
-What is then left of `gpu_memory_utilization` times the device's memory goes to the KV cache
-(vllm/v1/worker/gpu_worker.py, `determine_available_memory`). What can be counted is counted: weights, layer outputs,
-copies of the logits. What the driver and libraries take is not visible in a config; these numbers are constants below,
-with their origin.
+The rest of `gpu_memory_utilization` times the device's memory goes to the KV cache (vllm/v1/worker/gpu_worker.py,
+`determine_available_memory`). Weights, layer outputs and copies of the logits are counted. What the driver and
+libraries take does not follow from a config; it is given by the constants below, with their origin.
 """
 
 import math
@@ -107,7 +106,7 @@ class EngineSettings:
         return tuple(int(part) for part in found[1].split("."))
 
     def caches_prefixes(self, facts: ModelFacts) -> bool:
-        """Whether prefixes are cached: as set, else by the default, which left out models with states until 0.28.
+        """Whether prefixes are cached: as set, else by vLLM's default, which excluded models with states before 0.28.
 
         (vllm-project/vllm#50991)
         """
@@ -331,7 +330,7 @@ def capture_sizes(batch: Batch, limit: int = 512) -> list[int]:
 
 
 def other(settings: EngineSettings) -> Term:
-    """CUDA modules and libraries. Buffers of collectives add 0.1 to 2 GiB, as observed; they are not predicted."""
+    """CUDA modules and libraries. Buffers of collectives, observed to take 0.1 to 2 GiB, are not predicted."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1
     without = "; without buffers of collectives" if several else ""
     if settings.version >= _MORE_LIBRARIES:

@@ -115,7 +115,7 @@ class _Known:
             if speed is None or models[model].dtype != "native":
                 return speed
             known_by = "data sheet" if gpus[gpu].kind != "cpu" else "record" if measured else "host that predicts"
-            return speed.model_copy(update={"how": f"{speed.how}; {dtype} is what is native by the {known_by}"})
+            return speed.model_copy(update={"how": f"{speed.how}; {dtype} is the native type by the {known_by}"})
 
         @cache
         def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
@@ -229,7 +229,7 @@ def _steps_of(cell: Cell, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
 
 
 def _ceiling(gpu: Gpu, facts: ModelFacts) -> StepCosts | None:
-    """Costs that no engine on the device undercuts; None if they are unknown."""
+    """Costs by the data sheet, which no engine on the device can undercut; None without data-sheet rates."""
     flop_per_s = gpu.peak_flop_per_s(facts.dtype)
     if gpu.memory_bandwidth_bytes_per_s is None or flop_per_s is None:
         return None

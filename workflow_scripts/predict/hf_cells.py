@@ -21,7 +21,7 @@ def hf_continuous_capacity(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts
     """
     if refused := why_paged_cache_is_refused(facts):
         return Capacity({}, block_size=knobs.page_size, infeasible=refused)
-    assert facts.attention  # raises what is not known
+    assert facts.attention  # raises if it is not known
     per_token = facts.bytes_per_token()
     per_block = formulas.bytes_per_block(knobs.page_size, per_token)
     terms = {

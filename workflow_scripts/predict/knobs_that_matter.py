@@ -13,7 +13,7 @@ from workflow_scripts.study.grid import Cell
 # Predicted rates that differ by less count as the same.
 NOTICEABLE_PCT = 0.5
 COLUMNS = ("gpu", "engine", "model", "workload", "knob", "values", "spread_pct", "verdict", "why")
-# A limit that is reached for a smaller share of the time than this is hardly tested.
+# A limit that is reached for a smaller share of the time is hardly tested.
 HARDLY_TRIED = 0.5
 MOST_VALUES = 8
 # A knob that changes no step may still select other kernels, which a schedule does not know.
@@ -95,7 +95,7 @@ def _up_to(known: pd.DataFrame, knob: str) -> str:
     if idle.empty:
         highest = numbers["max_num_seqs"].max()
         share = numbers.loc[numbers["max_num_seqs"] == highest, "full_share"].max()
-        hardly = f"; {highest:.0f} for less than half of the time, more prompts would show more of it"
+        hardly = f"; {highest:.0f} only for less than half of the time, so more prompts would test it better"
         return "every value is reached" + (hardly if share < HARDLY_TRIED else "")
     peak, lowest, highest_idle = (
         int(value) for value in (idle["running_peak"].max(), idle["max_num_seqs"].min(), idle["max_num_seqs"].max())

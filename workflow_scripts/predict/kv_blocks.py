@@ -1,4 +1,4 @@
-"""KV blocks of a device as vLLM's pool gives them out: which are free, and which of these still hold something.
+"""KV blocks of a device as vLLM's pool gives them out: which are free, and which of these keep their content.
 
 Blocks are counted, not listed. With prefix caching a freed block keeps its content until it is needed for something
 else; the block that was freed first is used first. So the free blocks form a queue: blocks that hold nothing at the

@@ -198,8 +198,8 @@ def _factor(factor: float) -> str:
     if abs(factor - 1) < 0.03:
         return "The blocks are those of this GPU."
     if whole > 1 and abs(factor / whole - 1) < 0.03:
-        return f"Blocks {whole} times as large would fill it, as an element of {whole} times the width makes them."
-    return f"Only blocks {factor:.2f} times as large would fill it, and no width of an element makes them so."
+        return f"Blocks {whole} times as large would fill it; elements of {whole} times the width make such blocks."
+    return f"Only blocks {factor:.2f} times as large would fill it; no width of elements makes such blocks."
 
 
 def _report(args: Namespace) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Groups of layers and pages of equal bytes: how vLLM's KV-cache manager shares one pool among layers of all kinds.
 
 Layers of one kind form groups of equal size, the last of which may be padded. A block of the pool is one page for each
-layer of a group, so any group can take any block. Pages have equal bytes: attention layers have as many tokens per
-block as one state needs, and those of which a token takes fewer bytes have more tokens per block. A request takes
-blocks of every group: as many as its tokens need where all are kept, a bounded number where only a window is, and one
-or two for a state. (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`;
+layer of a group, so any group can take any block. All pages are equally large: attention layers have so many tokens per
+block that a state fits into a page, and layers with fewer bytes per token have more tokens per block. A request takes
+blocks of every group: as many as its tokens need where all are kept, a limited number where only a window is kept, and
+one or two for a state. (vllm/v1/core/kv_cache_utils.py, `get_kv_cache_groups`, `unify_kv_cache_spec_page_size`;
 vllm/v1/kv_cache_interface.py, `max_memory_usage_bytes`.)
 """
 
@@ -122,7 +122,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
 
 
 def _stretched(group: KvGroup, page: int, own: int) -> KvGroup:
-    """A group in pages of `page` bytes per token: more tokens of `own` bytes if they fill it, otherwise padding."""
+    """A group in pages of `page` bytes per token: more tokens of `own` bytes if these fill a page, else padding."""
     return replace(group, stretch=page // own if page % own == 0 else 1)
 
 
@@ -133,7 +133,7 @@ def _with_drafting_layers(facts: ModelFacts, settings: EngineSettings) -> tuple[
     mixers = (mixer for mixer, _ in layers_with_memory(facts.stack))
     full = next((mixer for mixer in mixers if not isinstance(mixer, State) and mixer.reach is None), None)
     if full is None:
-        raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens: what drafts is not known here")
+        raise ModelFactsError(f"{facts.model_type}: no layer attends to all tokens; what drafts is unknown")
     return facts.stack + (Layer((full,), (), 0),) * settings.draft_layers
 
 
@@ -144,7 +144,7 @@ def kv_cache_tokens(pool: KvPool, num_blocks: int, batch: Batch, settings: Engin
         return Term(int(concurrency * batch.max_model_len), "tokens", f"max_concurrency x {batch.max_model_len} tokens")
     groups = "" if len(pool.groups) == 1 else f" / {len(pool.groups)} groups, rounded down,"
     ranks = "" if pool.context_ranks == 1 else f" x {pool.context_ranks} ranks"
-    # The smallest block counted, and without prefix caching that of a state was max_model_len.
+    # The smallest block counted; without prefix caching that of a state had max_model_len tokens.
     alone = any(group.reach == 0 for group in pool.groups) and pool.state_blocks == 1 + settings.num_speculative_tokens
     block = min(pool.block_size, batch.max_model_len) if alone else pool.block_size
     tokens = num_blocks // len(pool.groups) * block * pool.context_ranks

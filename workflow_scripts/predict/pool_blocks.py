@@ -1,4 +1,4 @@
-"""The blocks of a device: which are free, which keep their content, and what happens to each."""
+"""The blocks of a device: which are free, which keep their content, and what happens to each of them."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -63,9 +63,9 @@ class Blocks:
         self.capacity = capacity
         self.most_filled = 0
         self.evicted = False
-        # What was put there in the step that is being planned: no state can be taken from it yet.
+        # Contents that the planned step writes: no state can be taken from them yet.
         self.new: set[Content] = set()
-        # What happens to blocks, if someone asks, and the step in which.
+        # What happens to blocks, if it is traced, and the number of the planned step.
         self.events: list[BlockEvent] | None = None
         self.step = 0
         self._empty = capacity

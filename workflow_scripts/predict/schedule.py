@@ -31,8 +31,8 @@ class RequestLengths:
     `prompt_tokens`, `output_tokens`: at least 1 each; exactly that many tokens are generated.
     `arrival_s`: seconds from the start, never decreasing; None if all are there from the start.
     `prefix_id`, `prefix_tokens`: the prompt begins with the first `prefix_tokens` tokens of the text `prefix_id`, so
-    prompts of one text have the smaller of their `prefix_tokens` in common; id -1 and 0 tokens if it shares nothing;
-    None if no prompts do. Generated tokens are never shared.
+    two prompts of one text share the smaller of their `prefix_tokens`; id -1 and 0 tokens if it shares nothing; None if
+    no prompts do. Generated tokens are never shared.
     """
 
     prompt_tokens: IntArray

@@ -38,7 +38,7 @@ WEIGHTS_BYTES_PER_S = 1.5e9
 DEFAULT_REPEAT_SD = {"cpu": 0.03, "cuda": 0.01, "rocm": 0.01}
 MOST_REPEATS = 100
 
-# A time limit is this many times what a cell takes at the slow end of its band, or if it has none, this much slower.
+# A time limit is this many times what a cell takes at the slow end of its band; without a band, that end is assumed.
 LIMIT_MARGIN, UNCALIBRATED_PCT = 2.0, 40.0
 
 # A step with this many times more work of a kind than any step of the ladder is outside of what the ladder covered.
@@ -263,7 +263,7 @@ def _with_shares(record: Prediction, work: StepWork, costs: StepCosts) -> Predic
 
 
 def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
-    """Fewest prompts with which as many sequences run as allowed; null if prompts are not the limit.
+    """Fewest prompts with which as many sequences run as allowed; None if prompts are not the limit.
 
     Additional prompts repeat the lengths of the existing ones.
     """
@@ -307,7 +307,7 @@ def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, ti
 
 @cache
 def repeats_needed(repeat_sd: float, margin_pct: float) -> int | None:
-    """Fewest repeats whose mean has a 95 % interval within a margin; null if `MOST_REPEATS` are not enough.
+    """Fewest repeats whose mean has a 95 % interval within a margin; None if `MOST_REPEATS` are not enough.
 
     Repeats vary by 1 % (standard deviation of their logarithm); the mean is to be known within 2 %:
 

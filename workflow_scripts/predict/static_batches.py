@@ -38,7 +38,7 @@ class StaticBatches:
 def batch_that_fits(requests: RequestLengths, asked: StaticBatches, facts: ModelFacts) -> int:
     """The largest batch that fits, up to the batch size, whichever requests it has; 0 if not even one request fits.
 
-    A row takes slots for the longest prompt and answer. Beside them memory holds, at the worst moment, one of these:
+    A row takes slots for the longest prompt and answer. In addition, memory holds the largest of these:
 
     - in a step with a mask, one layer's KV heads, expanded for the query heads that share them; without a mask, the new
       copy of a layer's keys in a dynamic cache;

@@ -1,8 +1,8 @@
 """The costs of a device's steps, fitted to the steps of a ladder.
 
 Each pass of a ladder has the schedule that `predict` makes for its requests, so each of its steps has its work by kind
-(`physics.step_time.KINDS`) and its measured time. The costs are those with which non-negative least squares meets the
-times best, as factors. docs/plan.md describes the method and its test.
+(`physics.step_time.KINDS`) and its measured time. Non-negative least squares finds the costs
+that meet the times best, as factors. docs/plan.md describes the method and its test.
 """
 
 from collections.abc import Mapping, Sequence

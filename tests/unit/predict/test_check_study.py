@@ -29,7 +29,7 @@ def test_a_fault_of_no_single_knob_names_all_that_are_set():
 
 def test_what_is_predicted_to_be_refused_is_a_note():
     (note,) = notes([cell(block_size=8), cell(block_size=8, workload="x"), cell(block_size=16)])
-    assert note.startswith("note: 2 cells will probably end as infeasible, h200/vllm/opt-125m/w/bs8 for one: ")
+    assert note.startswith("note: 2 cells will probably end as infeasible, for example h200/vllm/opt-125m/w/bs8: ")
     assert "multiples of 16" in note
 
 

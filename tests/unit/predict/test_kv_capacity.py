@@ -494,8 +494,8 @@ def test_published_blocks_of_an_l4_are_half_of_what_fits_and_imply_a_device_of_h
     assert found.implied_overhead.value == pytest.approx(found.predicted_overhead.value, rel=0.11)
     assert found.explanation == (
         "Blocks of 589,824 bytes fit a device of 11.60 GiB with 0.97 GiB of weights and overhead (predicted: 0.88 GiB);"
-        " this GPU has 22.03 GiB. Only blocks 1.90 times as large would fill it, and no width of an element makes them"
-        " so."
+        " this GPU has 22.03 GiB. Only blocks 1.90 times as large would fill it; no width of elements makes such"
+        " blocks."
     )
 
 
@@ -512,7 +512,7 @@ def test_blocks_of_the_predicted_device_and_of_twice_the_width_are_told_apart():
     twice = explain_observed(
         terms, [blocks(0.5, 2 * per_block), blocks(0.7, 2 * per_block), blocks(0.9, 2 * per_block)]
     )
-    assert "an element of 2 times the width" in twice.explanation
+    assert "elements of 2 times the width" in twice.explanation
 
 
 def test_one_utilization_or_no_profiling_explains_nothing():
