@@ -2,7 +2,7 @@
 
     kvsweep fetch-sharegpt --study config/studies/paged_attention.yaml
 
-The file is put where the study's workloads expect it. One that is there already is only checked.
+The file is put where the study's workloads expect it. An existing file is only checked.
 """
 
 import shutil
@@ -25,7 +25,7 @@ def fetch_file(spec: ShareGptWorkload) -> None:
     """Put the file of a workload in its place.
 
     Raises:
-        HubError: the hub does not provide the file, or another one than the study expects. Then nothing is put there.
+        HubError: the hub does not provide the file, or not the one that the study expects; nothing is written.
     """
     found = fetch(DATASET, REVISION, [spec.path.name], "dataset")
     if not found:

@@ -1,4 +1,4 @@
-"""Tokenizers: a byte-level one for a model that is only a config, and the token ids of any that stand for text."""
+"""A byte-level tokenizer for models that are only a config, and the vocabulary of any tokenizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,7 +96,8 @@ def load_vocabulary(model_dir: Path, vocab_size: int) -> Vocabulary:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     except (OSError, ValueError):
-        raise TokenizerError(f"{model_dir}: no tokenizer there that can be read; prepare.model makes one") from None
+        fault = f"{model_dir}: no tokenizer there that can be read; `kvsweep prepare-model` writes one"
+        raise TokenizerError(fault) from None
     special = set(tokenizer.all_special_ids)
     special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     known = {i for i in tokenizer.get_vocab().values() if i < vocab_size}

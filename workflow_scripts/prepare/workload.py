@@ -5,8 +5,7 @@
         --out results/demo/prepared/workloads/tiny-llama-57m/chat/workload.jsonl
 
 OUT has one request per line. Beside it, warmup.jsonl has other prompts of the same kind, and workload.json says what
-the requests really are, where they are from, and their length statistics. docs/workloads.md describes the
-kinds of workload.
+the requests really are, where they are from, and how long they are. docs/workloads.md describes the kinds of workload.
 """
 
 from argparse import Namespace

@@ -28,7 +28,7 @@ def trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStre
     Rows without prompt or output tokens are left out, because such requests failed.
 
     Raises:
-        WorkloadError: the file's content differs from the study's sha256, or it is no trace.
+        WorkloadError: the file's content differs from the study's sha256, or it is not a trace.
     """
     path = checked_file(spec)
     rows, source_format = read_trace(path, spec.columns)
@@ -50,7 +50,7 @@ def read_trace(path: Path, columns: TraceColumns | None = None) -> tuple[pd.Data
     """Rows of a trace, sorted by `arrival_s` (seconds), with `prompt_tokens` and `output_tokens`; and its format.
 
     Raises:
-        WorkloadError: it is no CSV file, has none of the known sets of columns, or a value is not a time or number.
+        WorkloadError: it is not a CSV file, has none of the known sets of columns, or a value is not a time or number.
     """
     try:
         table = pd.read_csv(path)
@@ -84,10 +84,10 @@ def _numbers(table: pd.DataFrame, column: str, path: Path, are_times: bool = Fal
         raise WorkloadError(f"{path}: column {column!r}: {values.isna().sum()} rows have no value")
     if not are_times and (wrong := values[~(values % 1 == 0) | (values > MOST_TOKENS)]).size:
         raise WorkloadError(
-            f"{path}: column {column!r}: {wrong.iloc[0]:g} is no number of tokens; allowed: 0 to {MOST_TOKENS}"
+            f"{path}: column {column!r}: {wrong.iloc[0]:g} is not a number of tokens; allowed: 0 to {MOST_TOKENS}"
         )
     if not np.isfinite(values).all():
-        raise WorkloadError(f"{path}: column {column!r}: {values[~np.isfinite(values)].iloc[0]} is no time")
+        raise WorkloadError(f"{path}: column {column!r}: {values[~np.isfinite(values)].iloc[0]} is not a time")
     return values
 
 

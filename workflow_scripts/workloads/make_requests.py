@@ -23,8 +23,8 @@ def _trace(spec: TraceWorkload, vocabulary: Vocabulary, seed: int) -> RequestStr
     return trace(spec, vocabulary, seed)
 
 
-# Each makes the stream of requests from (specification, vocabulary, seed); workloads that share text have one in
-# common. The first requests of a stream must not depend on how many are drawn.
+# Each makes a stream of requests from (specification, vocabulary, seed); workloads with shared text have `sharing`.
+# The first requests of a stream must not depend on how many are drawn.
 GENERATORS: dict[str, Generator] = {
     "fixed": fixed,
     "synthetic": synthetic,
@@ -79,7 +79,7 @@ def _short_enough(stream: RequestStream, max_total_tokens: int | None) -> Reques
 
 
 def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Request]) -> list[Request]:
-    """As many requests of the same lengths; in a prefix cache they leave nothing that `requests` could hit.
+    """As many requests of the same lengths, which leave nothing in a prefix cache that `requests` could hit.
 
     If prompts share text, these share other text in the same way; otherwise they are random tokens, because a file has
     no text to spare.

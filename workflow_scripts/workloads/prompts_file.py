@@ -20,7 +20,7 @@ class _Message(StrictRecord):
 
 
 class _Line(StrictRecord):
-    # Files of prompts also have other fields, such as answers and sources.
+    # Such files also have other fields, for example answers and sources.
     model_config = ConfigDict(extra="ignore")
 
     prompt: str | None = Field(default=None, min_length=1)
@@ -90,5 +90,5 @@ def _record(line: str, where: str) -> _Line:
     except ValueError as e:
         raise WorkloadError(f"{where}: not JSON: {e}") from None
     return validated(
-        _Line, content, where, WorkloadError, {"model_type": "no JSON object with a `prompt` or `messages`"}
+        _Line, content, where, WorkloadError, {"model_type": "not a JSON object with a `prompt` or `messages`"}
     )

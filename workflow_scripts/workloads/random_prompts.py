@@ -75,7 +75,7 @@ def draw_length(distribution: LengthDistribution, rng: np.random.Generator) -> i
     """A token count from the lognormal distribution that is truncated to [minimum, maximum].
 
     Values outside are drawn again rather than moved to the bound (by inverting the distribution function between the
-    bounds, so that one draw is enough). If the bounds are far from the median, the nearer bound results.
+    bounds, so that one draw is enough). If the bounds are far from the median, the result is the nearer bound.
 
     >>> draw_length(LengthDistribution(median=100, sigma=0, maximum=64), np.random.default_rng(0))
     64

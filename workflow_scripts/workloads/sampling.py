@@ -85,7 +85,7 @@ SETTINGS = frozenset(Sampling.model_fields)
 
 
 def settings_of_request(sampling: Sampling | None, place: int) -> Settings:
-    """The same if a workload may say nothing of sampling: then greedy.
+    """The settings of a request of a workload; greedy if the workload has no `sampling`.
 
     >>> settings_of_request(None, 3)
     {'temperature': 0.0}

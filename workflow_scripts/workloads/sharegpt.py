@@ -25,7 +25,7 @@ def sharegpt(spec: ShareGptWorkload, vocabulary: Vocabulary, seed: int) -> Reque
     """First question and first answer of conversations in a seeded order; if there is no file, its stand-in.
 
     Raises:
-        WorkloadError: the file's content differs from the study's sha256, or it is no ShareGPT file.
+        WorkloadError: the file's content differs from the study's sha256, or it is not a ShareGPT file.
     """
     if not spec.path.is_file() and not spec.chat:
         return _stand_in(spec, vocabulary, seed)
@@ -66,7 +66,7 @@ def _first_turns(path: Path) -> tuple[tuple[str, str], ...]:
         conversations = [entry.get("conversations", []) for entry in json.loads(path.read_bytes())]
         turns = tuple((turns[0]["value"], turns[1]["value"]) for turns in conversations if len(turns) >= 2)
         if wrong := [value for pair in turns for value in pair if not isinstance(value, str)]:
-            raise TypeError(f"{wrong[0]!r} is no text")
+            raise TypeError(f"{wrong[0]!r} is not a text")
         return turns
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as e:
         raise WorkloadError(

@@ -105,7 +105,7 @@ def test_warmup_is_as_long_and_no_text_of_the_file():
         ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}]}', ": it has messages; set chat: true"),
         ("a.jsonl", '{"prompt": ""}', ":1: prompt: String should have at least 1 character"),
         ("a.jsonl", '{"prompt": "x", "output_tokens": 0}', ":1: output_tokens: Input should be greater than"),
-        ("a.jsonl", "[1]", ":1: no JSON object with a `prompt` or `messages`"),
+        ("a.jsonl", "[1]", ":1: not a JSON object with a `prompt` or `messages`"),
         ("a.jsonl", "text", ":1: not JSON"),
         ("a.txt", "\n \n", "there is no text in it"),
     ],
