@@ -79,7 +79,7 @@ def _own_dtype(config: Path) -> ModelDtype:
 
 
 def enter(models: Mapping[str, Model]) -> None:
-    """Make models known by name, to this process and to those that it starts, beside those of config/models/."""
+    """Make models known by name, to this process and to those that it starts, in addition to config/models/."""
     entered = json.loads(os.environ.get(OWN_MODELS) or "{}")
     entered |= {name: model.model_dump(mode="json") for name, model in models.items()}
     os.environ[OWN_MODELS] = json.dumps(entered)

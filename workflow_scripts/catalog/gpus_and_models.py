@@ -25,7 +25,7 @@ CONFIG = CHECKOUT / "config"
 GPUS = CONFIG / "gpus.yaml"
 MODELS = CONFIG / "models"
 PRETENDED = "Pretended GPU"
-# Variable of the environment with models beside those of the catalogue, as JSON (`catalog.any_model`).
+# Environment variable with models that are not in the catalogue, as JSON (`catalog.any_model`).
 OWN_MODELS = "KVSWEEP_MODELS"
 
 FlopDtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8"]

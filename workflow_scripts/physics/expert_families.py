@@ -193,7 +193,7 @@ def _gpt_oss(c: ConfigValues) -> Fields:
 
 
 def _gemma4_text(c: ConfigValues) -> Fields:
-    """Gemma 4 (2026): heads of other sizes where there is no window, and experts beside a dense block."""
+    """Gemma 4 (2026): heads of other sizes where there is no window, and experts next to a dense block."""
     for key, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
         if c.size(key, default, least=0):
             raise c.fault(f"{key} above 0 is not supported")

@@ -244,8 +244,8 @@ def decode_kv_tokens_read(prompt_tokens: Number, output_tokens: Number) -> Numbe
 def attended_tokens(tokens: Number, limit: int | None = None, chunked: bool = False) -> Number:
     """Pairs of tokens of which one attends to the other, in a text of `tokens` tokens. [Pope]
 
-    A token attends to itself and to all before it; with a `limit` only to the last so many, itself included, or if
-    `chunked` only to those of its own chunk of so many. 1 + 2 + 3 + 4 + 5; 1 + 2 + 3 + 3 + 3; 1 + 2 + 3 + 1 + 2:
+    A token attends to itself and to all before it; with a `limit` only to the last `limit` tokens, itself included; if
+    `chunked` only to those in its own chunk of `limit` tokens. 1 + 2 + 3 + 4 + 5; 1 + 2 + 3 + 3 + 3; 1 + 2 + 3 + 1 + 2:
 
     >>> attended_tokens(5.0), attended_tokens(5.0, 3), attended_tokens(5.0, 3, chunked=True)
     (15.0, 12.0, 9.0)

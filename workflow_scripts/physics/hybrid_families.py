@@ -12,6 +12,12 @@ LINEAR = "linear_attention"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+def _kinds(c: ConfigValues, *keys: str) -> Sequence[str]:
+    """Kinds of layers, from the first key that is there, with the present names for older ones."""
+    older = {"mamba": LINEAR, "attention": FULL}
+    return [older.get(str(kind), str(kind)) for kind in next(filter(None, map(c.elements, keys)), ())]
+
+
 def _mamba2(
     c: ConfigValues,
     *,
@@ -73,13 +79,10 @@ def _nemotron_h(c: ConfigValues) -> Fields:
     """Each layer is one of attention, state, dense or experts, with one norm."""
     hidden = c.size("hidden_size")
     names = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
-    older = {"mamba": LINEAR, "attention": FULL}
     if isinstance(pattern := c.get("hybrid_override_pattern"), str):
         kinds: Sequence[str] = [names.get(letter, letter) for letter in pattern]
     else:
-        kinds = [
-            older.get(str(kind), str(kind)) for kind in c.elements("layers_block_type") or c.elements("layer_types")
-        ]
+        kinds = _kinds(c, "layers_block_type", "layer_types")
     if not kinds:
         raise c.fault("missing 'hybrid_override_pattern'")
     if unknown := sorted(set(kinds) - set(names.values())):
@@ -186,9 +189,7 @@ def _bamba(c: ConfigValues) -> Fields:
 
 def _granite_hybrid(c: ConfigValues) -> Fields:
     hidden, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    older = {"mamba": LINEAR, "attention": FULL}
-    kinds = [older.get(str(kind), str(kind)) for kind in c.elements("layer_types") or c.elements("layers_block_type")]
-    kinds = kinds or [LINEAR] * layers
+    kinds = _kinds(c, "layer_types", "layers_block_type") or [LINEAR] * layers
     if len(kinds) != layers or set(kinds) - {FULL, LINEAR}:
         raise c.fault(f"layer_types must name mamba or attention for each of {layers} layers")
     blocks: list[FeedForward] = [Mlp(c.size("shared_intermediate_size"))]

@@ -43,7 +43,7 @@ def layer_groups(stack: Sequence[Layer], frees_chunks: bool = True) -> Iterator[
 
     `frees_chunks`: whether layers with chunks keep only the current one.
 
-    Six layers with a window beside two that keep all tokens are three groups of two:
+    Six layers with a window and two that keep all tokens are four groups of two, three of them with windows:
 
     >>> window, full = Attention(1, 1, 8, window=128), Attention(1, 1, 8)
     >>> stack = [Layer((mixer,), (), 0) for mixer in [window, window, window, full] * 2]

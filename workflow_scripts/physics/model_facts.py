@@ -30,7 +30,7 @@ from workflow_scripts.physics.stored_weights import QUANTIZED_BITS, is_quantized
 READERS = DENSE | EXPERTS | HYBRIDS | PICTURES
 # What a list of `layer_types` may name, whatever the family; its reader may allow less.
 _LAYER_TYPES = {FULL, WINDOWED, CHUNKED, LINEAR, "attention", "mamba", "mlp", "moe"}
-# What `quantization` is if the bytes of the weights are not known.
+# Value of `quantization` if the bytes of the weights are not known.
 NOT_COUNTED = "not counted"
 
 
@@ -285,8 +285,8 @@ class ModelFacts:
         """Bytes of weights that a decode step reads at least, whatever its batch.
 
         These are all weights except the tables of which a step reads only rows (a tied table is still read completely,
-        as output matrix), what it does not need of an encoder, and all experts but those of a single token: in the
-        best case, all sequences use the same.
+        as output matrix), the encoder, and the experts that a single token does not use: in the best case, all
+        sequences use the same experts.
         """
         rows = (0 if self.tied_embeddings else self.token_embedding_parameters) + self.position_embedding_parameters
         others = self.parameters - self.layer_matrix_parameters - rows - self.encoder_parameters
@@ -331,7 +331,7 @@ class ModelFacts:
         return sum(count * self.bytes_of_state(part, tensor) for part, count in self.of_kind(State))
 
     def bytes_of_state(self, state: State, tensor: int = 1, drafted: int = 0) -> int:
-        """Bytes of one sequence in one state layer, on one of `tensor` ranks, with so many drafted tokens per step."""
+        """Bytes of one sequence in one state layer, on one of `tensor` ranks, with `drafted` tokens per step."""
         inputs, recurrent = state.state_elements(tensor, drafted)
         return inputs * DTYPE_BYTES[self.dtype] + recurrent * DTYPE_BYTES[state.recurrent_dtype or self.dtype]
 
@@ -389,7 +389,7 @@ class ModelFacts:
 
 
 def _width(pair_flops: int) -> float:
-    """Elements of query heads with so many operations per pair of tokens: four each."""
+    """Elements of query heads, from operations per pair of tokens: four for each element."""
     return pair_flops // 4 if pair_flops % 4 == 0 else pair_flops / 4
 
 

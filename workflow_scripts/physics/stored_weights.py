@@ -41,7 +41,7 @@ _COMPRESSED_WEIGHTS: Mapping[str, str] = {
 _LEFT_OUT = ("ignore", "ignored_layers", "modules_to_not_convert")
 # Last parts of names that are counted as not quantized in any case: the output matrix, routers, norms, embeddings.
 _NEVER_QUANTIZED = ("lm_head", "lm_head$", "gate", "router", "embed_tokens", "shared_expert_gate")
-# Methods that quantize the experts alone.
+# Methods that quantize only the experts.
 _EXPERTS_ONLY = ("mxfp4",)
 
 

@@ -47,7 +47,7 @@ class Table:
         return new + _unused(found[max(0, skipped - held) :])
 
     def too_new(self, found: Sequence[Block | None]) -> bool:
-        """Whether the found blocks are made in the same step, so that it cannot use them."""
+        """Whether the found blocks are only written in this step, so that it cannot use them yet."""
         return False
 
     def give_back(self, r: Owner, processed: int) -> None:

@@ -81,7 +81,7 @@ def trace_of_study(
 
 
 def trace_of_cell(task: Task, cell: CellTask, most: int | None = None) -> pd.DataFrame:
-    """The events of a cell, or of its first `most` requests alone.
+    """The events of a cell, or only of its first `most` requests.
 
     Raises:
         ScheduleError: the cell has no schedule of blocks; the message says why.

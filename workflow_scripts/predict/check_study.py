@@ -47,20 +47,15 @@ def check_cells(cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], Fault]]:
 
 
 def _setting(cell: Cell) -> EngineSetting:
-    models, draft = load_models(), cell.knobs.draft_model
+    models, gpu, draft = load_models(), load_gpus()[cell.gpu], cell.knobs.draft_model
     return EngineSetting(
-        gpu=load_gpus()[cell.gpu],
+        gpu=gpu,
         model_dir=models[cell.model].config.parent,
-        dtype=_dtype(cell),
+        dtype=dtype_on(models[cell.model].dtype, gpu, cpu_here(gpu)),
         knobs=cell.knobs,
         draft_dir=models[draft].config.parent if draft else None,
         serves=get_engine(cell.engine).serves,
     )
-
-
-def _dtype(cell: Cell) -> str:
-    gpu = load_gpus()[cell.gpu]
-    return dtype_on(load_models()[cell.model].dtype, gpu, cpu_here(gpu))
 
 
 def fault_lines(study: Path, faults: Iterable[tuple[list[Cell], Fault]]) -> list[str]:

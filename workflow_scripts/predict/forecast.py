@@ -198,7 +198,11 @@ def _as_sent(requests: RequestLengths, load: Load) -> RequestLengths:
 
 
 def _capacity(cell: Cell, gpu: Gpu, facts: ModelFacts) -> Capacity:
-    """What is known of the KV cache of a cell whose engine says how it forms steps."""
+    """The KV cache of a cell, empty if its engine has no paged one.
+
+    Raises:
+        UnpredictableError: the engine's steps, or the model, are not modelled.
+    """
     engine = get_engine(cell.engine)
     if engine.steps_by is None:
         raise UnpredictableError(f"{cell.engine}: there is no schedule of this engine")

@@ -145,7 +145,7 @@ def _requests(pool: KvPool, batch: Batch, settings: EngineSettings, blocks: int)
 
 @dataclass(frozen=True)
 class Explained:
-    """What observed numbers of blocks imply, beside what is predicted."""
+    """What observed numbers of blocks imply, and what is predicted for comparison."""
 
     implied_memory: Term
     implied_overhead: Term
@@ -251,6 +251,9 @@ def _read_log(path: Path) -> dict[str, Any]:
         raise CapacityError(f"{path}: not the JSON that `kvsweep log` prints") from None
     if not isinstance(log, dict) or all(log.get(name) is None for name in LOG_FACTS):
         raise CapacityError(f"{path}: has none of {', '.join(LOG_FACTS)}")
+    for name in LOG_FACTS:
+        if not isinstance(log.get(name), int | float | None):
+            raise CapacityError(f"{path}: {name} must be a number, not {log[name]!r}")
     return log
 
 

@@ -23,7 +23,7 @@ _FREES_CHUNKS = (0, 13)  # chunks are given back by default (vllm-project/vllm#2
 _TOKENS_BY_CONCURRENCY = (0, 21)  # "KV cache size: N tokens" is the concurrency times max_model_len
 
 _KERNEL_BLOCK = {"cuda": 16, "rocm": 16, "cpu": 32}  # tokens of the smallest block of an attention kernel
-_KERNEL_BLOCK_LATENT = 128  # if there are also states
+_KERNEL_BLOCK_LATENT = 128  # of latent attention beside states
 _BLOCK_WITH_INDEXER = 64  # the only one that kernels of sparse attention take
 
 
@@ -47,7 +47,7 @@ class KvPool:
         return len(self.groups) == 1 and self.groups[0].reach is None
 
     def bytes_per_block(self, rank: PipelineRank) -> int:
-        """Bytes of one block on a pipeline rank: pages of its layers in the group of which it has most."""
+        """Bytes of one block on a pipeline rank: a page for each of its layers in the group with most of them."""
         end = math.inf if rank.last else rank.first_layer + rank.layers  # the last one has the layers that draft
         return self.page_bytes * max(
             sum(rank.first_layer <= layer < end for layer in group.layers) for group in self.groups
@@ -88,7 +88,7 @@ def kv_pool(facts: ModelFacts, settings: EngineSettings, batch: Batch, kind: str
     kinds = {(kept_tokens(mixer), isinstance(mixer, LatentAttention)) for mixer in mixers}
     unequal = len(per_token) > 1 and (states or len(kinds) < len(mixers) or any(latent for _, latent in kinds))
     if not per_token or unequal or len(states) > 1:
-        what = "no layer with attention" if not per_token else "layers of which tokens or states differ in bytes"
+        what = "no layer with attention" if not per_token else "layers whose tokens or states differ in bytes"
         raise ModelFactsError(f"{facts.model_type}: {what}: how vLLM plans its KV cache is not known here")
     if states and kind == "cpu" and facts.dtype != "float32":
         raise ModelFactsError(f"{facts.model_type}: the processor decides whether vLLM keeps states in float32")

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-# What a block holds: the number of its group, whose tokens, and which block of these tokens.
+# What a block holds: the number of its group, the owner of its tokens, and which block of this owner it is.
 Content = tuple[int, int, int]
 
 
@@ -12,7 +12,7 @@ class Owner(Protocol):
     """What a table must know of a request.
 
     `prompt`, `tokens`, `computed`: tokens of its prompt, known so far, and computed. `in_flight`: computed in steps
-    that still run. `junction`: up to where its prompt is known to be shared beyond what was found, or 0.
+    that still run. `junction`: tokens of its prompt that some groups of layers found, if all found fewer; else 0.
     """
 
     index: int

@@ -242,7 +242,7 @@ def _rate(tokens: float, wall: Band) -> Band | None:
 
 
 def _beyond(work: StepWork, speed: Speed) -> str:
-    """In words, of which work a step has far more than any step that the costs were fitted to; empty if of none."""
+    """The kinds of work of which a step has far more than any step of the ladder, in words; empty if there are none."""
     if not speed.covered:
         return ""
     last = work.first + (work.steps - 1)[:, None] * work.growth

@@ -24,7 +24,7 @@ from workflow_scripts.predict.timing import lay, step_work
 from workflow_scripts.study.ladders import Climb, LadderRecord, Pass
 
 COVERAGE = 0.9
-# With fewer held-out points no quantile has this coverage: ceil((n + 1) 0.9) <= n.
+# With n points the quantile with this coverage is the ceil((n + 1) 0.9)-th, which needs at least so many points.
 FEWEST_POINTS = 9
 FOLDS = 8
 WARM_ROUNDS = 1

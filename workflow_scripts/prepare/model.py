@@ -98,7 +98,7 @@ def _write_random_weights(folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     own = {path.name: path.read_bytes() for path in folder.glob("*.json")}
     model.save_pretrained(folder)
-    # The config stays that of the catalogue, which transformers writes in another form.
+    # transformers wrote the config in another form; the catalogue's stays.
     for name, content in own.items():
         (folder / name).write_bytes(content)
     (folder / "generation_config.json").unlink(missing_ok=True)

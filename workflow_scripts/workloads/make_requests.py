@@ -97,7 +97,7 @@ def make_warmup(spec: Workload, vocabulary: Vocabulary, requests: Sequence[Reque
     warmup = list(itertools.islice((c for c in candidates if _start(c) not in taken), len(requests)))
     if len(warmup) < len(requests):
         raise WorkloadError(
-            f"{len(requests)} warm-up requests are needed whose prompts are none of the workload's own; "
+            f"{len(requests)} warm-up requests are needed with prompts that the workload does not have; "
             f"there are {len(warmup)}: use fewer requests or longer prompts"
         )
     return warmup

@@ -311,7 +311,7 @@ class FileWorkload(_Workload):
     def file_fault(self) -> str | None:
         """Why requests cannot be made from the file: it is missing, or its content differs; None if they can."""
         if not self.path.is_file():
-            return f"{self.path}: there is no such file; docs/workloads.md says where such files are from"
+            return f"{self.path}: there is no such file; docs/workloads.md says where to get such files"
         if (found := sha256_of(self.path)) != self.sha256:
             return f"{self.path}: its sha256 is {found}, the study expects {self.sha256}"
         return None
@@ -374,7 +374,7 @@ class PromptsWorkload(TextWorkload):
     """Texts of a file, in its order: one per line, or JSON Lines with a `prompt` or the `messages` of a chat each."""
 
     kind: Literal["prompts"]
-    output_tokens: Annotated[int, Field(ge=1, description="for every text whose line does not say its own")]
+    output_tokens: Annotated[int, Field(ge=1, description="for every text whose line gives none")]
 
 
 Workload = Annotated[

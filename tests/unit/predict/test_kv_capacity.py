@@ -679,7 +679,7 @@ def test_bad_input_ends_with_2_and_one_message(change, message, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"num_gpu_blocks": 3}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_gpu_blocks": 3}', '{"available_kv_cache_gib": "5"}'])
 def test_a_log_that_says_nothing_of_memory_is_refused(text, tmp_path, capsys):
     log = tmp_path / "log.json"
     log.write_text(text)
