@@ -21,7 +21,7 @@ ASSUMED = "one start, and an assumed spread between starts"
 
 @dataclass(frozen=True)
 class AnotherStart:
-    """Logarithms of what a further start will measure: means, squared standard errors and degrees of freedom.
+    """Logarithms of what a further start is expected to measure: means, squared standard errors, degrees of freedom.
 
     The errors cover the mean of the study and the further start itself. They are NaN if the variation is not known.
     """

@@ -4,8 +4,8 @@
         --cells results/answers/tables/cells.parquet --parsed results/answers/parsed \\
         --out results/answers/tables/answers.parquet
 
-For the others, it says where the first difference lies. Only workloads that keep answers and draw no tokens are
-compared. docs/tables.md documents every column.
+If two answers differ, the table says where the first difference lies. Only workloads that keep answers and do not
+sample are compared. docs/tables.md documents every column.
 """
 
 from argparse import Namespace
@@ -29,29 +29,29 @@ from workflow_scripts.study.setting_words import instead_of
 from workflow_scripts.study.study_file import Study
 
 ENGINE, AGAIN = "engine", "again"
-# With other values of these, an engine may make up other random weights.
+# With other values of these knobs, an engine may make other random weights.
 _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size", "endpoint")
 
 SCHEMA = table_schema(
     "answers",
     "How many requests give the same greedy tokens in two cells. One row per pair of cells that differ in one knob, "
-    "with the smallest value (or the one that applies if the study leaves the knob out) as the baseline; one per pair "
-    "of engines, each with its cell of the fewest sequences at once; and one per cell that was served several times, "
-    "which shows what changes without any other setting. Two cells are not compared if they have different weights: "
-    "those of `load_format: dummy` are made up by each engine in its own way.",
+    "with the smallest value (or the one that applies if the study leaves the knob out) as the baseline; one row per "
+    "pair of engines, each with its cell of the fewest sequences at once; and one row per cell that was served several "
+    "times, which shows how answers vary with the same settings. Two cells are not compared if they have different "
+    "weights: with `load_format: dummy`, each engine makes its own random weights.",
     TEXT("study source gpu model workload", "as in `cells`; the two cells share them"),
     TEXT("differs_in", "a knob, `engine`, or `again`: the same cell in its other passes and starts"),
-    TEXT("value baseline", "of what differs; empty if the study leaves the knob out"),
+    TEXT("value baseline", "the two values of what differs; empty if the study leaves the knob out"),
     TEXT("cell_id baseline_cell_id", "the two cells"),
     TEXT("compared_by", "`tokens`; or `text` if a server does not report tokens"),
     INTEGER("requests", "requests that both served"),
     INTEGER("same", "requests with the same answer, to the last token"),
-    NUMBER("same_share", "the same as a share of the requests, 0 to 1"),
+    NUMBER("same_share", "`same` as a share of `requests`, 0 to 1"),
     NUMBER(
         "first_difference_min first_difference_median",
-        "of the other requests: the place of the first token (of a text: character) that differs, from 1",
+        "of the other requests: the position of the first token (of a text: character) that differs, from 1",
     ),
-    TEXT("explanation", "the same in words"),
+    TEXT("explanation", "the row in words"),
     notes="The first pass of the first start of each cell is compared. After the first difference two answers are "
     "different texts, so the number of further differences says nothing.",
 )
@@ -68,7 +68,7 @@ Answers = Mapping[str, Answer]  # by request
 
 
 def first_difference(a: Sequence[Hashable], b: Sequence[Hashable]) -> int | None:
-    """The place of the first element that differs, from 1; None if there is none.
+    """The position of the first element that differs, from 1; None if there is none.
 
     >>> first_difference([5, 6, 7], [5, 8, 7]), first_difference("ab", "abc"), first_difference([5], [5])
     (2, 3, None)

@@ -65,7 +65,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Highest rates that a device allows, and what limits them.
+    """The highest rates that a device allows, and what limits them.
 
     `total_tokens_per_s` counts prompt and output tokens, `output_tokens_per_s` only output tokens. `limit` is
     "memory bandwidth", "arithmetic" or "memory size", and `because` gives the numbers.
@@ -100,10 +100,10 @@ def ceiling(
     gpu_memory_utilization: float = 1.0,
     kv_cache_dtype: str = "auto",
 ) -> Ceiling | None:
-    """Highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
+    """The highest rates of one device with at most `max_num_seqs` live sequences; None without data-sheet rates.
 
     The KV cache limits live sequences too: at best it has all memory that the weights leave free, and each sequence
-    takes what it holds on average over its steps.
+    takes the memory that it holds on average over its steps.
 
     Llama-3.1-8B on an H200, one sequence: each of 4 steps reads 15.01 GB of weights at 4.8 TB/s, and also its KV cache.
 
@@ -146,7 +146,7 @@ def ceiling(
 
 
 def _flop_per_s(facts: ModelFacts, gpu: Gpu) -> float:
-    """The rate for the model's type; the device's highest rate if quantized matrices may run in a smaller type."""
+    """The rate for the model's type; for a quantized model, which may run in a smaller type, the device's highest."""
     rates = gpu.dense_flop_per_s or {}
     highest = max(rates.values()) if facts.quantization else gpu.peak_flop_per_s(facts.dtype)
     return highest or math.inf
@@ -244,7 +244,7 @@ def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **
     Raises:
         AuditError: a column is missing.
     """
-    import pandas as pd  # the command does without
+    import pandas as pd  # the command does not need it
 
     table = table.drop(columns=list(ADDED), errors="ignore").reset_index(drop=True)
     columns = find_columns([str(name) for name in table.columns])
@@ -254,7 +254,7 @@ def audit_table(table: "pd.DataFrame", facts: ModelFacts, workload: Workload, **
 
 
 def _sequences(row: Mapping[str, Any], columns: Columns, default: int) -> tuple[float | None, str]:
-    """Live sequences of a row, None if the value is no number; if there is no value, also a note of the assumption."""
+    """Live sequences of a row (None if the value is not a number), and a note if they are assumed."""
     stated = None if columns.sequences is None else row[columns.sequences]
     if stated is None or stated != stated:  # NaN, as pandas reads an empty field
         return default, f"; max-num-seqs is not stated: {default} assumed"
@@ -263,7 +263,7 @@ def _sequences(row: Mapping[str, Any], columns: Columns, default: int) -> tuple[
 
 
 def _number(value: Any) -> float:
-    """A number from a table, NaN if the text is no number; thousands separators and an "about" sign are ignored.
+    """A number from a table, NaN if the text is not a number; thousands separators and an "about" sign are ignored.
 
     >>> _number("~11,939"), _number(4.5), _number("n/a")
     (11939.0, 4.5, nan)

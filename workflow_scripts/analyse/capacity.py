@@ -29,9 +29,9 @@ PUBLISHED = "published"
 RAN = ("ok", "invalid")
 GIB = 2**30
 
-# A prediction with a larger error than this is explained.
+# The table explains a prediction whose error is larger than this.
 DISAGREES_PCT = 5.0
-# Blocks counted from the memory in a log agree with the log's blocks within this, plus the rounding to 0.01 GiB.
+# Tokens computed from the memory in a log agree with the log's tokens within this, plus the rounding to 0.01 GiB.
 CONSISTENT_PCT = 0.5
 PRINTED_TO_GIB = 0.005
 
@@ -93,8 +93,8 @@ SCHEMA = table_schema(
     "capacity",
     "KV capacity predicted before the cell was measured, beside what the engine had: one row per cell of vLLM and of "
     "HuggingFace's continuous batching, and one row per published number of blocks in the claims that the study names. "
-    "`source` says what the `observed_*` columns are (`measured`, `measured elsewhere` or `published`); `predicted_*` "
-    "columns are predicted in every row. [capacity.md](capacity.md) describes the method.",
+    "`source` is that of the `observed_*` columns (`measured` or `published`); `predicted_*` columns are predicted in "
+    "every row. [capacity.md](capacity.md) describes the method.",
     TEXT(
         "study source cell_id gpu engine model workload knobs outcome",
         "as in `cells`; a published row has the published names, and `cell_id` `published/TABLE/ROW`",
@@ -111,7 +111,7 @@ SCHEMA = table_schema(
     NUMBER("bytes_per_token bytes_per_block", "in the KV cache of one device, by formula"),
     NUMBER(
         "predicted_device_memory_bytes predicted_budget_bytes predicted_other_bytes",
-        "memory of the device, the engine's share of it, and what libraries use",
+        "memory of the device, the engine's share of it, and the memory that libraries use",
     ),
     NUMBER(
         [f"predicted_{term}" for term in COMPARED],
@@ -205,7 +205,7 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
     for term in COMPARED:
         observed, predicted = table[f"observed_{term}"], table[f"predicted_{term}"]
         if term == "cuda_graphs_bytes":
-            # Before vLLM 0.21 graphs are not subtracted from the budget: then 0 is predicted, which is no statement on
+            # Before vLLM 0.21 graphs are not subtracted from the budget. Then 0 is predicted, which says nothing about
             # their size.
             predicted = predicted.where(predicted > 0)
         errors[f"{term}_error_pct"] = 100 * (predicted / observed.where(observed > 0) - 1)
@@ -213,9 +213,9 @@ def _with_errors(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_recomputed(table: pd.DataFrame) -> pd.DataFrame:
-    """Add tokens counted from the KV memory in the engine's log.
+    """Add the tokens computed from the KV memory in the engine's log.
 
-    Not for pipelines, because their ranks differ, nor where a block does not hold its tokens in all layers.
+    They are null for pipelines, because their ranks differ, and if a block does not hold its tokens in all layers.
     """
     block_size, per_token = numbers(table["observed_block_size"]), numbers(table["bytes_per_token"])
     kv_bytes = np.maximum(numbers(table["observed_kv_cache_bytes"]), 0)
@@ -245,11 +245,11 @@ def _implied(table: pd.DataFrame) -> pd.DataFrame:
     return implied
 
 
-# --- why a prediction misses -----------------------------------------------------------------------------------------
+# --- why a prediction is wrong ---------------------------------------------------------------------------------------
 
 
 def _explanation(row: Row) -> str | None:
-    """Why predicted and observed differ; None if they agree, or if one of them is not known."""
+    """Why the predicted and the observed value differ; None if they agree, or if one of them is not known."""
     return " ".join([*_feasibility(row), *_block_size(row), *_tokens(row), *_log_itself(row)]) or None
 
 
@@ -282,7 +282,7 @@ def _tokens(row: Row) -> Iterator[str]:
     )
     types = [row["predicted_dtype"], row["dtype"]]
     if not pd.isna(types).any() and types[0] != types[1]:
-        yield f"The prediction is for {types[0]}, native where it was predicted; the model ran in {types[1]}."
+        yield f"The prediction assumes that `native` is {types[0]}; the model ran in {types[1]}."
     version = row["predicted_for_version"]
     if not pd.isna(version) and version not in str(row["engine_version"]):
         yield f"The prediction is for vLLM {version}, this is {row['engine_version']}."
@@ -296,8 +296,8 @@ def _line(row: Row) -> str:
     implied, predicted = row["implied_memory_bytes"], row["predicted_device_memory_bytes"]
     differs = abs(implied / predicted - 1) > DISAGREES_PCT / 100
     return (
-        f"The blocks at different utilizations are those of a device with {implied / GIB:.2f} GiB of which"
-        f" {row['implied_overhead_bytes'] / GIB:.2f} GiB are weights and overhead; predicted are"
+        f"The blocks at different utilizations imply a device with {implied / GIB:.2f} GiB, of which"
+        f" {row['implied_overhead_bytes'] / GIB:.2f} GiB are weights and overhead; the prediction has"
         f" {predicted / GIB:.2f} GiB and {row['predicted_overhead_bytes'] / GIB:.2f} GiB. So"
         + (" the size of the device differs, which no missing term explains." if differs else " the overhead differs.")
     )
@@ -313,15 +313,15 @@ def _terms(row: Row) -> str:
         if not pd.isna(row[f"{term}_error_pct"])
     ]
     if not known:
-        return "The log has no terms of the memory, so it is not known which one differs."
+        return "The log has no memory terms, so it is not known which one differs."
     return f"Predicted against printed: {', '.join(known)}."
 
 
 def _log_itself(row: Row) -> Iterator[str]:
     if row["consistent"] is False:
         yield (
-            f"The log disagrees with itself: {row['observed_kv_cache_bytes'] / GIB:.2f} GiB hold"
-            f" {row['recomputed_kv_cache_tokens']:,.0f} tokens of {row['bytes_per_token']:,.0f} bytes, and it says"
+            f"The log contradicts itself: {row['observed_kv_cache_bytes'] / GIB:.2f} GiB hold"
+            f" {row['recomputed_kv_cache_tokens']:,.0f} tokens of {row['bytes_per_token']:,.0f} bytes, but it says"
             f" {row['observed_kv_cache_tokens']:,.0f}."
         )
 

@@ -22,7 +22,7 @@ MEMORY, CACHE, ARITHMETIC = "memory bandwidth", "cache bandwidth", "arithmetic"
 
 @dataclass(frozen=True)
 class Rates:
-    """A device with rates from one source: a `gpu` whose bandwidth and arithmetic are those of that source.
+    """A device with rates from one source: a `gpu` whose memory bandwidth and arithmetic rates are from that source.
 
     `cache_bytes` is the size of its last-level cache, 0 if unknown. `measured` is the record of the device, if the
     source is a measurement. If the measurement was `disturbed`, its rates are too low to call anything impossible.
@@ -37,7 +37,7 @@ class Rates:
     def cache_bytes_per_s(self, facts: ModelFacts) -> float:
         """Highest rate at which weights are read from caches; infinite if it was not measured.
 
-        If the weights do not fit, the part that does is read no faster than a set of the cache's size.
+        If the weights do not fit, the part that fits is read no faster than data of the cache's size.
         """
         kept = min(facts.decode_weight_bytes, self.cache_bytes)
         return (self.measured and self.measured.rereading_bytes_per_s(kept)) or np.inf
@@ -70,12 +70,18 @@ def rates_of(gpu: Gpu, devices: Path) -> list[Rates]:
     cache_bytes = (measured.last_level_cache_bytes if measured else None) or 0
     found = [Rates("datasheet", gpu, cache_bytes)] if gpu.memory_bandwidth_bytes_per_s or gpu.dense_flop_per_s else []
     if measured:
-        rates = {
-            "memory_bandwidth_bytes_per_s": measured.memory_bytes_per_s,
-            "dense_flop_per_s": measured.matmul_flop_per_s,
-        }
-        found.append(Rates("measured", gpu.model_copy(update=rates), cache_bytes, measured.disturbed, measured))
+        found.append(Rates("measured", as_measured(gpu, measured), cache_bytes, measured.disturbed, measured))
     return found
+
+
+def as_measured(gpu: Gpu, rates: DeviceRates) -> Gpu:
+    """The device with its measured rates instead of those of the data sheet."""
+    return gpu.model_copy(
+        update={
+            "memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s,
+            "dense_flop_per_s": rates.matmul_flop_per_s,
+        }
+    )
 
 
 def least_steps(work: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +138,7 @@ def _numbers_or(work: pd.DataFrame, column: str, default: float) -> pd.Series:
 
 
 def phase_flops(work: pd.DataFrame, facts: ModelFacts) -> tuple[FloatArray, FloatArray]:
-    """Operations of a repeat's prefills and of its decode steps. Cached prefix tokens are not computed."""
+    """Operations of a repeat's prefills and of its decode steps. Cached prefix tokens are not computed again."""
 
     def flops(tokens: str, logit_tokens: str, attended_tokens: str, pair_flops: str) -> FloatArray:
         matrices = formulas.forward_flops(
@@ -182,7 +188,7 @@ def phase_times(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dt
     devices = devices_of(work, rates.gpu)
     # Weights that the cache keeps from one step to the next are not read from memory again.
     from_memory = (facts.decode_weight_bytes - rates.cache_bytes * devices).clip(lower=0) * work["steps_min"]
-    # All tokens of one step together read the KV cache once: the entries from before the first of them.
+    # All tokens that a sequence gets in one step read the KV cache once: the entries before the first of them.
     per_step = work["sequence_tokens_per_step_max"]
     # A state is read and written in every step.
     kv_read = 2 * facts.state_bytes() * work["decode_tokens"] / per_step

@@ -25,8 +25,8 @@ SCHEMA = table_schema(
     "intervals",
     "One row per cell and measure, of cells that ended `ok` and were measured as the study asks. A cell whose requests "
     "arrive at a rate has no row for throughput.",
-    TEXT("cell_id", "the cell"),
-    TEXT("measure", "column of the cells table"),
+    TEXT("cell_id", "as in `cells`"),
+    TEXT("measure", "a column of `cells`"),
     NUMBER("value", "geometric mean over the starts"),
     NUMBER("low high", "its 95 % interval; null if the variation is not known"),
     INTEGER("repeats", "repeats that count, of all starts"),

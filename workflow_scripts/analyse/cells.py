@@ -78,7 +78,7 @@ SCHEMA = table_schema(
         "time from being queued, of a server's request from its scheduled arrival, to the first token",
     ),
     NUMBER("tpot_s_p50 tpot_s_p99", "mean time per output token after the first, per request"),
-    NUMBER("e2e_s_p50 e2e_s_p99", "the same to the last token"),
+    NUMBER("e2e_s_p50 e2e_s_p99", "time to the last token, from the same moment as for the first token"),
     NUMBER(
         "prefill_s_mean decode_s_mean",
         "mean over requests of the times from scheduled to first token, and from first to last token",
@@ -86,8 +86,8 @@ SCHEMA = table_schema(
     NUMBER("running_peak running_mean", "sequences running at once: the peak, and the mean over time"),
     NUMBER(
         "running_while_others_wait",
-        "the mean over the time in which requests wait: as many as settings and memory let run; null if none waits, or "
-        "if the engine does not report it",
+        "mean number of running sequences while requests wait, so as many as settings and memory allow; null if none "
+        "waits, or if the engine does not report it",
     ),
     INTEGER("waiting_peak", "requests waiting at once"),
     NUMBER("kv_cache_usage_peak kv_cache_usage_mean", "share of KV blocks in use, 0 to 1"),
@@ -108,8 +108,8 @@ SCHEMA = table_schema(
     NUMBER("prefix_cache_hit_rate", "hits over queries, in tokens, 0 to 1"),
     NUMBER(
         "prefix_cache_hit_rate_predicted",
-        "predicted: share of the prompt tokens in whole blocks with which an earlier request began too; null if the "
-        "cache is off or the study does not say what prompts share",
+        "predicted: share of the prompt tokens that are in whole blocks at the start of an earlier prompt too; null if "
+        "the cache is off or the study does not say what prompts share",
     ),
     NUMBER(
         "prefix_cache_saved_pct", "hits over all prompt and output tokens, in per cent: the share that was not computed"
@@ -192,7 +192,7 @@ SCHEMA = table_schema(
     INTEGER("experts_touched_tokens", "tokens in each of these steps, one for each row of the batch"),
     TEXT("started_at", "wall-clock time of the repeat's start, UTC"),
     NUMBER("idle_before_s", "time since another start on this device of this host ended; null if not known"),
-    TEXT("boot_id", "Linux's name of the time since the host was started"),
+    TEXT("boot_id", "Linux's identifier of the host's current boot"),
     TEXT("host device_name device_uuid engine_version git_commit protocol lock_sha256", "provenance"),
     TEXT(
         "processor",
@@ -252,7 +252,7 @@ _START_FACTS = {
     "lock_sha256": ["provenance.lock_sha256"],
     "definition_sha256": ["definition_sha256"],
 }
-# Facts that are used only to compute others.
+# Columns that are used only to compute others.
 _USED_UP = (
     "start_unix_s",
     "preemptions_counted",
@@ -261,10 +261,12 @@ _USED_UP = (
     "kv_tokens_held_mean",
     "sampled_s",
 )
-# If the trace covers less of a repeat, its energy is not known: the GPU was lost, or the repeat was too short.
+# With a smaller share of a repeat in the trace, its energy is not known: the GPU was lost, or the repeat was too short.
 _LEAST_SAMPLED = 0.8
-_TEXT = ("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit")
-_TEXT_TOO = ("boot_id", "processor", "dtype", "lock_sha256", "definition_sha256", "throttle_reasons")
+_TEXT = (
+    *("outcome", "reason", "attention_backend", "host", "device_name", "device_uuid", "engine_version", "git_commit"),
+    *("boot_id", "processor", "dtype", "lock_sha256", "definition_sha256"),
+)
 
 
 def grid_rows(study: Study, cells: Sequence[Cell]) -> pd.DataFrame:
@@ -305,7 +307,6 @@ def cells_table(study: Study, cells: Sequence[Cell], parsed: Path, imported: Pat
     table["source"] = table["simulated"].eq(1).fillna(False).map({True: SIMULATED, False: MEASURED})
     if measured:
         table = kv_memory(_without_drafts(table))
-    if measured:
         table["prefix_cache_hit_rate_predicted"] = _predicted_hit_rate(table, texts)
     table = table.drop(columns=["definition_sha256", "definition_asked", "simulated"])
     return table if imported is None else with_imported(table, read_jsonl(imported), study.name)
@@ -340,9 +341,9 @@ def _of_gpu(parsed: Path, gpu: str, grid: pd.DataFrame, texts: Texts) -> pd.Data
     ]
     repeat = repeat.join(parts)
     # An engine behind a server reports its queues from time to time, but not when a request leaves the queue.
-    told = running_told(steps).reindex(repeat.index)
+    reported = running_told(steps).reindex(repeat.index)
     for name in ("running_peak", "running_mean"):
-        repeat[name] = repeat[name].fillna(told[name])
+        repeat[name] = repeat[name].fillna(reported[name])
     return _derived(start.reset_index().merge(repeat.reset_index(), on=START, how="left"))
 
 
@@ -387,7 +388,7 @@ def _chosen(facts: pd.DataFrame, wanted: dict[str, list[str]]) -> pd.DataFrame:
         for name in names:
             if name in facts:
                 values = values.where(values.notna(), facts[name])
-        chosen[column] = values.astype("string") if column in (*_TEXT, *_TEXT_TOO) else pd.to_numeric(values)
+        chosen[column] = values.astype("string") if column in _TEXT else pd.to_numeric(values)
     return chosen
 
 

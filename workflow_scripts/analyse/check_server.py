@@ -2,10 +2,11 @@
 
     kvsweep check-server --study config/studies/serving.yaml --url http://localhost:8000
 
-The promise of the study (`snakemake export` writes it) names the cell. Its first requests are sent once, at most as
-many as arrived within `--seconds`; their number is printed first. The same requests of each start of the study say what
-one more start would measure. The server is `slower` if a latency is shown to be longer, `as measured` if all are shown
-not to be longer by the study's margin, otherwise `not decided`. Settings that differ from the measured ones are listed.
+The promise of the study (`snakemake export` writes it) names the cell. The requests of this cell that arrived within
+the first `--seconds` are sent once; their number is printed first. The latencies of the same requests in each start of
+the study give the interval that one more start would have. The server is `slower` if a latency is shown to be longer,
+`as measured` if all are shown to be longer by at most the study's margin, otherwise `not decided`. Settings that differ
+from the measured ones are listed.
 
 Exit codes: 0: as measured; 1: slower; 2: bad input, or no load could be sent; 3: not decided.
 """
@@ -41,16 +42,16 @@ AS_MEASURED = "as measured"
 MOST_S = 60
 EXIT = {AS_MEASURED: 0, SLOWER: 1, NOT_DECIDED: 3}
 LATENCIES = ("ttft_s_p50", "tpot_s_p50", "e2e_s_p50")
-# Latencies do not depend on what kind of load it was.
+# Latencies do not depend on the kind of load.
 _ANY_LOAD = dict.fromkeys(Load.model_fields)
-# Labels of vLLM's metric with the settings of its cache -> the setting that took effect in the study.
+# vLLM's metric with the settings of its cache, and those of its labels that are compared.
 _CACHE = re.compile(r"vllm:cache_config_info\{(.*)\}")
-_LABELS = {"block_size": "block_size", "num_gpu_blocks": "num_gpu_blocks"}
+_LABELS = ("block_size", "num_gpu_blocks")
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A latency of the server over the study's: their ratio with the interval of one further start, and the verdict."""
+    """A latency of the server and of the study: the interval of their ratio for one further start, and the verdict."""
 
     measure: str
     study_s: float
@@ -61,7 +62,7 @@ class Compared:
 
 
 def first_requests(requests: pd.DataFrame, seconds: float) -> list[str]:
-    """Ids of the requests that arrived within the first seconds of the first pass, in the order of their arrival."""
+    """Ids of the requests that arrived within the first seconds of the first pass, in order of arrival."""
     first = records(requests.sort_values(list(REPEAT)))[0]
     one = requests[requests["start"].eq(first["start"]) & requests["repeat"].eq(first["repeat"])]
     one = one.sort_values("queued_s", kind="stable")
@@ -73,7 +74,7 @@ def of_study(cells: pd.DataFrame, requests: pd.DataFrame, ids: list[str]) -> dic
 
     Args:
         cells: the rows of the cell in the cells table.
-        requests: those of its parsed requests.
+        requests: the rows of the cell in the parsed requests.
         ids: the requests that count.
     """
     passes = dict(iter(requests[requests["request_id"].astype(str).isin(ids)].groupby(list(REPEAT))))
@@ -120,7 +121,7 @@ def verdict_of(compared: list[Compared]) -> str:
 
 
 def client_faults(server: Row, client_cpu_cores: float) -> Iterator[str]:
-    """Why the latencies may be those of the client."""
+    """Why the client rather than the server may have caused the latencies."""
     if server["client_lag_s_p99"] > max(LATE_S, LATE_SHARE * server["ttft_s_p50"]):
         yield f"1 % of the requests left more than {server['client_lag_s_p99']:.3g} s late"
     if client_cpu_cores > BUSY_CORES:
@@ -130,12 +131,12 @@ def client_faults(server: Row, client_cpu_cores: float) -> Iterator[str]:
 def differing_settings(
     promise: Promise, models: list[Mapping[str, Any]], metrics: Mapping[str, Any], model: str
 ) -> list[str]:
-    """Settings that the server reports at /v1/models and /metrics and that differ from the study's."""
+    """Settings that the server reports at /v1/models and /metrics, where they differ from the study's."""
     told: dict[str, Any] = {}
     for key in metrics:
         if cache := _CACHE.fullmatch(key):
             labels = dict(pair.split("=", 1) for pair in cache[1].split(",") if "=" in pair)
-            told |= {name: labels[label] for label, name in _LABELS.items() if labels.get(label) not in (None, "None")}
+            told |= {name: labels[name] for name in _LABELS if labels.get(name) not in (None, "None")}
     for one in models:
         if one["id"] == model and one.get("max_model_len"):
             told["max_model_len"] = one["max_model_len"]
@@ -195,7 +196,7 @@ def _seconds(text: str) -> int:
     STUDY,
     RESULTS,
     option("--url", required=True, help="the server's address, such as http://localhost:8000"),
-    option("--seconds", type=_seconds, default=60, help="how much of the load, at most 60 (%(default)s)"),
+    option("--seconds", type=_seconds, default=MOST_S, help="how much of the load, at most 60 (%(default)s)"),
     option("--model", help="the model's name in requests; without it, the first that the server names"),
     option("--elsewhere", action="store_true", help="the server may be on another machine than this one"),
     option("--api-key-env", default="VLLM_API_KEY", help="variable that holds the server's key (%(default)s)"),

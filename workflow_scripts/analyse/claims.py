@@ -38,10 +38,10 @@ RULE_MODULES = (
 )
 
 # Maximum number of findings of one kind that are written out: of those that bear on a claim, and of the others. The
-# rest are only counted.
+# others are only counted.
 MOST_WRITTEN = 4
 MOST_SEEN_HERE = 2
-# If a finding sums up many cells, at most this many are named.
+# Maximum number of cells that are named for one finding.
 MOST_IDS = 20
 
 SCHEMA = table_schema(
@@ -50,7 +50,7 @@ SCHEMA = table_schema(
     "study. One row per claim; a study that names no claims has no such table. [claims.md](claims.md) explains the "
     "verdicts. Lists are separated by semicolons.",
     TEXT("study", "name of the study whose tables were used"),
-    TEXT("claim_id claim", "the claim, in our words"),
+    TEXT("claim_id claim", "the claim, in words of this project"),
     TEXT("published_by", "who published it, by the labels in `config/published/README.md`"),
     TEXT("quantity published_value", "names of its numbers, and the numbers as published"),
     TEXT("verdict", "`supported`, `contradicted` or `not testable here`"),
@@ -64,9 +64,10 @@ SCHEMA = table_schema(
         "sentences with numbers, each after the label of its source: `[measured here]`, `[computed from a "
         "formula]`, `[published]`, or the source of rows measured elsewhere; deciding evidence comes first",
     ),
-    TEXT("evidence_sources", "these labels"),
+    TEXT("evidence_sources", "the labels in `evidence`"),
     TEXT(
-        "seen_here", "the same for measurements on other devices or models than those of the claim; they decide nothing"
+        "seen_here",
+        "like `evidence`, for measurements on other devices or models than those of the claim; they decide nothing",
     ),
     TEXT("would_test", "the command, study or argument that would give a verdict; null if there is a verdict"),
     TEXT(

@@ -61,7 +61,7 @@ def facts_of(model: str) -> ModelFacts:
 def against_ceilings(
     rates: pd.DataFrame, rate: str, where: str, utilization: float = 1.0, decides: bool = True
 ) -> Iterator[Finding]:
-    """For each device the published rate of Llama-3.1-8B that is furthest above its ceiling, or nearest to it.
+    """For each device, the published rate of Llama-3.1-8B with the highest ratio to its ceiling.
 
     Args:
         rates: the columns `gpu`, `rate` and, if stated, `max_num_seqs` or `batch_size`.
@@ -112,8 +112,8 @@ def flat_over_block_size(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     refused = dict(_refused_on_gpus(sizes))
     for text in refused.values():
         yield Finding(text, PUBLISHED, "vLLM on GPUs", ("workflow_scripts.engines.block_sizes",))
-    taken = [size for size in sizes if size not in refused]
-    yield from _flatness(evidence, "block_size", (min(sizes), max(sizes)), must_cover=taken)
+    accepted = [size for size in sizes if size not in refused]
+    yield from _flatness(evidence, "block_size", (min(sizes), max(sizes)), must_cover=accepted)
 
 
 def _flatness(
@@ -166,7 +166,7 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
     ratio, dtype = claim.value("throughput_ratio"), get_model(LLAMA_8B).dtype
     own = published_ratios(published_table(evidence.published, claim), dtype=dtype)
     for row in records(own[(own["label_a"] == a) & (own["label_b"] == b)].head(1)):
-        text = f"Its own table gives {row['ratio']:.4g}x on the mean of {row['settings']} settings."
+        text = f"The claim's own table gives {row['ratio']:.4g}x, the geometric mean over {row['settings']} settings."
         yield Finding(text, PUBLISHED, f"{a} over {b}", (str(claim.table),))
     yield _published_speedup(a, b, ratio, published_readings(a, b, ratio, dtype))
 
@@ -180,7 +180,7 @@ def speed_follows_bandwidth(claim: Claim, evidence: Evidence) -> Iterator[Findin
 
 
 def _says(row: Row, published: float) -> str | None:
-    """What a measured ratio says: nothing without an interval, or if it cannot tell bandwidths from something else."""
+    """What a measured ratio says: nothing without an interval, or if bandwidth cannot be told from other causes."""
     if pd.isna(row["explanation"]) or pd.notna(row["cannot_show"]) or pd.isna(row["ratio_low"]):
         return None
     follows = ["bandwidth" in name for name in row["explanation"].split(", ")]

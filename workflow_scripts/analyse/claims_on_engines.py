@@ -74,7 +74,7 @@ def hf_generate(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _hf_ceilings(rate: float, batch: float) -> Iterator[Finding]:
-    """The ceilings if the rate counts all tokens, the reading in the rate's favour, and if it counts output tokens."""
+    """The ceilings if the rate counts all tokens, which is in the rate's favour, and if it counts output tokens."""
     rates = pd.DataFrame({"gpu": ["A100 PCIe"], "batch_size": [batch]})
     yield from against_ceilings(rates.assign(tokens_per_s=rate), "tokens_per_s", "claims.yaml")
     yield from against_ceilings(rates.assign(output_tokens_per_s=rate), RATE, "claims.yaml", decides=False)
@@ -175,8 +175,9 @@ def _published_engine(name: str, row: Row, where: str) -> Iterator[Finding]:
     bytes_per_s = max(gpu.memory_bandwidth_bytes_per_s or 0.0 for gpu in resolve("A100 80GB"))
     step_ms = 1000 * formulas.step_time_min_s(facts_of(LLAMA_8B).decode_weight_bytes, 0, bytes_per_s)
     text = (
-        f"{name}: {rate:,.0f} tokens/s at {gap_ms:g} ms between the tokens of a sequence are {rate * gap_ms / 1000:.3g}"
-        f" sequences at once, if all are output tokens. Reading the weights takes a step {step_ms:.3g} ms or more."
+        f"{name}: {rate:,.0f} tokens/s at {gap_ms:g} ms between the tokens of a sequence mean"
+        f" {rate * gap_ms / 1000:.3g} sequences at once, if all are output tokens. Reading the weights takes at least"
+        f" {step_ms:.3g} ms per step."
     )
     says = CONTRADICTED if gap_ms < step_ms else None
     yield Finding(text, COMPUTED, f"A100 80GB, {LLAMA_8B}", (where, "formulas.step_time_min_s"), says)
@@ -254,7 +255,7 @@ def _utilisations(claim: Claim, continuous: Row, static: Row) -> Finding:
     as_said = abs(busy - claim.value("gpu_utilisation_continuous")) <= SAME_POINTS and low <= batch <= high
     text = (
         f"The device was {busy:.0f} % busy with continuous batching ({continuous['engine']}, {continuous['knobs']})"
-        f" and {batch:.0f} % in static batches ({static['knobs']})."
+        f" and {batch:.0f} % busy with static batches ({static['knobs']})."
     )
     bears = ON_GPUS.covers(static["gpu"], static["model"])
     ids = (continuous["cell_id"], static["cell_id"])

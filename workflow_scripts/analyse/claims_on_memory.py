@@ -36,7 +36,7 @@ ROUNDED_POINTS, SAME_POINTS = 0.05, 5.0
 # vLLM's default block size on a GPU.
 _BLOCK_SIZE = default_block_size("cuda")
 
-# Numbers of blocks lie on a line if none is further from it than this.
+# Numbers of blocks lie on a line if none deviates from it by more than this.
 ON_A_LINE_PCT = 1.0
 
 # The overhead from two points agrees with the prediction within this; it is a small difference of large numbers.
@@ -50,7 +50,7 @@ _PLACE = ["study", "gpu", "model", "workload", "max_model_len_effective"]
 
 
 def _waste(evidence: Evidence, layout: str, block_size: int | None = None) -> list[Row]:
-    """Means over the cells with the same device, model, workload and longest request, in one layout, and their ids."""
+    """For one layout, means over the cells with the same device, model, workload and longest request, and their ids."""
     waste, cells = evidence.tables["waste"], evidence.tables["cells"]
     of_layout = (waste["layout"] == layout) & waste["layer_kind"].isna()
     rows = waste[of_layout & (waste["block_size"].eq(block_size) if block_size else True)]
@@ -87,10 +87,10 @@ def empty_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("contiguous-allocation-waste", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def contiguous_waste(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Waste with max_model_len slots per request, for each measured workload; one outside the range contradicts."""
+    """Waste with max_model_len slots per request, for each measured workload; a value outside the range contradicts."""
     low, high = claim.range("waste")
     text = (
-        f"Reserving R slots for requests of n tokens wastes 1 - n/R, so {low:g} to {high:g} % where requests hold"
+        f"Reserving R slots for requests of n tokens wastes 1 - n/R: {low:g} to {high:g} % if requests hold"
         f" {100 - high:g} to {100 - low:g} % of the reserved slots, and another share for other lengths."
     )
     yield Finding(text, COMPUTED, "any device", ("formulas.contiguous_preallocation_waste",))
@@ -114,7 +114,7 @@ def contiguous_example(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("waste-of-512-slots", test=f"{CLAIMS_STUDY} (sweep block-size-by-length; table waste)")
 def waste_of_reserved_slots(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """The length that gives the published waste, and the waste of the measured requests in as many slots."""
+    """The length that gives the published waste, and what the measured requests would waste in as many slots."""
     reserved, published = claim.value("tokens_reserved_per_request"), claim.value("waste")
     text = (
         f"By arithmetic a request wastes {published:g} % of {plain(reserved)} slots if it holds"
@@ -166,7 +166,7 @@ def memory_used(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("concurrency-gained-by-paging", test=f"{SWEEP_STUDY} (sweep max-num-seqs; table waste)")
 def concurrency_gained(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Ratio of the contiguous layout's slots to those of blocks; by this factor more requests fit in the memory."""
+    """Ratio of the contiguous layout's slots to those of blocks: the factor by which more requests fit in memory."""
     low, high = claim.range("concurrency_ratio")
     of_memory = evidence.published.claim("memory-used-by-paging")
     used = of_memory.value("kv_memory_used_paged"), of_memory.value("kv_memory_used_preallocated")

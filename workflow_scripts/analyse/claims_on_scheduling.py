@@ -21,13 +21,13 @@ from workflow_scripts.catalog.published import Claim, plain
 PRESSURE_STUDY = "snakemake --cores all --configfile config/studies/kv_pressure.yaml"
 PARALLEL_STUDY = "snakemake --cores all --configfile config/studies/parallelism.yaml"
 
-# Shares of hits agree within this; blocks that are evicted make a difference of at least this.
+# Hit rates that differ by at most the first number of points agree; eviction changes a hit rate by at least the second.
 HIT_POINTS, EVICTED_POINTS = 0.5, 1.0
 
 
 @rule("prompts-limit-concurrency", test=f"{CLAIMS_STUDY} (sweep prompts)")
 def prompts_limit_concurrency(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Sequences that ran at once with this number of prompts: the claim may mean their peak or their mean over time."""
+    """How many sequences ran at once with this number of prompts; the claim may mean the peak or the mean over time."""
     prompts, (low, high) = claim.value("prompts"), claim.range("concurrency")
     text = (
         f"All requests of an offline benchmark wait from its start. So {plain(prompts)} of them run at once if "
@@ -60,8 +60,8 @@ def evicted_blocks(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
         scheduled = 100 * table["predicted"].get(row["cell_id"], float("nan"))
         if kept - scheduled >= EVICTED_POINTS:
             text = (
-                f"{found:.1f} % of the prompt tokens were found; it would be {kept:.1f} % if nothing were evicted, and"
-                f" {scheduled:.1f} % if the blocks that were freed longest ago are evicted."
+                f"{found:.1f} % of the prompt tokens were found in the cache; {kept:.1f} % are expected without"
+                f" eviction, and {scheduled:.1f} % if the blocks that were freed longest ago are evicted."
             )
             says = SUPPORTED if abs(found - scheduled) <= HIT_POINTS else None
             yield measured(ON_GPUS.covers(row["gpu"], row["model"]), row, text, says, (row["cell_id"],))
@@ -69,7 +69,7 @@ def evicted_blocks(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 @rule("tensor-for-latency-pipeline-for-throughput", test=f"{PARALLEL_STUDY} (sweeps tensor and pipeline)")
 def tensor_or_pipeline(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
-    """Tensor ranks and as many pipeline stages, both over one GPU: the stages must give the higher throughput."""
+    """Tensor ranks compared with as many pipeline stages: the stages must give the higher throughput."""
     weights = facts_of(LLAMA_8B).decode_weight_bytes
     text = (
         f"Of the {weights / 1e9:.3g} GB that {LLAMA_8B} reads for a token, each of two tensor ranks reads half, at the "

@@ -1,4 +1,4 @@
-"""Rules for claims on sizes: bytes of requests, weights and pages, and what share of a GPU is left for the KV cache."""
+"""Rules for claims on sizes: bytes of requests, weights and pages, and the share of a GPU left for the KV cache."""
 
 from collections.abc import Iterator
 
@@ -45,8 +45,8 @@ def kv_of_a_request(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
     each = found * attention.heads / attention.kv_heads
     text = (
         f"2 x {facts.layers} layers x {attention.kv_heads} KV heads x {attention.head_dim} x {facts.kv_dtype_bytes()}"
-        f" bytes x {plain(tokens)} tokens are {found:.3g} GB. {published:g} GB would take {heads:.3g} KV heads; with"
-        f" one for each of its {attention.heads} heads it would be {each:.3g} GB."
+        f" bytes x {plain(tokens)} tokens are {found:.3g} GB. {published:g} GB would need {heads:.3g} KV heads; with"
+        f" a KV head for each of its {attention.heads} heads it would be {each:.3g} GB."
     )
     says = SUPPORTED if is_same(found, published) else CONTRADICTED
     yield Finding(text, COMPUTED, f"{LLAMA_70B}, BF16 cache", ("formulas.bytes_per_token",), says)
@@ -92,10 +92,11 @@ def weights_on_a100s(claim: Claim, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _shares_at_most(utilization: float) -> dict[str, float]:
-    """For each GPU of the lab, the share of memory (%) that the weights of the 8B model leave."""
+    """For each GPU of the published sweep, the share of memory (%) that the weights of the 8B model leave."""
     weights, shares = facts_of(LLAMA_8B).weight_bytes, {}
     for name in sorted(FOUR_GPUS.gpus):
-        memory = load_gpus()[name].usable_memory_bytes or load_gpus()[name].memory_bytes
+        gpu = load_gpus()[name]
+        memory = gpu.usable_memory_bytes or gpu.memory_bytes
         assert memory is not None
         shares[name] = 100 * formulas.kv_cache_bytes(memory, utilization, weights) / memory
     return shares
@@ -120,7 +121,9 @@ def _measured_shares(evidence: Evidence, low: float, high: float) -> Iterator[Fi
     share = 100 * capacity["observed_kv_cache_bytes"] / capacity["predicted_device_memory_bytes"]
     rows = capacity.assign(share=share)[share.notna() & (capacity["source"] != PUBLISHED_ROW)]
     for row in records(rows):
-        text = f"The KV cache has {row['share']:.0f} % of the memory at utilization {row['gpu_memory_utilization']:g}."
+        text = (
+            f"The KV cache takes {row['share']:.0f} % of the memory at utilization {row['gpu_memory_utilization']:g}."
+        )
         says = SUPPORTED if low <= row["share"] <= high else CONTRADICTED
         yield measured(ON_GPUS.covers(row["gpu"], row["model"]), row, text, says, (row["cell_id"],))
 

@@ -1,8 +1,8 @@
 """Whether a cell of one study may be compared with the same cell of another one, and if not, why.
 
-Two cells may differ in what a comparison is for: host, device, processor, versions, and the settings that an engine
-chooses because of these. They may not differ in what the study requests: weights, requests, protocol. Each rule gives a
-sentence. `report/page/comparability.js` has the same rules for the page; a test compares the two.
+Two cells may differ in what a comparison examines: host, device, processor, versions, and the settings that an engine
+chooses because of these. They may not differ in what the study specifies: weights, requests, protocol. Each rule gives
+a sentence. `report/page/comparability.js` has the same rules for the page; a test compares the two.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from workflow_scripts.analyse.cells import SIMULATED
 from workflow_scripts.analyse.digest import Digest, DigestCell
 
-# Parts of what was asked that a sentence names.
+# Maximum number of differing weights or requests that a sentence names.
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
 class Side:
-    """A cell with what its digest says of it."""
+    """A cell with what its digest says about it."""
 
     cell: DigestCell
     content: dict[str, Any]
@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 
 def side(digest: Digest, cell: DigestCell) -> Side:
-    """A cell of a digest."""
+    """A cell with its content, environment and effective settings, empty where they are not known."""
 
     def at(values: list[Any], place: int) -> dict[str, Any]:
         return values[place] if place >= 0 else {}
@@ -56,13 +56,13 @@ def side(digest: Digest, cell: DigestCell) -> Side:
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
-    """Where two JSON values differ, in the order of their keys; what one does not have is None there.
+    """Where two JSON values differ, in the order of their keys; a missing value is None.
 
     >>> [tuple(d) for d in differences({"x": {"y": 1, "z": [1, 2]}}, {"x": {"z": [1, 3]}, "w": "new"})]
     [('w', None, 'new'), ('x.y', 1, None), ('x.z.1', 2, 3)]
     """
     if isinstance(a, list) and isinstance(b, list):
-        a, b = ({f"{place}": value for place, value in enumerate(values)} for values in (a, b))
+        a, b = ({str(place): value for place, value in enumerate(values)} for values in (a, b))
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted({*a, *b}):
             yield from differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
@@ -71,7 +71,7 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[Difference]:
 
 
 def said(value: Any) -> str:
-    """A value as a sentence says it.
+    """A value as it appears in a sentence.
 
     >>> [said(value) for value in (None, True, 32.0, 0.6, "bfloat16", -0.0, 1e16, 1e-5)]
     ['nothing', 'true', '32', '0.6', 'bfloat16', '0', '1e+16', '1e-05']
@@ -81,7 +81,7 @@ def said(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return f"{value + 0.0:.15g}"  # which makes 0 of -0
+        return f"{value + 0.0:.15g}"  # + 0.0 turns -0 into 0
     return value if isinstance(value, str) else "other values"
 
 
@@ -144,12 +144,12 @@ RULES = (
 )
 
 
-# Reasons not to compare how two cells ended.
+# Rules that also forbid a comparison of outcomes.
 _OF_OUTCOMES = {"source", "content"}
 
 
 def why_not_ended(a: Side, b: Side) -> list[str]:
-    """Every reason not to compare how two cells ended, if one of them did not end ok; empty if that may be compared."""
+    """Every reason not to compare the outcomes of two cells, if one of them did not end ok; empty if there is none."""
     return [why for rule in RULES if rule.name in _OF_OUTCOMES and (why := rule.why(a, b)) is not None]
 
 

@@ -2,9 +2,9 @@
 
     kvsweep compare results/demo other/results/demo --markdown comparison.md --json comparison.json
 
-A is the earlier run and B the present one: the folder of a study, an unpacked archive, or a report.
-Ratios are of B over A. If two cells cannot be compared, it says why. A rate that was measured on one occasion
-says nothing about other occasions, so a cell counts as changed only if it changed by more than occasions vary.
+A is the earlier run and B the present one: the folder of a study, an unpacked archive, or a report. Ratios are of B
+over A. If two cells cannot be compared, the output says why. A rate that was measured on one occasion says nothing
+about other occasions, so a cell counts as changed only if the change exceeds the variation between occasions.
 
 Exit codes: 0: nothing changed; 1: a cell changed or has another outcome, or a comparison in B contradicts the one in A;
 2: bad input, or no cell can be compared.
@@ -32,7 +32,7 @@ from workflow_scripts.common.files import write_text
 from workflow_scripts.common.wording import number
 
 CHANGED = 1
-# Rows of a table in the terminal and in Markdown; JSON has all.
+# Maximum number of rows of a table in the terminal and in Markdown; JSON has all.
 MOST_ROWS = 40
 
 
@@ -51,14 +51,14 @@ def summary(found: Comparison) -> list[str]:
         f"{_many(len(found.cells), 'measure')} of {_many(len({c.cell for c in found.cells}), 'cell')} compared: "
         f"{counts[CHANGES]} changed, {counts[FLAT]} flat within {found.margin_pct:g} %, "
         f"{counts[NOT_DECIDED]} not decided.",
-        "A rate that was measured on one occasion promises nothing beyond it. The intervals cover what varied within "
-        "each of the two occasions. A cell counts as changed only if that is more than occasions vary "
-        f"(standard deviation {found.occasions_vary_pct:g} %).",
+        "A rate that was measured on one occasion says nothing about other occasions. The intervals cover the "
+        "variation within each of the two occasions. A cell counts as changed only if the change exceeds the variation "
+        f"between occasions (standard deviation {found.occasions_vary_pct:g} %).",
     ]
     if found.refused:
         sentences.append(f"{_many(len(found.refused), 'cell')} cannot be compared; the reasons are below.")
     if found.outcomes:
-        sentences.append(f"{_many(len(found.outcomes), 'cell')} have another outcome.")
+        sentences.append(f"{_many(len(found.outcomes), 'cell')} ended with another outcome.")
     if found.only_a or found.only_b:
         sentences.append(f"Only in A: {_many(len(found.only_a), 'cell')}; only in B: {len(found.only_b)}.")
     known = [pair.inside for pair in found.pairs if pair.inside is not None]
@@ -143,7 +143,7 @@ def _places(found: Comparison) -> list[tuple[str, ...]]:
 
 
 def plain(text: str) -> Text:
-    """A text without control characters, which a terminal would obey.
+    """A text without control characters, which a terminal would execute.
 
     >>> print(plain("a\\x1b[2Jb"))
     a\\x1b[2Jb
@@ -191,7 +191,7 @@ def _row(values: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a Markdown table, where none of its characters means anything.
+    """Text in a Markdown table, with all of its special characters escaped.
 
     >>> print(_cell("a|b <img src=x>\\nc [d](https://e) `f` g\\\\"))
     a\\|b &lt;img src=x> c \\[d\\](https://e) \\`f\\` g\\\\

@@ -1,6 +1,6 @@
-"""Compare two studies by their digests: cell by cell, and what each study says of its own cells.
+"""Compare two studies by their digests: cell by cell, and by each study's comparisons of its own cells.
 
-`report/page/comparison.js` computes the same in the page; a test compares the two. docs/report.md says how to read it.
+`report/page/comparison.js` computes the same in the page; a test compares the two. docs/report.md explains the result.
 """
 
 import math
@@ -44,7 +44,7 @@ class Refused(Record):
 
 
 class OutcomeChange(Record):
-    """A cell that have another outcome."""
+    """A cell that has another outcome in B than in A."""
 
     cell: str
     a: str
@@ -80,7 +80,7 @@ class PairAgreement(Record):
 
 
 class Different(Record):
-    """Something in which A and B differ: the first pair of values, in how many cells, and how many other pairs."""
+    """Something that differs between A and B: the first pair of values, how many cells, and how many other pairs."""
 
     what: str
     a: JsonValue
@@ -90,7 +90,7 @@ class Different(Record):
 
 
 class Comparison(Record):
-    """What two studies have in common, and in what they differ."""
+    """What two studies have in common, and how they differ."""
 
     study_a: str
     study_b: str
@@ -156,7 +156,7 @@ def _margin(digest: Digest) -> float:
 
 
 def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: float) -> list[CellRatio]:
-    """Cells with the measures that both have; verdicts allow for all of them together."""
+    """The ratios of all measures that both have; the error of the verdicts is that of all of them together."""
     rows = [
         (x.cell.id, mean, other)
         for x, y in compared
@@ -188,10 +188,9 @@ def _ratios(compared: Sequence[tuple[Side, Side]], margin_pct: float, vary_pct: 
 
 def _means(means: Iterable[Mean]) -> Means:
     listed = list(means)
-    unknown = [math.nan if mean.squared_error is None else mean.squared_error for mean in listed]
     return Means(
         np.array([mean.log_mean for mean in listed]),
-        np.array(unknown),
+        np.array([math.nan if mean.squared_error is None else mean.squared_error for mean in listed]),
         np.array([math.nan if mean.df is None else mean.df for mean in listed]),
         np.array([mean.starts for mean in listed]),
     )
@@ -202,7 +201,7 @@ def _known(value: float) -> float | None:
 
 
 def _agreements(a: Digest, b: Digest, compared: set[str]) -> Iterator[PairAgreement]:
-    """The comparisons that both made of cells that may be compared."""
+    """The comparisons that both studies made, of cells that may be compared."""
     in_b = {_key(b, pair): pair for pair in b.pairs}
     for pair in a.pairs:
         kind, cell, baseline = _key(a, pair)
@@ -243,8 +242,8 @@ def _turned(pair: Pair) -> Found:
 def _stated(found: Found) -> int | None:
     """What a comparison states: 1 for higher, -1 for lower, 0 for flat; None if it is not decided.
 
-    Without a verdict, an interval that excludes 1 states a direction, unless it is of one start, which says nothing
-    about another one.
+    Without a verdict, an interval that excludes 1 states a direction. An interval from one start does not, because it
+    says nothing about another start.
     """
     if found.verdict == FLAT:
         return 0

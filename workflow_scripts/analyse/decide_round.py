@@ -4,9 +4,9 @@
         --cells results/my-study/rounds/cells.parquet --parsed results/my-study/rounds/parsed \\
         --devices results/my-study/prepared/devices --out results/my-study/rounds/round-3.json
 
-The cells table holds what was measured so far. The plan says which starts the round measures, which comparisons they
-may decide, which ones cannot be decided within the study's counts and device hours and what they would take, and why
-measuring ended if it did.
+The cells table holds what was measured so far. The plan says which starts the round measures, and which comparisons
+they may decide. It also lists the comparisons that cannot be decided within the study's counts and device hours, with
+what they would need, and the reason if measuring has ended.
 """
 
 from argparse import Namespace
@@ -49,8 +49,8 @@ def decide_round(
 ) -> RoundPlan:
     """The plan of round `number` for the cells on `gpus`, after all earlier rounds.
 
-    `table` is the cells table; `before` is the plan of the last round, if this call made it. This call `tried` cells
-    that have no outcome.
+    `table` is the cells table; `before` is the plan of the last round, if this call of snakemake made it. `tried` are
+    cells that this call measured without an outcome.
     """
     cells = [cell for cell in expand(study) if cell.gpu in gpus]
     definitions = definitions_sha256(study)
@@ -97,7 +97,7 @@ def _device_seconds(cell: Cell, outcome: Path, study: Study) -> float:
 
 
 def _failed(ended: EndedStarts, at_least: int, before: RoundPlan | None) -> set[str]:
-    """Cells without an outcome of a start that was due."""
+    """Cells that lack the outcome of a start that an earlier round should have measured."""
     failed = {cell for cell, starts in ended.items() if len(starts) < at_least}
     if before is not None:
         failed |= {*before.failed, *(one.cell for one in before.starts if one.start not in ended.get(one.cell, {}))}
@@ -130,7 +130,7 @@ def main(args: Namespace) -> None:
     last = paths.round_plan(args.number - 1)
     before = read_plan(last) if last.exists() and not args.first else None
     tried = {one.cell for one in without_outcome(args.batches, study, paths)}
-    # A cell that is faster than its device can be decides nothing.
+    # A cell above the ceiling of its device decides nothing.
     cells, _, _ = checked(read_table(args.cells, SCHEMA.name), study, args.parsed, args.devices)
     plan = decide_round(study, paths, cells, args.number, args.gpus, before, tried)
     plan.write(args.out)

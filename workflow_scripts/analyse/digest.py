@@ -16,11 +16,12 @@ from workflow_scripts.common.records import StrictRecord, faults
 from workflow_scripts.study.paths import DIGEST
 
 RATE = "output_tokens_per_s"
+Kind = Literal["setting", "device", "engine"]
 _IN_PAGE = re.compile(r'<template id="digest">([A-Za-z0-9+/=\s]*)</template>')
 
 
 class DigestError(InputError):
-    """Something that cannot be compared; the message says what it is and what can be."""
+    """Something that cannot be compared; the message says what it is and what is allowed."""
 
 
 class Mean(StrictRecord):
@@ -35,7 +36,7 @@ class Mean(StrictRecord):
 
 
 class DigestCell(StrictRecord):
-    """A cell. `content`, `environment` and `effective` are places in the lists of the digest; -1: not known.
+    """A cell. `content`, `environment` and `effective` are positions in the lists of the digest; -1: not known.
 
     `comparable`: whether it was measured as its study defines it. `began`: when its first repeat began, UTC.
     `ceilings`: the highest output tokens/s that its device allows, by the source of the device's rates.
@@ -55,12 +56,12 @@ class DigestCell(StrictRecord):
 
 
 class Pair(StrictRecord):
-    """A study's own comparison of two of its cells, given by their places: `cell` over `baseline`.
+    """A study's own comparison of two of its cells, given by their positions: `cell` over `baseline`.
 
     `kind`: `setting`, `device` or `engine`; `name`: the setting. A comparison without a test has no verdict.
     """
 
-    kind: Literal["setting", "device", "engine"]
+    kind: Kind
     name: str
     cell: int
     baseline: int

@@ -1,13 +1,14 @@
-"""Show how much the first cell of a round changed until its end.
+"""Show how much the speed of a round's first cell changed until its end.
 
     kvsweep table-drift --study config/studies/my-study.yaml --out results/my-study/tables/drift.parquet
 
 One row per round and host (on a cluster: per job) whose first cell was measured once more at the end. These
-measurements are no starts of the cell: its estimate and its intervals do not count them.
+measurements do not count as starts of the cell, nor in its mean and its intervals.
 """
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from statistics import fmean
 
 import pandas as pd
 
@@ -25,10 +26,12 @@ SCHEMA = table_schema(
     "job. These measurements do not count in any other table.",
     TEXT("cell_id gpu", "the first cell, and its device"),
     INTEGER("round", "the round"),
-    INTEGER("cells", "how many cells were measured from the first to the last measurement, both included"),
+    INTEGER("cells", "how many cells were measured from the first measurement to the last, including both"),
     TEXT("host", "where it was measured"),
     NUMBER("minutes", "time between the two measurements"),
-    NUMBER("drift_pct", "how much faster the cell was at the end: mean time of its repeats, first over last"),
+    NUMBER(
+        "drift_pct", "how much faster the cell was at the end, in per cent: mean time of its repeats, first over last"
+    ),
 )
 
 
@@ -62,7 +65,7 @@ def _is_pair(first: Outcome, again: Outcome) -> bool:
 
 
 def _mean_s(outcome: Outcome) -> float:
-    return sum(r.end_monotonic_s - r.start_monotonic_s for r in outcome.repeats) / len(outcome.repeats)
+    return fmean(r.end_monotonic_s - r.start_monotonic_s for r in outcome.repeats)
 
 
 @command("table-drift", STUDY, RESULTS, out("drift.parquet; drift.csv is written beside it"))

@@ -100,7 +100,7 @@ SCHEMA = table_schema(
         "`sequences` (as many as the settings allow), `prompts` (all requests ran), `kv_blocks` (preemptions, or "
         "requests waited with 95 % or more of the blocks in use), `token_budget` (none of these)",
     ),
-    TEXT("explanation", "the same in words"),
+    TEXT("explanation", "the row in words"),
     notes=(
         f"What the engine shows of a knob: {_shown_in_words()}.\n\n"
         "An engine chooses settings that a study leaves out, and the choice may depend on the compared knob: vLLM's "
@@ -119,8 +119,9 @@ _FOLLOWS = {"num_gpu_blocks", "kv_cache_bytes", "client_cores", "client_shares_c
 def knob_effects(
     cells: pd.DataFrame, margin_pct: float, looks: Looks = ONE_LOOK, metric: str = METRIC, called: str = OUTPUT_RATE
 ) -> pd.DataFrame:
-    """The effects table. For every knob and group of cells that differ only in it, compare each value with the baseline
-    (the smallest value, or false), then all values of the group together. The model counts as a knob.
+    """The effects table: for every knob, and for the model, the groups of cells that differ in nothing else.
+
+    In each group, every value is compared with the baseline (the smallest value, or false), then all values together.
 
     Args:
         cells: the cells table; cells for which the study leaves the knob to the engine are not compared.
@@ -205,7 +206,7 @@ def _took_effect(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str) -> Exten
 def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: float) -> pd.DataFrame:
     """One row per group: its two values that are furthest apart, with a verdict over all pairs of the group.
 
-    The verdict is flat if every pair is flat, which needs no correction. It is changes if any pair changes; the row
+    The verdict is `flat` if every pair is flat, which needs no correction. It is `changes` if any pair changes; the row
     then shows the pair among these that is furthest apart. Its interval holds over all pairs of the group.
     """
     pairs = pairs.assign(beyond=pairs["verdict"] == CHANGES, flat=pairs["verdict"] == FLAT)
@@ -218,7 +219,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
 
     flat = pairs.groupby("group")["flat"].all()
     verdict = np.select([flat, ends["beyond"]], [FLAT, CHANGES], NOT_DECIDED)
-    # With more starts, values further apart than the margin can only show a change; others only that all are flat.
+    # With more starts, values further apart than the margin can only become a change, the others only flat.
     needed = np.where(ends["distance"] > log_margin(margin_pct), ends["starts_needed"], _to_flat(pairs))
     known = _by_group(rows[rows["bound_by"].notna()], "bound_by")
     bounds = pd.Series([", ".join(sorted(set(known.get(group, [])))) for group in ends["group"]], dtype="string")
@@ -232,7 +233,7 @@ def _overall(rows: pd.DataFrame, pairs: pd.DataFrame, seen_in: str, margin_pct: 
 
 
 def _to_flat(pairs: pd.DataFrame) -> FloatArray:
-    """Further starts until all pairs of each group are flat; NaN if a pair never will be."""
+    """Further starts until all pairs of each group are flat; NaN if some pair would never be."""
     return numbers(pairs["starts_needed"].fillna(np.inf).groupby(pairs["group"]).max().replace(np.inf, np.nan))
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from workflow_scripts.analyse.repeats import Row, cell_summary, knob_columns, records
 from workflow_scripts.analyse.statistics import (
+    ASSUMED_SD,
     FASTER,
     SCOPE_MEANING,
     Samples,
@@ -40,7 +41,7 @@ BATCH_1, STATIC_BATCH, CONTINUOUS = "batch 1", "static batch", "continuous batch
 
 _VERDICT_MEANING = (
     "`faster` or `slower` if that is shown, with the error of all rows together at most 5 %; else `not decided`. From "
-    "one start it must hold also if starts vary by 15 %; null if not comparable"
+    f"one start it must hold also if starts vary by {100 * ASSUMED_SD:g} %; null if not comparable"
 )
 
 SCHEMA = table_schema(
@@ -53,32 +54,32 @@ SCHEMA = table_schema(
     TEXT("vllm_knobs", "settings of vLLM"),
     INTEGER("vllm_max_num_seqs", "maximum number of sequences that may run at once with these settings"),
     INTEGER("vllm_repeats", "repeats that count, of all starts"),
-    NUMBER("vllm_output_tokens_per_s", "geometric means over the starts"),
+    NUMBER("vllm_output_tokens_per_s", "geometric mean over the starts"),
     TEXT("hf_engine hf_knobs", "engine and settings of HuggingFace"),
     TEXT("hf_kind", "`batch 1`, `static batch` or `continuous batching`"),
     INTEGER("hf_batch_size", "size of the static batches; null for continuous batching"),
     INTEGER("hf_repeats", "repeats that count, of all starts"),
-    NUMBER("hf_output_tokens_per_s", "geometric means over the starts"),
+    NUMBER("hf_output_tokens_per_s", "geometric mean over the starts"),
     FLAG("comparable", "whether the work and the environment were equal"),
-    TEXT("reason", "why not"),
+    TEXT("reason", "why they are not comparable"),
     NUMBER(
         "improvement_ratio improvement_ratio_low improvement_ratio_high",
         "vLLM's rate over HuggingFace's, with its 95 % interval; null if not comparable",
     ),
     TEXT("scope", SCOPE_MEANING),
     TEXT("verdict", _VERDICT_MEANING),
-    TEXT("explanation", "the same in words, and what the ratio includes"),
+    TEXT("explanation", "the row in words, and what the ratio includes"),
 )
 DECOMPOSITION_SCHEMA = table_schema(
     "engine_decomposition",
     "The gain of each vLLM cell that batches over HuggingFace with single requests, as a product of steps: `total` = "
     "`static_batching` x `continuous_batching` x `engine`. The static batch is the one of as many sequences as vLLM "
     "may run, or else the largest below that. It and the single requests have the same kind of cache. Continuous "
-    "batching is the fastest that was measured. HuggingFace's "
-    "continuous batching keeps its cache in pages too, so paging is part of that step, and `engine` is the rest.",
+    "batching is the fastest that was measured. HuggingFace's continuous batching keeps its cache in pages too, so "
+    "paging is part of that step, and `engine` is the rest.",
     TEXT("study source gpu model workload", "what the cells share"),
-    TEXT("vllm_knobs", "the vLLM cell"),
-    INTEGER("vllm_max_num_seqs", "the vLLM cell"),
+    TEXT("vllm_knobs", "settings of the vLLM cell"),
+    INTEGER("vllm_max_num_seqs", "as in `engines`"),
     TEXT("factor", "`static_batching`, `continuous_batching`, `engine` or `total`"),
     TEXT("numerator denominator", "the two cells, `engine/knobs`; null if there is no such cell"),
     FLAG("comparable", "as in `engines`"),
@@ -91,7 +92,7 @@ DECOMPOSITION_SCHEMA = table_schema(
         "share of the total, computed with logarithms so that steps add up to 100 %; a loss is negative; null if the "
         "total is not shown to be a gain",
     ),
-    TEXT("explanation", "the same in words"),
+    TEXT("explanation", "the row in words"),
 )
 
 # Steps from single requests on HuggingFace to vLLM; the last one, the total, is their product.
@@ -105,8 +106,7 @@ _UNEQUAL = {f"knob_{name}": knob.neutral for name, knob in every_knob().items() 
 
 
 def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables `engines` (every vLLM cell against every HuggingFace cell of its device, model and workload) and
-    `engine_decomposition` (the gain of vLLM cells that batch over single requests on HuggingFace, split into steps).
+    """The tables `engines` and `engine_decomposition`.
 
     Compared cells did equal work: the same requests with the same numbers of tokens, in every repeat.
     """
@@ -115,7 +115,7 @@ def engine_tables(cells: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
-    """Cells with the work of a repeat: its minimum in the columns of _WORK, its maximum in `*_most`."""
+    """Cells with the work of a repeat: the minimum over repeats in the columns of _WORK, the maximum in `*_most`."""
     most = {f"{name}_most": cells[name] for name in _WORK}
     observed = dict.fromkeys(_WORK, "min") | dict.fromkeys(most, "max")
     columns = dict.fromkeys([*cells.columns, *_UNEQUAL, "knob_batch_size", "knob_cache_implementation"])
@@ -123,9 +123,7 @@ def _work_summary(cells: pd.DataFrame) -> tuple[pd.DataFrame, Samples]:
 
 
 def _cells(rows: pd.DataFrame) -> list[Row]:
-    """Cells with their `work`, if it is known and the same in every repeat, and the `faults` that rule out any
-    comparison.
-    """
+    """Cells with their `work`, if it is known and equal in every repeat, and the `faults` that forbid a comparison."""
     cells = records(rows.assign(words=settings_in_words(rows, knob_columns(rows))))
     for cell in cells:
         ends = {name: (cell[name], cell[f"{name}_most"]) for name in _WORK}
@@ -146,10 +144,10 @@ def _why_not_comparable(a: Row, b: Row) -> str | None:
     differing = [name for name, amount in a["work"].items() if amount != b["work"].get(name, amount)]
     amounts = [f"{name} differs: {a['work'][name]} against {b['work'][name]}" for name in differing]
     locks = {str(cell["lock_sha256"])[:12] for cell in (a, b)}
-    versions = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
+    environment = [f"the environments differ: lock {' against '.join(sorted(locks))}"] if len(locks) > 1 else []
     processors = {str(cell["processor"]) for cell in (a, b)}
-    versions += [f"the processors differ: {' against '.join(sorted(processors))}"] if len(processors) > 1 else []
-    return "; ".join(dict.fromkeys([*versions, *a["faults"], *b["faults"], *amounts])) or None
+    environment += [f"the processors differ: {' against '.join(sorted(processors))}"] if len(processors) > 1 else []
+    return "; ".join(dict.fromkeys([*environment, *a["faults"], *b["faults"], *amounts])) or None
 
 
 def _compared(rows: pd.DataFrame, samples: Samples, cells: list[Row], a: list[int], b: list[int]) -> pd.DataFrame:
@@ -260,8 +258,8 @@ def _decompositions(rows: pd.DataFrame, samples: Samples) -> pd.DataFrame:
 def _static_references(static: pd.DataFrame, sequences: float) -> tuple[int, int]:
     """Rows of HuggingFace with single requests and with the static batch that is closest to `sequences`.
 
-    What was measured of both kinds decides on the type of the cache, then the batch's size, then the name. Speed does
-    not decide: two equally fast cells would change places from run to run.
+    A batch whose type of cache was also measured with single requests comes first, then the size decides, then the
+    name. Speed does not decide, because the order of two equally fast cells would vary from run to run.
     """
     static = static.assign(cache=static["knob_cache_implementation"].fillna("").astype(str))
     sizes = static["knob_batch_size"].astype(float)

@@ -32,7 +32,7 @@ class Finding:
 
     Attributes:
         text: sentences with numbers.
-        label: source of the numbers: MEASURED, COMPUTED, PUBLISHED, or the `source` of rows measured elsewhere.
+        label: source of the numbers: MEASURED, COMPUTED, PUBLISHED, or the `source` of rows from elsewhere.
         scope: what the finding holds for: devices, models, workloads, or a formula.
         ids: cells, tables and formulas that the finding is based on.
         says: SUPPORTED or CONTRADICTED; None if the finding decides nothing.
@@ -74,7 +74,7 @@ ON_GPUS = Setting(kinds=("cuda", "rocm"))
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a rule may use: the study, its tables by name, and the published data."""
+    """What a rule may use: the study, its tables by name, and the published data."""
 
     study: Study
     tables: Mapping[str, pd.DataFrame]
@@ -98,7 +98,7 @@ def _read(path: Path, name: str) -> pd.DataFrame:
     return empty
 
 
-# A published number differs from what was found if it is further away than this.
+# A published number differs from what was found if the difference is larger than this.
 SAME_PCT = 10.0
 
 
@@ -112,8 +112,9 @@ def is_same(found: float, published: float) -> bool:
 
 
 def against_interval(low: float, high: float, scope: Any, published: float) -> str | None:
-    """What a measured interval says about a published number: nothing if only a part of the interval agrees with it, or
-    if there is no interval.
+    """What a measured interval says about a published number.
+
+    It says nothing if only a part of the interval agrees with the number, or if there is no interval.
 
     >>> against_interval(2.8, 3.0, None, 2.95), against_interval(2.0, 2.5, None, 2.95)
     ('supported', 'contradicted')
@@ -135,7 +136,7 @@ def measured(bears: bool, row: Row, text: str, says: str | None, ids: Iterable[s
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """One contradicting finding is enough, because a claim is about everything it covers; else one supporting one."""
+    """One contradicting finding decides, because a claim is about all that it covers; else one supporting finding."""
     said = {finding.says for finding in findings if finding.bears}
     return next((v for v in (CONTRADICTED, SUPPORTED) if v in said), NOT_TESTABLE)
 

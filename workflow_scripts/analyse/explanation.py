@@ -9,7 +9,7 @@ from workflow_scripts.analyse.statistics import ASSUMED_SD, WITHIN_START, decisi
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.formulas import relative_difference, speedup_bounds
 
-# A ratio of the devices that is further than this from the observed one explains nothing.
+# A ratio of the devices explains nothing if it differs from the observed one by more than this.
 NEAR_PCT = 10.0
 
 INSIDE, NEAR, NONE = "inside", "near", "none"
@@ -46,10 +46,11 @@ def _quotient(a: float | None, b: float | None) -> float:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which known ratios of two devices an observed one supports.
+    """The known ratios of two devices that an observed one supports.
 
-    `supported` are those in the interval; if there are none, the nearest if within NEAR_PCT. `support` says which:
-    `inside`, `near`, `none`, or None if no ratio is known. The observed ratio lies `difference_pct` above `nearest`.
+    `supported` are those in the interval, or else the nearest one if it is within NEAR_PCT. `support` says which of
+    these: `inside`, `near`, `none`, or None if no ratio is known. The observed ratio lies `difference_pct` above
+    `nearest`.
     """
 
     supported: tuple[str, ...]
@@ -59,7 +60,7 @@ class Explanation:
 
 
 def explain(ratio: float, low: float, high: float, candidates: Mapping[str, float]) -> Explanation:
-    """Compare an observed ratio, and the ends that it allows for (NaN if none), with the ratios that may explain it.
+    """Compare an observed ratio, and the ends of its interval (NaN if none), with the ratios that may explain it.
 
     >>> explain(3.0, math.nan, math.nan, {"bandwidth": 5.56, "flop": 2.75})
     Explanation(supported=('flop',), support='near', nearest='flop', difference_pct=9.090909090909083)

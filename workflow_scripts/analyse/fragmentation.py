@@ -119,7 +119,7 @@ def contiguous(t: pd.DataFrame, slots: FloatArray) -> pd.DataFrame:
 def padded_batches(t: pd.DataFrame) -> pd.DataFrame:
     """Batches in the order of the workload, padded to their longest prompt and run to their longest output.
 
-    It is not known how long such a step would take, so time is counted in steps; the prefill is one step.
+    The duration of such a step is not known, so time is counted in steps; the prefill is one step.
     """
     batches = t.assign(batch=t.groupby("row").cumcount() // t["batch_size"], rows=1).groupby(["row", "batch"])
     longest = batches[["prompt_tokens", "output_tokens"]].max()
@@ -137,13 +137,12 @@ def _held_over_steps(t: pd.DataFrame) -> FloatArray:
     return formulas.token_seconds(prompt, output, np.ones_like(prompt), output - 1)
 
 
-# --- rows of the table -------------------------------------------------------------------------------------------
+# --- rows of the table -----------------------------------------------------------------------------------------------
 
 
 def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Rows of the table: the result of the requests' lives in each layout."""
-    kinds = t.groupby(["engine", "model", "dtype", "kv_cache_dtype"], sort=False)
-    for names, part in kinds:
+    """Rows of the table for the requests of `timeline`, in each layout."""
+    for names, part in t.groupby(["engine", "model", "dtype", "kv_cache_dtype"], sort=False):
         engine, model, dtype, kv_cache_dtype = map(str, names)
         facts = _facts_if_layered(model, dtype)
         if facts is None:
@@ -155,7 +154,7 @@ def layouts(t: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 @cache
 def _facts_if_layered(model: str, dtype: str) -> ModelFacts | None:
-    """Facts of a model whose layers do not all keep all tokens; None for others, and if they are not known."""
+    """Facts of a model in which some layers do not keep all tokens; None for other and for unknown models."""
     try:
         facts = read_model_facts(load_models()[model].config, dtype)
     except (CatalogError, KeyError, ModelFactsError):
@@ -185,7 +184,7 @@ def _source(layout: str) -> str:
 
 
 def _repeats(t: pd.DataFrame) -> pd.DataFrame:
-    """One row per repeat, with the time in which its requests lived."""
+    """One row per repeat, with the lives of its requests (`live_s`) and the time from first to last (`span_s`)."""
     by_row = t.groupby("row")
     rows = by_row[[*REPEAT, "block_size_effective", "engine_slots_held_mean", "engine_blocks_held_mean"]].first()
     rows["live_s"] = by_row["live_s"].sum()

@@ -1,6 +1,6 @@
-"""How many further starts would decide a comparison, where a study is looked at after each round.
+"""How many further starts would decide a comparison, if the data of a study are looked at after each round.
 
-The error of a study is split over a fixed set of looks, so it holds whenever measuring ends (union bound, valid under
+The error of a study is split over a fixed number of looks, so it holds whenever measuring ends (union bound, valid for
 any dependence between the looks).
 """
 
@@ -31,7 +31,7 @@ _OF_LAST_LOOK = 0.8
 
 @dataclass(frozen=True)
 class Looks:
-    """A study is looked at after each round from `at_least` to `at_most`; once only if the two are the same."""
+    """The looks at a study: after each round from `at_least` to `at_most`, so only one if the two are the same."""
 
     at_least: int = 1
     at_most: int = 1
@@ -59,8 +59,8 @@ class Decisions(NamedTuple):
         verdict: `flat`, `changes` or `not decided`.
         needed: further starts of both cells that would decide if means and variances stay as observed; NaN if not
             known or more than MOST_FURTHER_STARTS; 0 if decided.
-        least: the same if the ratio lies a standard error away from the observed one, where fewer starts decide.
-            Comparisons that need more than these are not worth measuring.
+        least: like `needed`, if the ratio lies a standard error away from the observed one, on the side where fewer
+            starts decide. A comparison that needs more starts than are left even then is not worth measuring.
     """
 
     found: Comparisons
@@ -70,7 +70,7 @@ class Decisions(NamedTuple):
 
 
 def decide(samples: Samples, a: Rows, b: Rows, margin_pct: float, looks: Looks = ONE_LOOK) -> Decisions:
-    """Compare cells `a` with cells `b`, all comparisons of a study, after as many rounds as were measured."""
+    """Compare cells `a` with cells `b`, which are all comparisons of a study, after the rounds that were measured."""
     found = compare(samples, a, b)
     rounds = np.maximum(samples.rounds[..., a], samples.rounds[..., b]).astype(float)
     verdict = verdicts(found, margin_pct, looks.share(rounds))
@@ -111,7 +111,7 @@ def further_starts(
         beyond = then.p_beyond(margin_pct) * family <= (1 - CONFIDENCE) * share
         return then.is_within(margin_pct, EQUIVALENCE_ALPHA * share) | beyond
 
-    # Intervals shrink with every start and no later look has less of the error, so deciding is monotone.
+    # Intervals shrink with every start, and no later look has a smaller share of the error, so bisection works.
     shape = found.difference.shape
     too_few, enough = np.full(shape, -1.0), np.full(shape, float(MOST_FURTHER_STARTS))
     hopeless = ~decided(enough)

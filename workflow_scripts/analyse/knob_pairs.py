@@ -1,4 +1,4 @@
-"""Which cells of a study differ in one knob only, or only in the model, and what the comparison of each pair shows."""
+"""Which cells of a study differ only in one knob or only in the model, and what the comparison of each pair shows."""
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from workflow_scripts.engines.registry import every_knob, metrics_of_columns
 
 METRIC = "output_tokens_per_s"
 PLACE = ("study", "source", "gpu", "engine", "model", "workload")
-# The name for what can differ between cells apart from a knob.
+# The column that counts as a knob.
 MODEL = "model"
 
 
@@ -39,7 +39,7 @@ def compared_pairs(
     Pairs are positions `a` and `b` of cells of one `group`, with what their comparison shows; `first` marks those with
     the baseline. Verdicts allow for all pairs of all knobs. `metric` is the compared column of the cells table.
     """
-    # What engines count is another number in each repeat; everything else that they show of a knob is a setting.
+    # Counts differ between repeats; everything else that an engine shows of a knob is a setting.
     counted = metrics_of_columns()
     observed = {column: "mean" if column in counted else "first" for column in ("effective", *shown_in())}
     observed |= BOUND_BY_NEEDS
@@ -94,7 +94,7 @@ def _groups(summary: pd.DataFrame, column: str, others: list[str]) -> pd.DataFra
 
 
 def _pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """All pairs of rows `a` and `b` of one group, `b` above `a`: row numbers, and those of their samples."""
+    """All pairs of rows of one group, `b` above `a`: the row numbers `a` and `b`, and the numbers of their samples."""
     numbered = rows[["group", "sample", "knob"]].assign(row=np.arange(len(rows)), first=~rows["group"].duplicated())
     pairs = numbered.merge(numbered.drop(columns=["knob", "first"]), on="group", suffixes=("_b", "_a"))
     pairs = pairs[pairs["row_a"] > pairs["row_b"]].rename(columns={"row_a": "a", "row_b": "b"})

@@ -1,11 +1,10 @@
-"""Bytes that an engine reserved for keys and values, beside those that held a token.
+"""Bytes that an engine reserved for keys and values, and how many of them held a token.
 
 Engines reserve memory in different ways. vLLM and HuggingFace's continuous batching allocate a pool of blocks when
 they start, regardless of what the requests need later. HuggingFace's static batches allocate a cache for each batch:
 DynamicCache for the padded batch's tokens so far, StaticCache at once for the batch's full length.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -36,7 +35,6 @@ def kv_memory(cells: pd.DataFrame) -> pd.DataFrame:
 def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
     """Bytes of keys and values per token, on all devices together; NaN for a model whose shape is not known."""
     drafted = as_applied(cells, "num_speculative_tokens") > 0
-    of_token = _bytes_reader()
     settings = zip(
         cells["model"],
         dtypes(cells),
@@ -45,19 +43,14 @@ def _bytes_per_token(cells: pd.DataFrame) -> pd.Series:
         as_applied(cells, "tensor_parallel_size"),
         strict=True,
     )
-    return pd.Series([of_token(*setting) for setting in settings], index=cells.index, dtype=float)
+    return pd.Series([_bytes_of_token(*setting) for setting in settings], index=cells.index, dtype=float)
 
 
-def _bytes_reader() -> Callable[[str, str, str, str, int], float]:
-    models = load_models()
-
-    @cache
-    def of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
-        try:
-            # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
-            parts = [read_model_facts(models[n].config, dtype) for n in (model, draft_model) if n]
-            return sum(facts.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) for facts in parts)
-        except (KeyError, ModelFactsError):
-            return np.nan
-
-    return of_token
+@cache
+def _bytes_of_token(model: str, dtype: str, draft_model: str, kv_cache_dtype: str, tensor_ranks: int) -> float:
+    try:
+        # A draft model has the dtype of the model that it drafts for, and its own layers in the same blocks.
+        parts = [read_model_facts(load_models()[name].config, dtype) for name in (model, draft_model) if name]
+        return sum(facts.uniform().bytes_per_token(kv_cache_dtype, tensor_ranks) for facts in parts)
+    except (KeyError, ModelFactsError):
+        return np.nan

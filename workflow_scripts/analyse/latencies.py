@@ -5,7 +5,7 @@
         --serving results/arrivals/tables/serving_summary.parquet \\
         --out results/arrivals/tables/latencies.parquet
 
-If requests arrive at a rate, throughput is that rate, so a knob changes only how long requests take. Compared cells
+If requests arrive at a rate, the throughput is that rate, so a knob only changes how long requests take. Compared cells
 differ in exactly one knob, which may be the rate. docs/tables.md documents every column.
 """
 
@@ -31,8 +31,8 @@ SCHEMA = table_schema(
     "latencies",
     "The effect of each knob on the latencies of servers: the same as `effects`, with one row per latency. Cells are "
     "those of `vllm-serve` and `openai`, also those whose requests arrive at a rate; the rate and the users count as "
-    "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall` it has the longest "
-    "and `baseline` the shortest latency. The verdicts of each latency together err in at most 5 % of all studies.",
+    "knobs. A ratio above 1 means that requests take longer with `value`; in rows with `overall`, `value` has the "
+    "longest and `baseline` the shortest latency. For each latency, a `changes` is false in at most 5 % of studies.",
     TEXT("metric", ", ".join(f"`{name}` ({said})" for name, said in LATENCIES.items())),
     {
         **dict(effects.SCHEMA.columns),
@@ -45,7 +45,7 @@ SCHEMA = table_schema(
     TEXT(
         "saturated",
         "which of the two had more load than the server sustains, so that its latencies grow with the length of the "
-        "run: `value`, `baseline` or `both`; null if it is none, or not known",
+        "run: `value`, `baseline` or `both`; null if neither had, or if it is not known",
     ),
 )
 

@@ -1,8 +1,8 @@
 """KV memory of vLLM by kind of layer, for models whose layers are of several kinds or keep only a window.
 
-Such a model has three layouts: the pool as vLLM shares it among layers of all kinds, the same without padding, and all
-layers with attention keeping all tokens. Memory is counted in tokens of all layers: bytes divided by those that one
-token takes in all layers with attention. docs/fragmentation.md says how.
+Three layouts are compared for such a model: the pool as vLLM shares it among layers of all kinds, the same without
+padding, and one in which all layers with attention keep all tokens. The unit of memory is the token of all layers: the
+bytes that one token takes in all layers with attention. docs/fragmentation.md has details.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ POOL, OWN_PAGES, EVERY_TOKEN = "paged", "paged_own_pages", "paged_every_token"
 
 @dataclass(frozen=True)
 class KindOfLayer:
-    """Layers of one kind: one of them, how many, and how many the groups of the pool have with their padding."""
+    """Layers of one kind: one of them, their number, and their number in the groups of the pool, with padding."""
 
     mixer: Mixer
     layers: int
@@ -67,10 +67,10 @@ def _unit(kinds: tuple[KindOfLayer, ...], of_token: int) -> int:
 
 
 def held_by_layout(t: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """For each layout and kind of layer, token-seconds needed and slot-seconds held by each row, as `_by_repeat` has.
+    """For each layout and kind of layer, the token-seconds needed (`token_s`) and slot-seconds held (`slot_s`) by row.
 
-    A prompt is computed at once, or in chunks of `max_num_batched_tokens`; blocks behind a window are given back with
-    the next step. A token is needed as long as a later one attends to it, and a state as long as its request lives.
+    A prompt is computed at once, or in chunks of `max_num_batched_tokens`; blocks behind a window are freed with the
+    next step. A token is needed as long as a later one attends to it, and a state as long as its request lives.
 
     Args:
         t: rows of `fragmentation.timeline`, of one model.
@@ -104,7 +104,7 @@ def _of_one_layer(
     needed, pages = tokens, every
     if reach is not None:
         needed = (tokens - 1) % reach + 1 if chunked else np.minimum(tokens, reach)
-        # Of a prompt that is longer than a step, blocks are given back between its chunks.
+        # Blocks of a prompt that takes several steps are freed between its chunks.
         in_steps = np.minimum(tokens, reach - 1 + life.batched_tokens)
         given_back = (tokens - 1) // reach * reach if chunked else np.maximum(tokens - reach, 0)
         behind = np.where(life.is_prefill, tokens - in_steps, given_back)
@@ -114,7 +114,7 @@ def _of_one_layer(
 
 @dataclass(frozen=True)
 class _Life:
-    """One element for the prefill of each request and for each of its decode steps; `seconds` is how long it took."""
+    """One element for the prefill of each request and for each of its decode steps; `seconds` is its duration."""
 
     row: FloatArray
     tokens: FloatArray

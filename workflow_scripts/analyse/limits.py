@@ -1,4 +1,4 @@
-"""Compare each repeat with the maximum that the hardware allows, and mark what cannot be true.
+"""Compare each repeat with the maximum that the hardware allows, and mark impossible ones.
 
     kvsweep table-limits --study config/studies/demo.yaml \\
         --cells results/demo/tables/cells.parquet --parsed results/demo/parsed \\
@@ -44,7 +44,7 @@ from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import DTYPE_BYTES, ModelFacts, ModelFactsError, read_model_facts
 from workflow_scripts.study.study_file import Study
 
-# A measured rate is that of one moment: on a shared host, one core was observed to read at 10 and at 24 GB/s.
+# A measured rate holds for one moment: on a shared host, one core was observed to read at 10 and at 24 GB/s.
 TOLERANCE = {"datasheet": 0.0, "measured": 0.25}
 
 TOKEN_RATES = ("output_tokens_per_s", "total_tokens_per_s")
@@ -57,7 +57,7 @@ SCHEMA = table_schema(
     TEXT("cell_id", "the repeat, as in `cells`"),
     INTEGER("start repeat", "the start and the repeat, as in `cells`"),
     TEXT("rates", "where the device's rates are from: `datasheet` or `measured`"),
-    NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "the rates of one device, the latter for the model's dtype"),
+    NUMBER("memory_bandwidth_bytes_per_s flop_per_s", "the rates of one device; `flop_per_s` for the model's dtype"),
     FLAG(
         "weights_fit_cache",
         "all weights fit in the last-level cache, so that the rate of the cache replaces that of memory",
@@ -98,9 +98,9 @@ SCHEMA = table_schema(
     NUMBER("experts_touched_share", "as in `cells`: what the engine reports; `read_bytes` counts it"),
     NUMBER(
         "experts_touched_share_uniform",
-        "the same as expected if all experts are equally likely, for as many tokens per step",
+        "the share that is expected if all experts are equally likely, for the same number of tokens per step",
     ),
-    NUMBER("mbu mfu", "these over `wall_s`, as a share of the device's rate"),
+    NUMBER("mbu mfu", "`read_bytes` and `flops` over `wall_s`, as a share of the device's rate"),
     NUMBER("engine_mbu engine_mfu", "the same from the engine's own estimates"),
     NUMBER(
         "engine_read_bytes_difference engine_flops_difference",
@@ -119,7 +119,7 @@ SCHEMA = table_schema(
 
 
 def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The table for repeats with their sums (see `analyse.work`), and why some repeats have no rows.
+    """The table, and the reasons why some repeats have no rows.
 
     Args:
         work: rows of the cells table joined with the sums over their requests.
@@ -149,8 +149,7 @@ def limits_table(work: pd.DataFrame, devices: Path) -> tuple[pd.DataFrame, list[
 def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype: str) -> pd.DataFrame:
     times = phase_times(work, facts, rates, kv_cache_dtype)
     memory_s, arithmetic_s = by_resource(times)
-    cache_bytes_per_s = rates.cache_bytes_per_s(facts)
-    of_memory = rates.memory_bandwidth_bytes_per_s
+    cache_bytes_per_s, memory_bytes_per_s = rates.cache_bytes_per_s(facts), rates.memory_bandwidth_bytes_per_s
     from_cache = times["weights_fit_cache"] & np.isfinite(cache_bytes_per_s)
 
     def bound(memory_s: pd.Series, arithmetic_s: pd.Series) -> pd.Series:
@@ -158,19 +157,18 @@ def _limits(work: pd.DataFrame, facts: ModelFacts, rates: Rates, kv_cache_dtype:
         return bound_by.mask(from_cache & bound_by.eq(MEMORY).fillna(False), CACHE)
 
     table = work.join(times).assign(
-        read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, of_memory),
+        read_bytes_per_s=np.where(from_cache, cache_bytes_per_s, memory_bytes_per_s),
         rates=rates.source,
         tolerance=np.inf if rates.disturbed else TOLERANCE[rates.source],
-        memory_bandwidth_bytes_per_s=rates.memory_bandwidth_bytes_per_s,
+        memory_bandwidth_bytes_per_s=memory_bytes_per_s,
         flop_per_s=rates.flop_per_s(facts, kv_cache_dtype),
         prefill_bound_by=bound(times["prefill_memory_s"], times["prefill_arithmetic_s"]),
         decode_bound_by=bound(times["decode_memory_s"], times["decode_arithmetic_s"]),
         bound_by=bound(memory_s, arithmetic_s),
         source="predicted",
     )
-    tokens = {"output_tokens_per_s": table["output_tokens"]}
-    tokens["total_tokens_per_s"] = table["output_tokens"] + table["prompt_tokens"]
-    for rate, count in tokens.items():
+    counts = table["output_tokens"], table["output_tokens"] + table["prompt_tokens"]
+    for rate, count in zip(TOKEN_RATES, counts, strict=True):
         for by, time_s in (("", times["wall_s_min"]), ("_memory", memory_s), ("_arithmetic", arithmetic_s)):
             table[f"{rate}_ceiling{by}"] = count / time_s.where(time_s > 0)
     return _verdict(_utilization(table, facts, rates, kv_cache_dtype))
@@ -215,7 +213,7 @@ def _kv_bytes(table: pd.DataFrame, facts: ModelFacts, kv_cache_dtype: str) -> Fl
 
 
 def _readings_per_token(table: pd.DataFrame) -> FloatArray:
-    """How often the cache is read per output token: once, or less if a step also accepts drafted tokens.
+    """How often the cache is read per output token: once, or less often if a step also accepts drafted tokens.
 
     NaN if tokens are drafted and the number of accepted ones is not known.
     """
@@ -225,8 +223,7 @@ def _readings_per_token(table: pd.DataFrame) -> FloatArray:
 
 
 def _activation_bytes(table: pd.DataFrame, facts: ModelFacts) -> FloatArray:
-    """Bytes that vLLM's estimate counts as read in addition to weights and earlier tokens' KV (see
-    vllm/v1/metrics/perf.py).
+    """Bytes that vLLM's estimate (vllm/v1/metrics/perf.py) counts in addition to weights and earlier tokens' KV.
 
     They are the inputs of each layer's matrix products, queries and activation function, those of the output matrix,
     and the keys and values of the step's own tokens. All of them may stay on the chip, so no ceiling counts them.
@@ -256,9 +253,9 @@ def _broken_text(row: Mapping[Hashable, Any]) -> str:
 
 
 def mark_invalid(cells: pd.DataFrame, limits: pd.DataFrame) -> pd.DataFrame:
-    """Mark every cell with a repeat above a ceiling as `invalid`; `reason` says which ceiling.
+    """Mark every cell with a repeat above a ceiling as `invalid`; `reason` names the ceiling.
 
-    One impossible repeat makes the clock or the counts of all repeats of its cell unreliable. Their values stay.
+    One impossible repeat makes the clock or the counts of all repeats of its cell unreliable. The values are kept.
     """
     if limits.empty:  # no device has known rates
         return cells

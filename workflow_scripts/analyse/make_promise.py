@@ -2,7 +2,7 @@
 
     kvsweep promise --study config/studies/demo.yaml --tables results/demo/tables --out promise.json
 
-The setting is that of the cell that `--pick` names. Without it, it is the recommendation within the study's latency
+`--pick` names the cell whose setting is used. Without it, the setting is the recommended one within the study's latency
 limits: of cells that were measured on a server, the one that kept up with the highest request rate; without such cells,
 the fastest of the recommendations `best_within_latency`.
 """
@@ -47,7 +47,7 @@ def promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None 
     cells = cells[cells["engine"].isin([VLLM.name, VLLM_SERVE.name]) & cells["repeat"].notna()]
     if cells.empty:
         raise PromiseError(
-            f"study {study.name}: no cell of vLLM was measured as the study asks, so there is no setting"
+            f"study {study.name}: no cell of vLLM was measured as the study asks, so there is no setting to promise"
         )
     served = table("serving_summary")
     cell_id, why = _asked(cells, asked) if asked else _recommended(study, cells, served, table("recommendations"))
@@ -55,7 +55,7 @@ def promise_of(study: Study, paths: StudyPaths, table: Table, asked: str | None 
     row = records(rows)[0]
     settings = settings_of(row, prepared_models(study, paths))
     if settings is None:
-        raise PromiseError(f"{cell_id}: the study has no model {row['model']} any more")
+        raise PromiseError(f"{cell_id}: the study no longer has the model {row['model']}")
     of_server = row["engine"] == VLLM_SERVE.name
     extra = table("serving")
     keys = ["cell_id", "start", "repeat"]
@@ -151,7 +151,7 @@ def _measured(rows: pd.DataFrame) -> tuple[dict[str, Promised], str | None]:
 
 
 def _loads(served: pd.DataFrame, cells: pd.DataFrame, row: Row) -> tuple[float | None, float | None]:
-    """The request rates that enclose what this setting sustains: the highest kept up with, the lowest too high."""
+    """The request rates between which this setting saturates: the highest that it kept up with, the lowest too high."""
     loads = ("knob_request_rate_per_s", "knob_ramp_to_per_s", "knob_burstiness", "knob_users")
     knobs = [name for name in knob_columns(cells) if name not in loads]
     same = cells.drop_duplicates("cell_id")

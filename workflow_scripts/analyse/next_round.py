@@ -1,7 +1,7 @@
-"""Which cells the next round of a study measures: those of comparisons that it may decide, soonest decided first.
+"""Which cells the next round of a study measures: those of comparisons that it may decide, the cheapest first.
 
 The first rounds, up to the study's minimum number of starts, measure every cell. After each of them a comparison is
-decided (`flat` or `changes`), or it may be with further starts, or it would take more than the study allows.
+decided (`flat` or `changes`), may be decided with further starts, or would take more than the study allows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class NextRound:
     """What a study measures next.
 
     Attributes:
-        cells: `cell_id` of the cells to start once more; those come first that decide most per second.
+        cells: `cell_id` of the cells to start once more, in the order of their comparisons.
         undecided: comparisons that these starts may decide.
         not_decidable: comparisons that the study cannot decide, with the reason.
         decided: how many comparisons are decided.
@@ -107,7 +107,7 @@ def _pairs(cells: pd.DataFrame, margin_pct: float, looks: Looks) -> Iterator[Row
 
 
 def _further(pair: Row, at_least: int) -> float:
-    """The fewest further starts of both cells that may decide; if no variance is known, those that show it."""
+    """The fewest further starts of both cells that may decide; if no variance is known, as many as show one."""
     needed = pair["starts_needed_at_least"]
     if np.isnan(needed) and pair["starts"] < _LEAST_TO_VARY:
         needed = _LEAST_TO_VARY - pair["starts"]

@@ -1,8 +1,8 @@
 """Statistics of two occasions: the same cells measured at different times, on other hosts or by other versions.
 
-A rate that was measured on one occasion says nothing about others: its intervals do not cover the effect of an occasion
-on a cell. So an interval of two occasions covers the variation within each, and a verdict also allows for the variation
-between occasions. `report/page/occasions.js` computes the same in the page; a test compares the two.
+A rate that was measured on one occasion says nothing about other occasions, because its interval does not cover the
+effect of an occasion on a cell. So an interval of two occasions covers the variation within each, and a verdict also
+allows for the variation between occasions. `report/page/occasions.js` computes the same; a test compares the two.
 
 Sources: [Welch] as in `statistics`; [Satterthwaite] An approximate distribution of estimates of variance components,
 Biometrics Bulletin 2, 1946.
@@ -16,7 +16,7 @@ from workflow_scripts.analyse.start_spread import BoolArray, FloatArray
 from workflow_scripts.analyse.statistics import ASSUMED_SD, STARTS_TO_SEE_MODES, WITHIN_START, Comparisons, IntArray
 
 BETWEEN_STARTS_OF_BOTH = "between starts of these two occasions"
-# Standard deviation between occasions, in per cent, if the user does not say what it is on their machines.
+# Standard deviation between occasions, in per cent, if the user does not give that of their machines.
 OCCASIONS_VARY_PCT = 100 * ASSUMED_SD
 
 
@@ -32,9 +32,9 @@ class Means(NamedTuple):
 def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) -> Comparisons:
     """Compare each cell of `b` with the same cell of `a`; ratios are of `b` over `a`.
 
-    The interval is Welch's. Verdicts allow for a standard deviation of `vary_pct` per cent between occasions, which
-    includes the variation between starts if a cell has only one, and the risk that few starts are all in one of a
-    cell's two modes.
+    The interval is Welch's. Verdicts allow for a standard deviation of `vary_pct` per cent between occasions. It
+    includes the variation between starts if a cell has only one, and the risk that the few starts of a cell with two
+    modes are all in one of them.
 
     Two starts of each, with standard errors of 1 %, and a cell that became 3 times as fast:
 
@@ -53,9 +53,9 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
     starts = np.minimum(a.starts, b.starts)
     scope = np.where(starts > 1, BETWEEN_STARTS_OF_BOTH, WITHIN_START).astype(object)
     scope[np.isnan(error)] = None
-    nothing: BoolArray = np.zeros(starts.shape, dtype=bool)
-    # `Comparisons` divides the variance by the starts. With few starts it would also allow for two modes of a cell,
-    # which is included here in what occasions vary.
+    none: BoolArray = np.zeros(starts.shape, dtype=bool)
+    # `Comparisons` divides the variance by the starts. With fewer of them it would allow for two modes of a cell, which
+    # the variation between occasions includes here.
     return Comparisons(
         difference=b.log_mean - a.log_mean,
         variance=tested * STARTS_TO_SEE_MODES,
@@ -63,6 +63,6 @@ def compare_occasions(a: Means, b: Means, vary_pct: float = OCCASIONS_VARY_PCT) 
         starts=np.full(starts.shape, STARTS_TO_SEE_MODES),
         shown=(error, welch),
         scope=scope,
-        pooled=nothing,
-        bimodal=nothing,
+        pooled=none,
+        bimodal=none,
     )

@@ -65,12 +65,12 @@ SCHEMA = table_schema(
         "measured output tokens/s are outside the band, or only one of prediction and engine called the cell "
         "infeasible; always false for other quantities",
     ),
-    TEXT("why", "the reason of a flag"),
+    TEXT("why", "why the row is flagged"),
     TEXT(
         "speed_source",
-        "where the costs of steps are from: `calibrated` (a ladder climbed on this device; without a band it is one of "
-        "another model, type or number of ranks, or too short), `project file`, `measured rates` or `data sheet`; "
-        "never from the cell itself",
+        "where the costs of steps are from: `calibrated` (a ladder measured on this device; without a band it is a "
+        "ladder of another model, type or number of ranks, or too short), `project file`, `measured rates` or `data "
+        "sheet`; never from the cell itself",
     ),
     TEXT("bound_by", "what is predicted to prevent more sequences from running at once, in the words of `effects`"),
     NUMBER("running_peak_predicted running_peak_measured", "maximum number of sequences that run at once"),
@@ -98,22 +98,22 @@ BLOCKS_SCHEMA = table_schema(
     TEXT("cell_id gpu engine model workload knobs", "the cell"),
     INTEGER("block_size", "tokens of a block"),
     INTEGER("num_blocks", "predicted KV blocks of the device, of which the engine reserves one"),
-    INTEGER("step", "the step of the engine that is being put together, or that follows, counted from 0"),
+    INTEGER("step", "the step of the engine that is being scheduled, or that comes next, from 0"),
     TEXT(
         "event",
         "`allocated` (a new block for tokens of the prompt), `appended` (for tokens of the answer), `shared` (a block "
-        "that the prefix cache had), `freed` (the request has ended, or looks at the block no more), `preempted` "
-        "(taken away from a running request) or `evicted` (a block that nobody holds loses its cached content)",
+        "from the prefix cache), `freed` (the request has ended, or no longer attends to the block), `preempted` "
+        "(taken away from a running request) or `evicted` (a block that no request holds loses its cached content)",
     ),
-    INTEGER("request", "the request's place in the workload, from 0; null for `evicted`"),
+    INTEGER("request", "the request's position in the workload, from 0; null for `evicted`"),
     INTEGER("group", "number of the group of layers; 0 if all layers keep all tokens"),
-    INTEGER("place", "which block of the request's block table, from 0; for `evicted`, the one it held before"),
+    INTEGER("place", "position in the request's block table, from 0; for `evicted`, the one it had before"),
     INTEGER("block", "number of the block, from 1 in the order of first use; not the engine's own number"),
     INTEGER("users", "requests that hold the block afterwards"),
     INTEGER(
         "tokens",
-        "tokens of the request in its blocks once the step has run, for `shared` the tokens that were found; each "
-        "later step of a running request adds one; null if a block is taken back",
+        "tokens of the request in its blocks after the step, for `shared` the tokens that were found; each later step "
+        "of a running request adds one; null if the request loses the block",
     ),
     TEXT("source", "`predicted`"),
 )
@@ -125,7 +125,7 @@ def predictions_table(cells: pd.DataFrame, plan: pd.DataFrame, published: Rates 
     Args:
         cells: the cells table.
         plan: rows of `predict.plan`.
-        published: what others published for an engine, model, device and max-num-seqs.
+        published: published rates by engine, model, device and max-num-seqs.
     """
     found = published or {}
     points = zip(plan["engine"], plan["model"], plan["gpu"], plan["max_num_seqs"], strict=True)
@@ -144,11 +144,11 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
     names = [quantity, f"{quantity}_low", f"{quantity}_high"]
     predicted, low, high = (column.astype(float) for _, column in table.reindex(columns=names).items())
     measured = table[f"measured_{quantity}"].astype(float)
-    surprise = _surprise(table) if QUANTITIES[quantity] else pd.Series(None, index=table.index, dtype="string")
+    surprise = pd.Series(None, index=table.index, dtype="string")
     if QUANTITIES[quantity]:
-        times = (measured / predicted).map(lambda ratio: f"{ratio:.2f} times what was predicted")
+        times = (measured / predicted).map(lambda ratio: f"{ratio:.2f} times the prediction")
         outside = (measured < low) | (measured > high)
-        surprise = surprise.fillna(times.where(outside).astype("string"))
+        surprise = _surprise(table).fillna(times.where(outside).astype("string"))
     return table[["cell_id", "gpu", "engine", "model", "workload", "knobs", "speed_source", "bound_by"]].assign(
         quantity=quantity,
         predicted=predicted,
@@ -171,7 +171,7 @@ def _of_quantity(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
 
 
 def _surprise(table: pd.DataFrame) -> pd.Series:
-    """The reason why a cell contradicts its predicted feasibility; null for the other cells."""
+    """How a cell contradicts its predicted feasibility; null for the other cells."""
     ran = table["outcome"].isin(["ok", "invalid"]).to_numpy(dtype=bool)
     refused = table["outcome"].eq("infeasible").fillna(False).to_numpy(dtype=bool)
     foreseen = table["infeasible"].notna().to_numpy()

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.analyse.ceilings import as_measured
 from workflow_scripts.analyse.explanation import CANDIDATES, EXPLANATION_COLUMNS, capability_ratios, explanation_of
 from workflow_scripts.analyse.repeats import (
     BOUND_BY_NEEDS,
@@ -39,7 +40,7 @@ from workflow_scripts.study.study_file import Study
 
 METRICS = ("output_tokens_per_s", "total_tokens_per_s")
 _MEASURED_RATIOS = ("measured_bandwidth_ratio", "measured_flop_ratio", "measured_cache_ratio")
-_ALIKE = 0.1  # bandwidths that differ by less cannot tell what a speed-up follows
+_ALIKE = 0.1  # with bandwidths that differ by less, a speed-up cannot be attributed to them
 SCHEMA = table_schema(
     "ratios",
     "Speed-up of one device over another, with all else equal (engine, model, workload, knobs), beside the ratios "
@@ -89,7 +90,7 @@ SCHEMA = table_schema(
         "why the two cannot show that decoding follows memory bandwidth: their rates were measured under load by "
         "others, the weights fit into their caches, or their bandwidths hardly differ; null if none of these holds",
     ),
-    notes=("`kv_capacity` counts as an explanation only if full KV blocks limited one of the two devices."),
+    notes="`kv_capacity` counts as an explanation only if full KV blocks limited one of the two devices.",
 )
 PUBLISHED_COLUMNS = (
     "source",
@@ -111,9 +112,7 @@ PUBLISHED_COLUMNS = (
 def device_ratios(
     cells: pd.DataFrame, measured: Mapping[str, Gpu] | None = None, rates: Mapping[str, DeviceRates] | None = None
 ) -> pd.DataFrame:
-    """The ratios table: one row per pair of devices, setting that both were measured with, and metric.
-
-    `a` is the device that is faster by the geometric mean over all settings that both were measured with.
+    """The ratios table.
 
     Args:
         cells: the cells table.
@@ -169,7 +168,7 @@ def _capability_columns(pairs: pd.DataFrame, gpus: Mapping[str, Gpu], prefix: st
 def _what_cannot_be_shown(pairs: pd.DataFrame, rates: Mapping[str, DeviceRates]) -> pd.DataFrame:
     """Why a pair cannot show that decoding follows memory bandwidth, and which ratios then explain nothing.
 
-    If the weights fit into both devices' caches, also the ratio of their cache rates.
+    If the weights fit into the caches of both devices, it also gives the ratio of their cache rates.
     """
     quantization = pairs.get("knob_quantization", pd.Series(None, index=pairs.index, dtype=object))
     settings = zip(*(pairs[name] for name in ("gpu_a", "gpu_b", "model", "dtype")), quantization, strict=True)
@@ -235,7 +234,7 @@ def _measured_row(row: Row) -> Row:
 def published_ratios(
     frame: pd.DataFrame, *, value: str = "throughput_tok_s", setting: str = "max_num_seqs", dtype: str = "bfloat16"
 ) -> pd.DataFrame:
-    """Ratios of the devices of a published table, beside those of every device that its names may mean.
+    """Ratios of the devices of a published table, with the ratios of every device that its names may mean.
 
     Args:
         frame: the columns `gpu` (as published), `approximate`, and those that `value` and `setting` name: one rate per
@@ -271,7 +270,7 @@ def published_ratios(
 
 
 def published_readings(label_a: str, label_b: str, ratio: float, dtype: str) -> list[Row]:
-    """A published ratio of two devices beside the ratios of each pair of devices that the names may mean.
+    """A published ratio of two devices, with the ratios of each pair of devices that the names may mean.
 
     >>> for r in published_readings("H200", "L40S", 2.95, "bfloat16"):
     ...     print(r["gpu_a"], r["gpu_b"], round(r["bandwidth_ratio"], 2), round(r["flop_ratio"], 2), r["explanation"])
@@ -314,15 +313,7 @@ def device_records(folder: Path) -> dict[str, DeviceRates]:
 def measured_devices(records: Mapping[str, DeviceRates]) -> dict[str, Gpu]:
     """Devices that have a record, with measured rates instead of those of the data sheet."""
     gpus = load_gpus()
-    return {
-        name: gpus[name].model_copy(
-            update={
-                "memory_bandwidth_bytes_per_s": rates.memory_bytes_per_s,
-                "dense_flop_per_s": rates.matmul_flop_per_s,
-            }
-        )
-        for name, rates in records.items()
-    }
+    return {name: as_measured(gpus[name], rates) for name, rates in records.items()}
 
 
 @table_command("ratios", option("--devices", type=Path, help="folder with NAME.json of each measured device"))

@@ -50,7 +50,7 @@ LATENCIES = ("tpot_s_p50", "ttft_s_p50")
 BEST, WITHIN_LATENCY, SMALLEST, PARETO = ("best_throughput", "best_within_latency", "smallest_within_margin", "pareto")
 # Maximum number of ties that the explanation names; the column `ties` has all of them.
 MOST_NAMED = 5
-# The bound if neither user nor study sets one: this many times the lowest time per output token of any configuration.
+# The bound if neither user nor study sets one is this many times the lowest time per output token of any configuration.
 DEFAULT_TPOT_FACTOR = 2.0
 
 SCHEMA = table_schema(
@@ -67,14 +67,12 @@ SCHEMA = table_schema(
     ),
     TEXT("cell_id knobs", "the configuration"),
     INTEGER("repeats", "repeats that count, of all starts"),
-    NUMBER("output_tokens_per_s", "geometric means over the starts"),
-    NUMBER(
-        "output_tokens_per_s_low output_tokens_per_s_high", "their 95 % intervals; null if the variation is not known"
-    ),
-    NUMBER("tpot_s_p50", "geometric means over the starts"),
-    NUMBER("tpot_s_p50_low tpot_s_p50_high", "their 95 % intervals; null if the variation is not known"),
-    NUMBER("ttft_s_p50", "geometric means over the starts"),
-    NUMBER("ttft_s_p50_low ttft_s_p50_high", "their 95 % intervals; null if the variation is not known"),
+    NUMBER("output_tokens_per_s", "geometric mean over the starts"),
+    NUMBER("output_tokens_per_s_low output_tokens_per_s_high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("tpot_s_p50", "geometric mean over the starts"),
+    NUMBER("tpot_s_p50_low tpot_s_p50_high", "its 95 % interval; null if the variation is not known"),
+    NUMBER("ttft_s_p50", "geometric mean over the starts"),
+    NUMBER("ttft_s_p50_low ttft_s_p50_high", "its 95 % interval; null if the variation is not known"),
     TEXT("scope", SCOPE_MEANING),
     NUMBER("ttft_s_p99_worst tpot_s_p99_worst", "the highest 99th percentile of any repeat"),
     TEXT(
@@ -85,11 +83,11 @@ SCHEMA = table_schema(
     NUMBER("margin_pct", "the margin of `smallest_within_margin`"),
     TEXT(
         "ties",
-        "knobs of the configurations that are not shown to be slower, comma-separated; they rank equal to the winner",
+        "knobs of the configurations that are not shown to be slower, comma-separated; they rank equally",
     ),
-    TEXT("explanation", "the same in words"),
+    TEXT("explanation", "the row in words"),
     TEXT("command", "`vllm serve` with the configuration; null for a model that the study does not have"),
-    TEXT("config_yaml", "the same as a file for `vllm serve --config`"),
+    TEXT("config_yaml", "`command` as a file for `vllm serve --config`"),
 )
 
 _PINNED = [name for name, knob in VllmKnobs.described().items() if knob.pinned]
@@ -112,8 +110,7 @@ def recommendations(
     ttft_p99_s: float | None = None,
     tpot_p99_s: float | None = None,
 ) -> pd.DataFrame:
-    """The recommendations table: rows for each role, for each device, model and workload on which vLLM was measured,
-    and for each lock and processor with which it was measured.
+    """The recommendations table: the rows of each device, model and workload, for each lock and processor.
 
     Args:
         cells: the cells table.
@@ -162,22 +159,24 @@ def _of_place(
     everything = np.ones(len(place), dtype=bool)
     best = _fastest(place, everything)
 
-    bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
-    ties = _ties(place, samples, best, everything)
-    text = _fastest_text(cells[best], f"of {_settings(len(cells))}", [cells[tie] for tie in ties])
-    yield _row(cells[best], BEST, models, [cells[tie] for tie in ties], text)
+    def fastest(among: BoolArray, role: str, which: str) -> Row:
+        cell = _fastest(place, among)
+        ties = [cells[tie] for tie in _ties(place, samples, cell, among)]
+        return _row(cells[cell], role, models, ties, _fastest_text(cells[cell], which, ties))
 
+    yield fastest(everything, BEST, f"of {_settings(len(cells))}")
+
+    bound, within = _within_latency(place, ttft_p99_s, tpot_p99_s)
     latency: Row = {"latency_bound": bound}
     if within.any():
-        fastest = _fastest(place, within)
-        ties = _ties(place, samples, fastest, within)
         which = f"of those that keep {bound} ({within.sum()} of {_settings(len(cells))})"
-        text = _fastest_text(cells[fastest], which, [cells[tie] for tie in ties])
-        yield _row(cells[fastest], WITHIN_LATENCY, models, [cells[tie] for tie in ties], text) | latency
+        yield fastest(within, WITHIN_LATENCY, which) | latency
     else:
         where: Row = {name: cells[best][name] for name in PLACE}
         text = (
-            f"None of {_settings(len(cells))} keeps {bound}." if bound else "No latency was measured to set a bound by."
+            f"None of {_settings(len(cells))} keeps {bound}."
+            if bound
+            else "No latency was measured, so there is no bound."
         )
         yield where | latency | {"role": WITHIN_LATENCY, "explanation": text}
 
@@ -222,7 +221,7 @@ def _against(samples: Samples, a: pd.DataFrame, b: pd.DataFrame) -> Comparisons:
 def _within_latency(
     place: pd.DataFrame, ttft_p99_s: float | None, tpot_p99_s: float | None
 ) -> tuple[str | None, BoolArray]:
-    """The bound in words, and which cells keep it in every repeat; no bound if no cell has a time to derive it from."""
+    """The bound in words (None if there is no time to derive it from), and which cells keep it in every repeat."""
     default = ""
     if ttft_p99_s is None and tpot_p99_s is None:
         if place["tpot_s_p50"].isna().all():
@@ -251,7 +250,7 @@ def _on_front(place: pd.DataFrame) -> BoolArray:
 
 
 def pareto_front(values: FloatArray) -> BoolArray:
-    """Which rows are beaten by no other row; in every column higher is better. A row with a NaN is not on the front.
+    """The rows that no other row beats; in every column higher is better. A row with a NaN is not on the front.
 
     >>> pareto_front(np.array([[1.0, 5.0], [2.0, 4.0], [1.0, 4.0], [3.0, np.nan]])).tolist()
     [True, True, False, False]
@@ -285,7 +284,7 @@ def _smallest_text(cells: list[Row], smallest: int, best: int, as_fast: int, mar
 
 
 def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
-    """How to serve as in a row of the cells table; None for a model that the study does not have."""
+    """How to serve with the settings of a row of the cells table; None for a model that the study does not have."""
     if cell["model"] not in models:
         return None
     model, folder = models[cell["model"]]
@@ -295,7 +294,7 @@ def settings_of(cell: Row, models: Settings) -> ServeSettings | None:
         if name.startswith("knob_") and name.removeprefix("knob_") in VllmKnobs.model_fields and not pd.isna(value)
     }
     effective = {name: cell[f"{name}_effective"] for name in _PINNED if not pd.isna(cell[f"{name}_effective"])}
-    # A column with nulls may have whole numbers as floats.
+    # In a column with nulls, whole numbers may be floats.
     settings = VllmKnobs.model_validate(knobs, strict=False)
     if model.dtype == "native":
         model = model.model_copy(update={"dtype": cell["dtype"]})
@@ -317,7 +316,7 @@ def main(args: Namespace, study: Study, cells: pd.DataFrame) -> list[Output]:
     """Write the recommendations table of a study."""
     paths = StudyPaths(args.results, study.name)
     models = prepared_models(study, paths)
-    # A request's wait for a free place says nothing about a server, so of the study's limits only this one is a bound.
+    # Requests that are submitted at once wait for a free place, so only the study's limit on this time is a bound.
     tpot_p99_s = args.tpot_p99_s or (study.slo.tpot_s if study.slo else None)
     table = recommendations(cells, study.equivalence_margin_pct, models, args.ttft_p99_s, tpot_p99_s)
     return [(args.out, "recommendations", table)]

@@ -1,4 +1,4 @@
-"""The cells table with the starts and repeats of each cell summed up: one row per cell, for comparisons of cells."""
+"""Summaries of the cells table, with one row per cell over its starts and repeats, for comparisons of cells."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 # The environment of a cell, which is not part of its definition. Cells with different locks ran different versions of
 # an engine, and a CPU device has the same name on different processors; such cells are never compared. Records of GPUs,
-# and records from before processors were recorded, have no processor.
+# and old records, have no processor.
 ENVIRONMENT = ("lock_sha256", "processor")
 
 # The identity of a cell. Cells of different studies or sources are never pooled either, even if their names are equal.
@@ -27,7 +27,6 @@ POOLED = ("study", "source", "gpu", "engine", *ENVIRONMENT)
 
 # From this share of used KV blocks on, the cache counts as full: a waiting request needs several blocks.
 KV_CACHE_FULL = 0.95
-
 
 # If the study sets the rate of arrivals, the throughput is that rate and not the engine's.
 RATE_OF_ARRIVALS = "knob_request_rate_per_s"
@@ -85,17 +84,18 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
         summary.groupby([name for name in POOLED if name in by], dropna=False, sort=False).ngroup().to_numpy(dtype=int)
     )
 
-    logs = pd.DataFrame({"cell": cell, "log": logs["log"], "start": logs["start"], "round": logs["round"]}).assign(
-        card=logs["card"], group=group[cell]
-    )
-    logs = logs[logs["log"].notna()]
-    starts = logs.groupby(["cell", "start"]).agg(
-        group=("group", "first"),
-        card=("card", "first"),
-        round=("round", "first"),
-        log=("log", "mean"),
-        n=("log", "count"),
-        variance=("log", "var"),
+    logs = logs[["log", "card", "start", "round"]].assign(cell=cell, group=group[cell])
+    starts = (
+        logs.dropna(subset="log")
+        .groupby(["cell", "start"])
+        .agg(
+            group=("group", "first"),
+            card=("card", "first"),
+            round=("round", "first"),
+            log=("log", "mean"),
+            n=("log", "count"),
+            variance=("log", "var"),
+        )
     )
     columns, between_cards = _columns(starts)
     log = np.full((len(summary), columns.nunique()), np.nan)
@@ -119,10 +119,10 @@ def summarise(rows: pd.DataFrame, by: Sequence[str], column: str) -> tuple[pd.Da
 
 
 def _columns(starts: pd.DataFrame) -> tuple[pd.Series, list[int]]:
-    """The column of each start: its round, or its card where the cells of a device and engine were on several.
-    Each card has its own column, so that only starts on the same card are paired.
+    """The column of each start, and the groups (cells of one device and engine) that were measured on several cards.
 
-    A second start in a round also has its own column. Also the groups that were on several cards.
+    The column is the start's round. In a group on several cards it is the card, so that only starts on the same card
+    are paired. A second start of a cell in a round has its own column.
     """
     several = starts.groupby("group")["card"].nunique()
     between_cards = several.index[several > 1].tolist()
@@ -173,7 +173,7 @@ def knob_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-# What `bound_by` looks at.
+# The columns that `bound_by` needs, and how they are reduced over repeats.
 BOUND_BY_NEEDS = {"num_requests": "first", "running_peak": "max", "preemptions": "sum", "kv_cache_usage_peak": "max"}
 
 
@@ -201,7 +201,7 @@ def bound_by(summary: pd.DataFrame) -> pd.Series:
     found = pd.Series(limit, index=summary.index, dtype="string").replace("", pd.NA)
     if RATE_OF_ARRIVALS not in summary:
         return found
-    # If requests arrive at a rate, no more run because no more are there.
+    # If requests arrive at a rate, no more run because no more have arrived.
     return found.mask(found.eq("token_budget") & summary[RATE_OF_ARRIVALS].notna())
 
 

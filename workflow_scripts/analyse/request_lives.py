@@ -1,4 +1,4 @@
-"""The life of each request, and the tokens and blocks that it holds meanwhile; docs/fragmentation.md says how.
+"""The life of each request, and the tokens and blocks that it holds meanwhile; docs/fragmentation.md has details.
 
 Whole blocks of a prefix that requests share are held once.
 """
@@ -52,12 +52,12 @@ def request_lives(requests: pd.DataFrame, texts: Texts) -> pd.DataFrame:
 
 
 def _shared(t: pd.DataFrame, texts: Texts) -> tuple[pd.Series, pd.Series]:
-    """For each request the text that it begins with, and how many of its tokens are in blocks of other requests: all
-    that the prompt has of the text. If the workload does not say this, or if the whole prompt is from the text, the
-    number is what was found in the prefix cache.
+    """For each request the text that it begins with, and how many of its tokens are in blocks of other requests.
 
-    It is not recorded whose entries were found. The first request of the text that found none itself and is long enough
-    is assumed to be their owner; it shares as much as the others.
+    These are all tokens that the prompt has from the text. If the workload does not give this number, or if the whole
+    prompt is from the text, they are the tokens that were found in the prefix cache. The owner of these cache entries
+    is not recorded. It is assumed to be the first request of the text that is long enough and found no entry itself; it
+    shares as much as the others.
     """
     found = numbers(t["cached_prompt_tokens"].fillna(0))
     unknown = SharedText(0, 0)
@@ -84,8 +84,10 @@ def tokens_held(lives: pd.DataFrame, block_size: FloatArray) -> pd.Series:
 
 
 def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
-    """Token-seconds and slot-seconds of each repeat (`row`) in blocks of `block_size` tokens that are allocated as a
-    sequence grows; whole blocks of a shared prefix are held once."""
+    """Token-seconds and slot-seconds of each repeat (`row`) in blocks of `block_size` tokens.
+
+    Blocks are allocated as a sequence grows; whole blocks of a shared prefix are held once.
+    """
     shared = numbers(t["shared_tokens"]) // block_size * block_size
     held_once = shared * numbers(t["live_s"])
     slot_s = formulas.block_seconds(*lengths(t), block_size) * block_size
@@ -96,7 +98,7 @@ def paged(t: pd.DataFrame, block_size: FloatArray) -> pd.DataFrame:
 
 
 def _sharing_s(t: pd.DataFrame) -> pd.Series:
-    """Time in which at least one request that shares a text is live, by repeat and text; without an entry for none."""
+    """Time in which at least one request that shares a text is live, by repeat and text; no entry if there is none."""
     sharing = t[t["shared_tokens"] > 0].sort_values(["row", "text", "scheduled_s"], kind="stable")
     place = [sharing["row"], sharing["text"]]
     latest_s = sharing["last_token_s"].groupby(place).cummax()
@@ -108,7 +110,7 @@ def _sharing_s(t: pd.DataFrame) -> pd.Series:
 
 def lengths(t: pd.DataFrame) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Prompt and output tokens, and prefill and decode times in seconds, of each request."""
-    return (numbers(t["prompt_tokens"]), numbers(t["output_tokens"]), numbers(t["prefill_s"]), numbers(t["decode_s"]))
+    return numbers(t["prompt_tokens"]), numbers(t["output_tokens"]), numbers(t["prefill_s"]), numbers(t["decode_s"])
 
 
 def by_repeat(t: pd.DataFrame, token_s: FloatArray, slot_s: FloatArray) -> pd.DataFrame:

@@ -31,13 +31,13 @@ from workflow_scripts.workloads.arrivals import Load
 PERCENTS = (50, 90, 99)
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
-# A queue counts as growing, beyond chance, if it grows by this share of the arrivals and by this many requests.
+# A queue counts as growing beyond chance if it grows by this share of the arrivals and by this many requests.
 GROWTH_SHARE, GROWTH_REQUESTS = 0.1, 2.0
 # The client is late if 1 % of the requests are sent with more delay than this, and than a tenth of the median TTFT.
 LATE_S, LATE_SHARE = 0.01, 0.1
 # A client in Python that uses this much of a core may be too busy to send requests in time.
 BUSY_CORES = 0.9
-# With fewer requests there is no statement about a steady state.
+# With fewer requests, nothing is said about a steady state.
 STEADY_REQUESTS = 10
 
 SCHEMA = table_schema(
@@ -50,8 +50,8 @@ SCHEMA = table_schema(
     INTEGER("start", "start of the engine, from 1"),
     INTEGER("repeat", "timed pass, from 0"),
     TEXT("load", "`open loop`, `ramp`, `closed loop`, `replay` (arrivals of the workload) or `all at once`"),
-    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "the load that the study asks for; null where it does not"),
-    INTEGER("users", "the load that the study asks for; null where it does not"),
+    NUMBER("request_rate_per_s ramp_to_per_s burstiness", "the load that the study asks for; null if it does not"),
+    INTEGER("users", "the load that the study asks for; null if it does not"),
     INTEGER("num_requests", "requests of the repeat"),
     NUMBER("arrivals_per_s", "rate at which requests arrived; null in a closed loop"),
     NUMBER(
@@ -93,7 +93,7 @@ SCHEMA = table_schema(
         "more load than the server sustains; null in a closed loop, all at once, and if the run is too short to decide",
     ),
     TEXT("limited_by", "`client`, `users`, `server`, `load`, or `unknown` if the run is too short to decide"),
-    TEXT("explanation", "the same in words"),
+    TEXT("explanation", "the row in words"),
 )
 
 # Columns with a geometric mean over the starts and its interval.
@@ -130,8 +130,8 @@ SUMMARY_SCHEMA = table_schema(
     TEXT("scope", SCOPE_MEANING),
     NUMBER(
         [f"{name}_p99{end}" for name in TAILS for end in ("", "_low", "_high")],
-        "99th percentile over the requests of all repeats, with its exact (binomial) 95 % interval for requests like "
-        "these in these starts; null with fewer than 368 requests",
+        "99th percentile over the requests of all repeats, with its exact (binomial) 95 % interval for such requests "
+        "in these starts; null with fewer than 368 requests",
     ),
     TEXT("slo", "as in `serving`"),
     NUMBER("slo_attainment goodput_requests_per_s", "means over the repeats"),
@@ -139,8 +139,8 @@ SUMMARY_SCHEMA = table_schema(
     INTEGER("in_flight_peak", "the highest of any repeat"),
     INTEGER("preemptions", "sum over the repeats"),
     NUMBER("kv_cache_usage_peak memory_utilization", "the highest of any repeat"),
-    FLAG("saturated", "in any repeat; null if no repeat is saturated but one is too short to decide"),
-    TEXT("limited_by", "of all repeats, comma-separated"),
+    FLAG("saturated", "whether any repeat is saturated; null if none is, but one is too short to decide"),
+    TEXT("limited_by", "the values of all repeats, comma-separated"),
     TEXT("explanation", "that of the worst repeat"),
 )
 
@@ -159,7 +159,7 @@ def serving_tables(cells: pd.DataFrame, parsed: Path, slo: Mapping[str, float]) 
     rows = rows.reindex(columns=[*cells.columns, *(set(knobs) - set(cells.columns))]).rename(columns=knobs)
     parts = [_of_gpu(of_gpu, parsed, str(gpu), slo) for gpu, of_gpu in rows.groupby("gpu")]
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-    # Perhaps no repeat was long enough for a steady state.
+    # A column is missing if no repeat was long enough for a steady state.
     table = table.reindex(columns=[*SCHEMA.columns, *_OF_START, *map(_each, TAILS)])
     summary = _summary(table, counted(cells)["cell_id"])
     return table[list(SCHEMA.columns)], summary
@@ -204,7 +204,7 @@ def of_pass(requests: pd.DataFrame, asked: Mapping[str, Any], slo: Mapping[str, 
     """Results from the requests of one repeat: latencies, goodput, load, steady state.
 
     Args:
-        requests: its rows of the parsed table.
+        requests: the repeat's rows of the parsed table.
         asked: `request_rate_per_s`, `ramp_to_per_s` and `users` as the study sets them, null if it does not.
         slo: latency -> bound.
     """
@@ -334,7 +334,7 @@ def _steady(r: pd.DataFrame, queued: Any, first: Any, last: Any) -> dict[str, An
 
 def _limits(table: pd.DataFrame) -> pd.DataFrame:
     """Add whether the load was more than the server sustains, what limited it, and both in words."""
-    # A burst at the end leaves a queue too, but the server works it off quickly.
+    # A burst at the end leaves a queue too, but the server clears it quickly.
     behind = table["requests_per_s"].astype(float) < (1 - GROWTH_SHARE) * table["arrivals_per_s"].astype(float)
     suspect, slower = behind & table["queue_grows"], table["e2e_grows"]
     decided = table["queue_growth_per_s"].notna() & (slower | ~suspect)

@@ -1,14 +1,12 @@
-"""How much starts of an engine vary: pooled over cells that are alike, never over one that stands out.
+"""How much starts of an engine vary: pooled over cells with similar variances, without cells that stand out.
 
 Arrays have the shape (..., cells, rounds); leading axes, if any, are independent studies. A round's effect on all cells
-of a device and engine is taken out first, so what remains is the difference between starts of one cell.
+of a device and engine is removed first, so what remains is the difference between starts of one cell.
 
 Sources: [Bartlett] Properties of sufficiency and statistical tests, Proc. R. Soc. A 160, 1937; [Cochran] The
-distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941; [Kalibera] Kalibera and Jones,
-Rigorous benchmarking in reasonable time, ISMM 2013, in the form of softdevteam/libkalibera.
+distribution of the largest of a set of estimated variances, Annals of Eugenics 11, 1941.
 """
 
-import math
 import warnings
 from functools import cache
 from typing import NamedTuple
@@ -20,15 +18,13 @@ from scipy import stats
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Cells are pooled unless a test of this size says that their variances differ; a cell is left out at the other size.
+# Sizes of the tests: cells are pooled unless the first shows that their variances differ; the second excludes outliers.
 HOMOGENEITY_ALPHA, OUTLIER_ALPHA = 0.05, 0.01
-# With fewer cells there is nothing to tell a cell that stands out from the others.
+# With fewer cells, a cell that stands out cannot be told from the others.
 LEAST_POOLED = 3
-# Starts fall into two groups if both have as many, and chance would split starts so clearly in one of 1,000 cells.
+# Starts fall into two groups if each group has this many, and chance splits starts as clearly in 1 of 1,000 cells only.
 LEAST_OF_A_MODE, BIMODAL_ALPHA = 2, 0.001
-# More repeats than this are never worth a start's time: what a start does to its cell stays.
-MOST_REPEATS = 30
-# Sweeps over cells and rounds until their effects are taken out, also where rounds lack cells.
+# Sweeps over cells and rounds that remove their effects, also if a round lacks cells.
 _SWEEPS = 25
 _LEAST_VARIANCE = 1e-12
 
@@ -36,10 +32,9 @@ _LEAST_VARIANCE = 1e-12
 class Spread(NamedTuple):
     """Variance of logarithms between starts, for each cell.
 
-    `variance` and `df` are those of the cells that are pooled (NaN and 0 if there are none); `pooled` says whether the
-    cell is one of them; `bimodal` whether its starts fall into two groups. `rounds` has one axis more: the effect of
-    each round on the pooled cells together, or on the cell alone if it is not pooled; `share` is the cell's share in
-    that.
+    `variance` and `df` are those of the pooled cells (NaN and 0 if there are none); `pooled` says whether the cell is
+    one of them, and `bimodal` whether its starts fall into two groups. `rounds` has one more axis: the effect of each
+    round on the pooled cells together, or on the cell alone if it is not pooled; `share` is the cell's share in it.
     """
 
     variance: FloatArray
@@ -51,7 +46,7 @@ class Spread(NamedTuple):
 
 
 def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
-    """The spread of the starts of cells; cells of one device and engine have one number in `group`.
+    """The spread of the starts of cells; cells of one device and engine have the same number in `group`.
 
     >>> rng = np.random.default_rng(24)
     >>> log = rng.normal(0, 0.03, (6, 6)) + rng.normal(0, 0.2, 6)  # each round is another occasion
@@ -76,10 +71,10 @@ def spread(log: FloatArray, group: npt.NDArray[np.int_]) -> Spread:
 
 
 def _of_group(log: FloatArray) -> Spread:
-    # A round in which one cell alone was measured says nothing about what its effect on others would be.
+    # A round in which only one cell was measured says nothing about its effect on others.
     shared = np.where((~np.isnan(log)).sum(axis=-2, keepdims=True) > 1, log, np.nan)
     alike = _alike(*_own(shared)[:2])
-    # Once more without the cells that stand out, because they moved their rounds.
+    # Once more without the cells that stand out, because they affected the effects of rounds.
     together = np.where(alike[..., None], shared, np.nan)
     own, df, lost, rounds = _own(together)
     total = df.sum(axis=-1, keepdims=True)
@@ -91,7 +86,7 @@ def _of_group(log: FloatArray) -> Spread:
     wide = alike.shape
     of_all = np.broadcast_to(variance, wide), np.broadcast_to(total, wide)
     is_pooled = alike & pooled & ~bimodal
-    # Where rounds lack cells, the mean over rounds is near enough.
+    # If rounds lack cells, the mean over rounds is a good approximation.
     share = _mean(1 / np.where(np.isnan(rounds), np.nan, (~np.isnan(together)).sum(axis=-2)))
     alone = log - _mean(log)[..., None]
     return Spread(
@@ -104,8 +99,8 @@ def _of_group(log: FloatArray) -> Spread:
 
 
 def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Each cell's variance without the effects of rounds, its degrees of freedom, how many these effects took, and the
-    effects.
+    """Each cell's variance without the effects of rounds, its degrees of freedom, how many of these all effects
+    use, and the effects.
     """
     known = ~np.isnan(log)
     df = np.maximum(known.sum(axis=-1) - 1, 0).astype(float)
@@ -113,7 +108,7 @@ def _own(log: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArra
     total = df.sum(axis=-1, keepdims=True)
     left, rounds = _without_rounds(log)
     with np.errstate(divide="ignore", invalid="ignore"):
-        unbiased = total / np.maximum(total - lost, 1)  # rounds took theirs from all cells alike
+        unbiased = total / np.maximum(total - lost, 1)  # the effects use as many from each cell
         own = np.where(df > 0, np.nansum(left**2, axis=-1) / df * unbiased, np.nan)
     return own, df, lost, rounds
 
@@ -133,15 +128,15 @@ def _without_rounds(log: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _mean(values: FloatArray) -> FloatArray:
-    """The mean over the last axis without what is missing."""
+    """The mean over the last axis without missing values."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # nothing is there
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without a value
         mean: FloatArray = np.nanmean(values, axis=-1)
     return mean
 
 
 def _without_medians(log: FloatArray) -> FloatArray:
-    """The same with medians, so that a cell with two levels does not move its rounds."""
+    """Starts without the effects of rounds, by medians, so that a cell with two levels does not change the effects."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         left = log - np.nanmedian(log, axis=-1, keepdims=True)
@@ -184,8 +179,8 @@ def _differ(own: FloatArray, df: FloatArray, pooled: FloatArray) -> BoolArray:
 def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArray:
     """Cells whose starts fall into two groups.
 
-    Beside a pooled variance of other cells, the cell must vary more than they do, and within the two groups no more.
-    Without one, the split must be clearer than chance makes it.
+    If other cells have a pooled variance, the cell must vary more than they do, and not more within the two groups. If
+    not, the split must be clearer than chance makes it.
     """
     starts = (~np.isnan(left)).sum(axis=-1)
     ordered = np.sort(left, axis=-1)  # missing starts come last
@@ -201,7 +196,7 @@ def _bimodal(left: FloatArray, variance: FloatArray, df: FloatArray) -> BoolArra
 
 
 def _two_groups(ordered: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sum of squares around the mean, and around the means of the two groups that make it least; last axis sorted."""
+    """Sum of squares around the mean, and around the means of the two groups that minimise it; last axis sorted."""
     n = ordered.shape[-1]
     x = ordered - ordered.mean(axis=-1, keepdims=True)
     below = np.arange(LEAST_OF_A_MODE, n - LEAST_OF_A_MODE + 1)
@@ -215,25 +210,3 @@ def _share_by_chance(n: int) -> float:
     """The share of the sum of squares that two groups explain in 1 of 1,000 normal samples of n."""
     total, within = _two_groups(np.sort(np.random.default_rng(n).normal(size=(50_000, n)), axis=-1))
     return float(np.quantile(1 - within / total, 1 - BIMODAL_ALPHA))
-
-
-def best_repeats(between: float, within: float, start_s: float, repeat_s: float) -> int:
-    """Repeats in one start that give the narrowest interval per device second. [Kalibera]
-
-    Args:
-        between, within: variances between starts (without what repeats explain) and between the repeats of a start.
-        start_s, repeat_s: device seconds that one start and one repeat take.
-
-    Repeats that vary three times as much as starts, where a start takes as long as three repeats:
-
-    >>> best_repeats(0.0001, 0.0003, 9.0, 3.0), best_repeats(0.01, 0.0001, 9.0, 3.0)
-    (3, 1)
-
-    Raises:
-        ValueError: a variance is negative, or a time is not above zero.
-    """
-    if between < 0 or within < 0 or start_s <= 0 or repeat_s <= 0:
-        raise ValueError("variances must be at least 0, times above 0")
-    if between == 0:
-        return MOST_REPEATS if within > 0 else 1
-    return min(max(1, math.ceil(math.sqrt(start_s / repeat_s * within / between))), MOST_REPEATS)

@@ -1,9 +1,9 @@
 """Ratios of cells with their intervals, what they decide, and what they cover: the statistics of all tables.
 
-Rates and times are compared as logarithms: there a ratio of two cells is a difference, and so is a margin in per cent.
-The unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so the effect of a
-round on both cells cancels. An interval is that of another run: of as many starts, of which 95 % have their ratio in
-it. Verdicts are about the ratio itself. Several independent studies can be computed at once, along leading axes.
+Rates and times are compared as logarithms, where a ratio of two cells and a margin in per cent are differences. The
+unit is the start of an engine. A ratio is taken within each round and averaged over rounds, so the effect of a round on
+both cells cancels. An interval is that of another run with the same number of starts: it contains the ratio of 95 % of
+such runs. Verdicts are about the ratio itself. Several independent studies can be computed at once, along leading axes.
 
 Sources: [Schuirmann] A comparison of the two one-sided tests procedure and the power approach, J. Pharmacokinet.
 Biopharm. 15, 1987; [Berger] Berger and Hsu, Bioequivalence trials, intersection-union tests and equivalence confidence
@@ -31,15 +31,15 @@ Rows = Sequence[int] | IntArray
 CONFIDENCE = 0.95
 # Size of each of the two one-sided tests; together they are one test of this size. [Berger]
 EQUIVALENCE_ALPHA = 0.05
-# Standard deviation of logarithms between starts, where nothing is known of it: the maximum seen on one machine
-# at different times. What one start decides must hold also if starts vary so much.
+# Standard deviation of logarithms between starts, if nothing is known about it: the maximum seen on one machine at
+# different times. A decision from one start must hold also if starts vary this much.
 ASSUMED_SD = 0.15
-# Standard deviation by which a cell of a shared machine differs on another occasion from what all of its cells do: the
-# most that was seen, 2 to 6 %. Rounds within minutes of each other do not show it.
+# Standard deviation between occasions of one cell on a shared machine, apart from the effect on all of its cells: the
+# maximum of what was seen, 2 to 6 %. Rounds within minutes of each other do not show it.
 OCCASION_SD = 0.06
 # Another run has the same error as this one, so the two differ by twice its square.
 _OF_BOTH_RUNS = 2
-# With fewer starts, all starts of a cell with two equal modes fall into one of them too often: in 1 of 8 cells or more.
+# With fewer starts, all starts of a cell with two equal modes are in the same mode too often: in 1 of 8 cells or more.
 STARTS_TO_SEE_MODES = 5
 # A pair that varies more than the pooled cells suggest is not pooled; size of the test.
 _OWN_VARIANCE_ALPHA = 0.1
@@ -70,10 +70,10 @@ class Samples:
         log: mean of each start, shape (..., cells, rounds); NaN if the cell was not started in the round. If cells were
             measured on several cards, a column is a card, because that is then the highest level that varies.
         within: variance of the repeats within a start; NaN if no start has two.
-        repeats: how many repeats a start has in the mean.
-        group: a number for each cell; cells of one device and engine have the same.
+        repeats: mean number of repeats per start.
+        group: a number for each cell, the same for all cells of one device and engine.
         between_cards: for each cell whether columns are cards.
-        shared: for each cell whether its machine is shared, so that another occasion differs by OCCASION_SD.
+        shared: for each cell whether its machine is shared, so that it varies by OCCASION_SD between occasions.
     """
 
     log: FloatArray
@@ -85,7 +85,7 @@ class Samples:
 
     @cached_property
     def spread(self) -> Spread:
-        """What starts vary."""
+        """How much starts vary."""
         return spread(self.log, self.group)
 
     @cached_property
@@ -135,8 +135,8 @@ def mean_interval(samples: Samples) -> tuple[Interval, npt.NDArray[np.object_]]:
 def mean_errors(samples: Samples) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Means of the logarithms of cells over their starts, with squared standard errors and degrees of freedom.
 
-    The error of one start is that of its repeats. It is NaN if the variation is not known, and if the starts of the
-    cell fall into two groups.
+    The error of a single start is that of its repeats. The error is NaN if the variation is not known, or if the starts
+    of the cell fall into two groups.
     """
     n = samples.starts.astype(float)
     mean, variance = _moments(samples.log)
@@ -151,11 +151,10 @@ class Comparisons:
 
     Attributes:
         difference: mean of the differences of logarithms within rounds.
-        variance, df: of one start of both, with its degrees of freedom; NaN where nothing is known.
+        variance, df: variance of the difference of one start of each, with its degrees of freedom; NaN if not known.
         starts: starts in common, over which the mean is taken.
-        shown: squared error and degrees of freedom of the interval that is shown, which `compare` makes that of another
-            run; where both cells have one start it covers only their repeats, and where they share no round there is
-            none.
+        shown: squared error and degrees of freedom of the interval that is shown, for `compare` that of another run. If
+            both cells have one start, it covers only their repeats; if these share no round, there is none.
         scope: what that interval covers; None if there is none.
         pooled: whether the variance is that of all cells of the device and engine, or of both devices or engines.
         bimodal: whether the starts of one of the two fall into two groups; then there is no interval and no verdict.
@@ -180,8 +179,8 @@ class Comparisons:
     def p_beyond(self, margin_pct: float) -> FloatArray:
         """P values of the tests whether ratios are beyond the margin.
 
-        They are 1 where another run may show the other direction, and for a change in few starts that two modes of a
-        cell, ASSUMED_SD apart, may make: all starts of one cell may have fallen into one mode.
+        They are 1 if another run may show the other direction. They are also 1 for a change in few starts that two
+        modes of a cell, ASSUMED_SD apart, may cause: all starts of one cell may have been in one mode.
         """
         distance = np.abs(self.difference)
         beyond = distance - log_margin(margin_pct)
@@ -204,7 +203,7 @@ class Comparisons:
         return not_below
 
     def after(self, further: FloatArray | float) -> "Comparisons":
-        """The same if both had this number of further starts with the same means and variances."""
+        """The comparisons as they would be with this number of further starts, with the same means and variances."""
         n = self.starts + further
         df = np.where(self.pooled, self.df * np.maximum(n - 1, 1) / np.maximum(self.starts - 1, 1), n - 1)
         variance = np.where((self.starts > 1) | self.pooled, self.variance, np.nan)
@@ -234,10 +233,10 @@ class Comparisons:
 def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     """Compare cells `a` with cells `b`, both as positions: paired t tests over the rounds that both were measured in.
 
-    Within a device and engine the variance is pooled over the cells that are alike; for two devices or engines it is
-    composed of how the cells of each vary and how rounds affect the two. A pair that varies more than the pooled cells
-    suggest has its own variance. Where both share one round only, or none, what is tested allows for ASSUMED_SD between
-    starts. Two devices with several cards each share none: cards of one are not those of the other.
+    Within a device and engine the variance is pooled over cells with similar variances. For two devices or engines it
+    is composed of the variation of the cells of each and the effects of rounds on the two. A pair that varies more than
+    the pooled cells suggest has its own variance. If both share only one round, or none, the tests allow for ASSUMED_SD
+    between starts. Two devices with several cards each share none, because their cards are different ones.
 
     Two cells in three rounds, of which the second is 10 % slower:
 
@@ -271,7 +270,7 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
     df = np.where(pooled, together_df, np.where(of_cards, apart_df, np.where(single, np.inf, np.maximum(n - 1, 1))))
     error = np.where(single, np.where((n > 0) | of_cards, apart, np.nan), variance / np.maximum(n, 1))
     error = np.where(bimodal, np.nan, error)
-    # Of two devices, one may have been measured on one card only.
+    # One of two devices may have been measured on one card only.
     scope = _scope(error, ~single | (n == 0), samples.between_cards[a] & samples.between_cards[b])
     difference = np.where(n > 0, mean, mean_a - mean_b)
     shown = _OF_BOTH_RUNS * error, np.where(single, apart_df, df)
@@ -283,11 +282,11 @@ def compare(samples: Samples, a: Rows, b: Rows) -> Comparisons:
 
 
 def _pooled(samples: Samples, a: IntArray, b: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Variance of the difference of one start of both within a round, from all cells that are pooled with them, and its
+    """Variance of the difference of one start of each within a round, from all cells that are pooled with them, and its
     degrees of freedom, which are 0 if neither is pooled.
 
-    Of cells that are not pooled together it is a sum: what differs from round to round between the pooled cells of one
-    and those of the other, and for each what the cell differs from the mean of those cells. [Satterthwaite]
+    For cells that are not pooled together it is a sum: how the difference between the pooled cells of one and of the
+    other varies between rounds, and for each how the cell varies around the mean of those cells. [Satterthwaite]
     """
     found = samples.spread
     both, either = (how(found.pooled[..., a], found.pooled[..., b]) for how in (np.logical_and, np.logical_or))
@@ -318,7 +317,7 @@ def _welch(samples: Samples, a: IntArray, b: IntArray, over_starts: BoolArray) -
 
 
 def _moments(log: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance over the last axis without what is missing; NaN without a value, and variance with one."""
+    """Mean and variance over the last axis without missing values; NaN without a value, the variance also with one."""
     known = ~np.isnan(log)
     n = known.sum(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -360,8 +359,8 @@ def holm(p: FloatArray) -> FloatArray:
 def verdicts(found: Comparisons, margin_pct: float, share: float | FloatArray = 1.0) -> npt.NDArray[np.str_]:
     """`flat` if a ratio is shown to be within the margin, `changes` if beyond it, else `not decided`.
 
-    `found` are all comparisons of a study: in at most 5 % of studies any change is false (Holm's method). Each is
-    falsely flat in at most 5 %. `share` is the part of these errors that this look at the data has.
+    `found` are all comparisons of a study: in at most 5 % of studies any change is false (Holm's method). A comparison
+    is falsely flat in at most 5 % of cases. `share` is the part of these errors that this look at the data may use.
     """
     changes = holm(np.minimum(found.p_beyond(margin_pct) / share, 1)) <= 1 - CONFIDENCE
     flat = found.is_within(margin_pct, EQUIVALENCE_ALPHA * np.asarray(share))
@@ -381,7 +380,7 @@ def directions(found: Comparisons) -> npt.NDArray[np.str_]:
 
 
 def decisive_ends(low: float, high: float, scope: Any) -> tuple[float, float]:
-    """The ends of an interval that a conclusion must allow for: wider if it is of one start, by what two may differ.
+    """The ends of an interval that a conclusion must allow for: those of one start are widened by ASSUMED_SD of each.
 
     >>> [round(end, 2) for end in decisive_ends(2.0, 2.1, WITHIN_START)], decisive_ends(2.0, 2.1, BETWEEN_STARTS)
     ([1.32, 3.18], (2.0, 2.1))
@@ -393,10 +392,10 @@ def decisive_ends(low: float, high: float, scope: Any) -> tuple[float, float]:
 
 
 def quantile_interval(values: Sequence[float] | FloatArray, share: float) -> tuple[float, float, float]:
-    """A quantile of independent values with its exact 95 % interval, whose ends are two of the values; all NaN if there
-    are too few for one: a 99th percentile takes 368.
+    """A quantile of independent values with its exact 95 % interval, whose ends are two of the values.
 
-    The number of values below the quantile is binomial, so no distribution is assumed.
+    The number of values below the quantile is binomial, so no distribution is assumed. All three are NaN if there are
+    too few values for an interval: a 99th percentile needs 368.
 
     >>> [round(float(x)) for x in quantile_interval(np.arange(1, 1001), 0.99)]
     [990, 983, 997]

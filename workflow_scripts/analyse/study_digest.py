@@ -3,20 +3,20 @@
     kvsweep digest --study config/studies/demo.yaml \\
         --tables results/demo/tables --out results/demo/tables/digest.json
 
-It holds what each cell measured and with what, where and when, and the study's own comparisons of cells. The report
-embeds it, so a report can be compared without the folder that it was drawn from.
+It holds what was measured in each cell, with what, where and when, and the study's own comparisons of cells. The report
+embeds it, so a report can be compared without the folder that it was made from.
 """
 
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from workflow_scripts.analyse.cells import SCHEMA as CELLS
-from workflow_scripts.analyse.digest import RATE, Digest, DigestCell, Mean, Pair
+from workflow_scripts.analyse.digest import RATE, Digest, DigestCell, Kind, Mean, Pair
 from workflow_scripts.analyse.effects import PAIR
 from workflow_scripts.analyse.effects import SCHEMA as EFFECTS
 from workflow_scripts.analyse.engine_gain import SCHEMA as ENGINES
@@ -32,16 +32,15 @@ from workflow_scripts.study.definition import cell_definition, resolved_models
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.study_file import Study, load_study
 
-# Where requests arrive at a rate, that rate sets the throughput; then latencies are compared.
+# If requests arrive at a rate, that rate sets the throughput, so latencies are compared.
 LATENCIES = ("ttft_s_p50", "tpot_s_p50")
-# Columns of the cells table that say with what a cell was measured, and where.
+# Columns of the cells table that say where and with what a cell was measured.
 ENVIRONMENT = (
     *("host", "device_name", "device_uuid", "processor", "engine_version", "lock_sha256", "git_commit", "protocol"),
     "dtype",
 )
-# What a study sets beside its grid.
+# Settings of a study apart from its grid.
 SETTINGS = {"repeats", "starts", "cell_time_limit_s", "equivalence_margin_pct", "slo"}
-Kind = Literal["setting", "device", "engine"]
 Table = Callable[[str], pd.DataFrame]
 
 
@@ -53,7 +52,7 @@ class _Places:
         self._found: dict[str, int] = {}
 
     def of(self, value: Any) -> int:
-        """The place of a value, which is added if it is new; -1 for nothing."""
+        """The position of a value, which is added if it is new; -1 for an empty one."""
         if not value:
             return -1
         key = json.dumps(value, sort_keys=True)
@@ -76,7 +75,7 @@ def digest_of(study: Study, table: Table) -> Digest:
         content = cell_definition(study, cell, models).as_json()
         for name in ("gpu", "engine", "knobs", "repeats", "protocol"):
             content.pop(name, None)
-        # Starts by an earlier definition do not count, so what they were measured with does not either.
+        # Starts with an earlier definition do not count, and neither does their environment.
         ok = rows[rows["outcome"].eq("ok").fillna(False)]
         rows = next(part for part in (counted(rows), ok, rows) if len(part))
         first = rows.iloc[0]
@@ -116,7 +115,7 @@ def _environment(rows: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _means(cells: pd.DataFrame) -> dict[str, list[Mean]]:
-    """What each cell that may be compared measured. Of a cell with several environments, the first counts."""
+    """The means of each cell that may be compared. If a cell has several environments, the first one counts."""
     parts = [(RATE, cells)]
     if RATE_OF_ARRIVALS in cells:
         parts += [(name, cells[cells[RATE_OF_ARRIVALS].notna()]) for name in LATENCIES]
@@ -166,7 +165,7 @@ def _pairs(places: dict[str, int], table: Table) -> Iterator[Pair]:
 
 
 def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Row, str]]:
-    """Kind, name, both cells, row of the table, and the column of the ratio."""
+    """For each comparison its kind, its name, both cells, the row of the table, and the column of the ratio."""
     effects = table(EFFECTS.name)
     for row in records(effects[effects["comparison"] == PAIR]):
         yield "setting", row["knob"], row["cell_id"], row["baseline_cell_id"], row, "ratio"
@@ -176,7 +175,7 @@ def _compared(table: Table) -> Iterator[tuple[Kind, str, str, str, Row, str]]:
         yield "device", "device", a, b, row, "ratio"
     engines = table(ENGINES.name)
     for row in records(engines[engines["comparable"].fillna(False)]):
-        # The table is about one engine, beside those of HuggingFace; its effects name the same cells.
+        # Each row compares a cell of vLLM with one of HuggingFace.
         hf = _id(row, row["gpu"], row["hf_engine"], row["hf_knobs"])
         yield "engine", "engine", _id(row, row["gpu"], VLLM.name, row["vllm_knobs"]), hf, row, "improvement_ratio"
 

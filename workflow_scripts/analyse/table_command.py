@@ -1,4 +1,4 @@
-"""What all commands share that make tables from the cells table."""
+"""The common part of all commands that make tables from the cells table."""
 
 import functools
 from argparse import Namespace

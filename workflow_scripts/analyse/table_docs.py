@@ -23,8 +23,8 @@ HEAD = """<!-- Written by `kvsweep write-table-docs` from the schemas of the tab
 # Tables
 
 Every table lies in `results/{study}/tables/` as Parquet (types kept) and CSV (for people). Units are in the names.
-A value that is not known is null, never zero. `source` says what kind of number a row holds: `measured`,
-`measured elsewhere`, `predicted`, `published` or `simulated`.
+A value that is not known is null, never zero. `source` says what kind of number a row holds: `measured`, `imported`
+(measured elsewhere), `predicted`, `published` or `simulated`.
 """
 
 

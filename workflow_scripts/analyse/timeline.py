@@ -15,8 +15,8 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
     """Counts, latencies (s) and phases (s) over the requests of each repeat.
 
     TTFT and end-to-end latency count from being queued, or from the scheduled arrival at a server, as in the table
-    `serving`. TPOT is the mean time of an output token after the first; an
-    answer that arrived completely at one moment has no TPOT.
+    `serving`. TPOT is the mean time of an output token after the first; an answer that arrived completely at one moment
+    has no TPOT.
     """
     decode_s = requests["last_token_s"] - requests["first_token_s"]
     r = requests.assign(
@@ -33,7 +33,7 @@ def request_facts(requests: pd.DataFrame) -> pd.DataFrame:
             "num_requests": groups.size(),
             "prompt_tokens": groups["prompt_tokens"].sum(),
             "output_tokens": groups["output_tokens"].sum(),
-            # No count of preemptions does not mean that there were none.
+            # Without a count of preemptions, it is not known whether there were any.
             "preemptions": groups["preemptions"].sum(min_count=1),
             "requests_with_prefix_hits": groups["found"].sum(min_count=1),
             "prefill_s_mean": groups["prefill_s"].mean(),
@@ -78,15 +78,12 @@ def steady_rate(requests: pd.DataFrame, allowed: pd.Series) -> pd.Series:
     r = r[count >= 2 * r["allowed"]]  # with fewer requests the window is empty or consists only of ramps
     if r.empty:
         return pd.Series(dtype=float, name="steady_output_tokens_per_s")
+    keys = [r[name] for name in REPEAT]
     first_rank = r.groupby(REPEAT)["first_token_s"].rank(method="first")
     last_rank = r.groupby(REPEAT)["last_token_s"].rank(method="first", ascending=False)
-    start_s = (
-        r["first_token_s"].where(first_rank == r["allowed"]).groupby([r[name] for name in REPEAT]).transform("max")
-    )
-    end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby([r[name] for name in REPEAT]).transform("max")
-    sums = pd.DataFrame({"tokens": tokens_inside(r, start_s, end_s), "window_s": end_s - start_s}).groupby(
-        [r[name] for name in REPEAT]
-    )
+    start_s = r["first_token_s"].where(first_rank == r["allowed"]).groupby(keys).transform("max")
+    end_s = r["last_token_s"].where(last_rank == r["allowed"]).groupby(keys).transform("max")
+    sums = pd.DataFrame({"tokens": tokens_inside(r, start_s, end_s), "window_s": end_s - start_s}).groupby(keys)
     window_s = sums["window_s"].max()
     return (sums["tokens"].sum() / window_s.where(window_s > 0)).rename("steady_output_tokens_per_s")
 
@@ -134,7 +131,7 @@ def step_facts(steps: pd.DataFrame, began_s: pd.Series) -> pd.DataFrame:
 
 
 def running_told(steps: pd.DataFrame) -> pd.DataFrame:
-    """Peak and mean of the sequences that run at once, from what servers report from time to time."""
+    """Peak and mean of the sequences that run at once, from the readings that servers report from time to time."""
     groups = steps[steps["running"].notna()].groupby(REPEAT)["running"]
     return pd.DataFrame({"running_peak": groups.max().astype(float), "running_mean": groups.mean()})
 
@@ -142,10 +139,10 @@ def running_told(steps: pd.DataFrame) -> pd.DataFrame:
 def trace_facts(trace: pd.DataFrame, cores: pd.Series) -> pd.DataFrame:
     """Memory, utilisation, power and energy over each repeat's samples, and the longest gap between two samples.
 
-    `cores` is the number of cores of the device by `START`; the use of a device without them comes from the device.
+    `cores` is the number of cores of a CPU device by `START`; other devices report their use themselves.
 
     Energy is the growth of the device's counter, or without a counter power integrated over the samples with the
-    trapezoid rule. `sampled_s` is the time between the first and the last sample that have it.
+    trapezoid rule. `sampled_s` is the time between the first and the last sample with the counter, or the power.
     """
     t = trace.sort_values([*REPEAT, "time_s"], kind="stable").join(cores.rename("cores"), on=START)
     t = t.assign(

@@ -36,13 +36,13 @@ def read_work(cells: pd.DataFrame, parsed: Path) -> pd.DataFrame:
             step_counts(parsed / str(gpu) / "steps.parquet")
         )
         merged = rows.merge(work, left_on=REPEAT, right_index=True, suffixes=("_of_cell", ""))
-        # Where every layer forgets, a request may hold fewer blocks than its tokens would take.
+        # If every layer forgets tokens, a request may hold fewer blocks than its tokens would take.
         parts.append(merged.assign(block_steps=merged["block_steps"].where(~merged["model"].map(forgets), 0.0)))
     return pd.concat(parts, ignore_index=True) if parts else ok.head(0)
 
 
 def reaches_of(models: Iterable[str]) -> set[Reach]:
-    """What layers of these models look back over if it is not all tokens; models that are not known are left out."""
+    """The reaches of layers of these models that do not attend to all tokens; unknown models are left out."""
     limited = (reach for model in models for reach in _reaches(model) if reach.limit is not None)
     return {Reach(reach.limit, reach.chunked, 0, 0, 0) for reach in limited}
 
@@ -81,7 +81,7 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterabl
     """
     keys = [requests[name] for name in REPEAT]
     cached = requests["cached_prompt_tokens"].fillna(0)
-    # A request whose prompt created the entries that others found holds the same blocks, without a hit of its own.
+    # The request whose prompt created the entries that others found holds the same blocks, without a hit of its own.
     longest_hit = cached.groupby(keys).transform("max")
     p, o, c, hit = (
         numbers(column) for column in (requests["prompt_tokens"], requests["output_tokens"], cached, longest_hit)
@@ -118,7 +118,7 @@ def request_sums(requests: pd.DataFrame, block_size: pd.Series, reaches: Iterabl
 
 
 def step_counts(steps: Path) -> pd.Series:
-    """Steps of each cell and repeat in a parsed table; read as codes, because it may have millions of rows.
+    """Steps of each cell and repeat in a parsed table; ids are read as codes, because it may have millions of rows.
 
     A row without a count of tokens is not a step but a reading of a server's queues.
     """

@@ -151,9 +151,7 @@ def test_tokens_counted_from_the_logs_memory_must_be_those_it_names_to_half_a_pe
 
 def test_a_log_that_disagrees_with_itself_is_told():
     text = row_of(kv_cache_tokens=600000)["explanation"]
-    assert text == (
-        "The log disagrees with itself: 71.00 GiB hold 581,632 tokens of 131,072 bytes, and it says 600,000."
-    )
+    assert text == "The log contradicts itself: 71.00 GiB hold 581,632 tokens of 131,072 bytes, but it says 600,000."
 
 
 def test_hundredths_of_a_gib_hide_more_of_a_small_cache():
@@ -230,7 +228,7 @@ def test_without_terms_in_the_log_it_is_not_known_which_one_misses():
     text = row_of(kv_cache_tokens=700000, **nothing)["explanation"]
     assert text == (
         "The prediction is 581,632 tokens, 16.9 % fewer than the 700,000 seen."
-        " The log has no terms of the memory, so it is not known which one differs."
+        " The log has no memory terms, so it is not known which one differs."
     )
 
 
@@ -300,8 +298,8 @@ def test_blocks_at_several_utilizations_tell_the_device_from_the_overhead():
     assert (
         rows["explanation"]
         .str.contains(
-            "those of a device with 50.00 GiB of which 19.00 GiB are weights and overhead; predicted are 100.00 GiB and"
-            " 19.00 GiB. So the size of the device differs, which no missing term explains.",
+            "imply a device with 50.00 GiB, of which 19.00 GiB are weights and overhead; the prediction has 100.00 GiB"
+            " and 19.00 GiB. So the size of the device differs, which no missing term explains.",
             regex=False,
         )
         .all()
@@ -352,7 +350,7 @@ def test_published_blocks_have_the_prediction_beside_them_and_are_named_so():
     assert first["implied_overhead_bytes"] == pytest.approx((8446 / 0.4 * 0.5 - 8788) * 589824)
     assert first["explanation"].startswith("The prediction is 295,104 tokens, 109.9 % more than the 140,608 published.")
     assert second["explanation"].startswith("The prediction is 34,487 blocks, 100.1 % more than the 17,234 published.")
-    assert "device with 11.60 GiB of which 0.97 GiB" in first["explanation"]
+    assert "device with 11.60 GiB, of which 0.97 GiB" in first["explanation"]
     assert pd.isna(first["study"])
     assert (first["observed_block_size"], pd.isna(first["consistent"])) == (16, True)
 

@@ -194,7 +194,7 @@ def test_sizes_that_make_no_difference_contradict_a_best_size(gpu, said, verdict
 def test_a_ratio_far_from_that_of_bandwidths_is_contradicted():
     own, found = findings("h200-over-l40s", evidence())
     assert (own.label, own.says) == (PUBLISHED, None)
-    assert own.text == "Its own table gives 2.954x on the mean of 5 settings."
+    assert own.text == "The claim's own table gives 2.954x, the geometric mean over 5 settings."
     assert (found.label, found.says) == (COMPUTED, CONTRADICTED)
     assert "It does not support memory bandwidths (5.56)" in found.text
     assert found.scope == "H200 over L40S, by data sheets"
@@ -207,7 +207,7 @@ def test_a_ratio_within_10_percent_of_that_of_bandwidths_is_supported(ratio, ver
 
 def test_names_of_several_cards_leave_a_ratio_open_where_the_cards_disagree():
     own, found = findings("h100-over-a100", evidence())
-    assert "2.111x on the mean of 5 settings" in own.text
+    assert "2.111x, the geometric mean over 5 settings" in own.text
     assert found.says is None
     assert found.text == (
         "H100 over A100 PCIe may mean 6 pairs of cards. Within 10 % of 2.16x are the ratios of bandwidths of"

@@ -152,8 +152,8 @@ def test_the_published_engines_are_possible_and_left_open():
     assert [f.says for f in found] == [None] * 6
     assert found[0].text.startswith("vLLM: The 2,400 tokens/s of A100 80GB at batch_size 256 are 0.112 times")
     assert found[1].text == (
-        "vLLM: 2,400 tokens/s at 8 ms between the tokens of a sequence are 19.2 sequences at once, if all are output"
-        " tokens. Reading the weights takes a step 7.36 ms or more."
+        "vLLM: 2,400 tokens/s at 8 ms between the tokens of a sequence mean 19.2 sequences at once, if all are output"
+        " tokens. Reading the weights takes at least 7.36 ms per step."
     )
     assert [f.text.partition(":")[0] for f in found] == ["vLLM", "vLLM", "TGI", "TGI", "HuggingFace", "HuggingFace"]
     assert found[1].scope == f"A100 80GB, {LLAMA}"
@@ -280,8 +280,8 @@ def test_utilisation_is_that_of_the_fastest_cells_that_batch():
     note, found = findings(BUSY, evidence(cells=[*further, *busy(95, 55)]))
     assert (note.label, note.says) == (PUBLISHED, None)
     assert found.text == (
-        f"h200, {LLAMA}, chat: The device was 95 % busy with continuous batching (vllm, seqs64) and 55 % in static"
-        " batches (static-batch16-cachedynamic)."
+        f"h200, {LLAMA}, chat: The device was 95 % busy with continuous batching (vllm, seqs64) and 55 % busy with"
+        " static batches (static-batch16-cachedynamic)."
     )
     assert [i.split("/")[1] for i in found.ids] == ["vllm", "hf-static"]
 

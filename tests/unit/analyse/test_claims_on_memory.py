@@ -82,7 +82,7 @@ def test_waste_of_requests_measured_on_a_gpu_must_lie_in_the_range(waste_pct, gp
 def test_without_measured_requests_the_lengths_are_said_to_decide():
     (found,) = findings(WASTE, evidence())
     assert found.text == (
-        "Reserving R slots for requests of n tokens wastes 1 - n/R, so 60 to 80 % where requests hold 20 to 40 % of"
+        "Reserving R slots for requests of n tokens wastes 1 - n/R: 60 to 80 % if requests hold 20 to 40 % of"
         " the reserved slots, and another share for other lengths."
     )
     assert judged(WASTE, evidence()) == NOT_TESTABLE

@@ -72,7 +72,7 @@ def hits(found, scheduled, kept=0.8, gpu="h200"):
 )
 def test_hits_after_evictions_must_be_those_of_the_schedule(of, verdict):
     assert judged(EVICTED, of) == verdict
-    assert "would be 80.0 % if nothing were evicted" in findings(EVICTED, of)[-1].text
+    assert "80.0 % are expected without eviction" in findings(EVICTED, of)[-1].text
 
 
 def test_where_nothing_is_evicted_hits_show_no_policy():

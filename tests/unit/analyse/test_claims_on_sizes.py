@@ -27,8 +27,8 @@ def test_what_the_published_number_would_take_is_told():
     (found,) = findings(LLAMA_70B, evidence())
     assert 2 * 80 * 8 * 128 * 2 * 4096 == 1_342_177_280
     assert found.text == (
-        "2 x 80 layers x 8 KV heads x 128 x 2 bytes x 4,096 tokens are 1.34 GB. 5.2 GB would take 31 KV heads; with one"
-        " for each of its 64 heads it would be 10.7 GB."
+        "2 x 80 layers x 8 KV heads x 128 x 2 bytes x 4,096 tokens are 1.34 GB. 5.2 GB would need 31 KV heads; with a"
+        " KV head for each of its 64 heads it would be 10.7 GB."
     )
     assert (found.label, found.scope) == (COMPUTED, "llama-3-70b, BF16 cache")
 

@@ -54,7 +54,7 @@ def test_error_and_flag():
     assert rows["measured"].tolist() == [80, 126, 70]
     assert rows["error_pct"].tolist() == pytest.approx([25, 100 * (100 / 126 - 1), 100 * (100 / 70 - 1)])
     assert rows["flagged"].tolist() == [False, True, True]
-    assert rows["why"].tolist()[1:] == ["1.26 times what was predicted", "0.70 times what was predicted"]
+    assert rows["why"].tolist()[1:] == ["1.26 times the prediction", "0.70 times the prediction"]
     assert (rows["running_peak_predicted"].iloc[0], rows["running_peak_measured"].iloc[0]) == (16, 1)
     assert rows["evicted_blocks_predicted"].eq(3).all()
 

@@ -202,7 +202,7 @@ def test_without_latencies_no_bound_is_kept():
     found = recommended(cell({"max_num_seqs": 1}, around(10)))
     assert found["role"].tolist() == ["best_throughput", "best_within_latency", "smallest_within_margin"]
     assert found.loc[1, ["knobs", "latency_bound"]].isna().all()
-    assert found["explanation"][1] == "No latency was measured to set a bound by."
+    assert found["explanation"][1] == "No latency was measured, so there is no bound."
     assert found["tpot_s_p50"].isna().all()
     given = only(recommended(cell({"max_num_seqs": 1}, around(10)), role="best_within_latency", tpot_p99_s=1.0))
     assert given["explanation"] == "None of 1 setting keeps p99 TPOT <= 1,000 ms."

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from workflow_scripts.analyse.start_spread import MOST_REPEATS, best_repeats, spread
+from workflow_scripts.analyse.start_spread import spread
 
 ONE = np.zeros(8, dtype=int)
 
@@ -79,12 +79,3 @@ def test_nothing_measured_nothing_known():
     found = spread(np.full((3, 0), np.nan), ONE[:3])
     assert not found.pooled.any()
     assert spread(np.empty((0, 0)), ONE[:0]).variance.shape == (0,)
-
-
-def test_the_best_number_of_repeats():
-    # Kalibera and Jones: the root of the ratio of costs times that of variances.
-    assert best_repeats(0.0001, 0.0009, 16.0, 1.0) == 12
-    assert best_repeats(0.01, 0.0, 16.0, 1.0) == 1
-    assert (best_repeats(0.0, 0.1, 1.0, 1.0), best_repeats(0.0, 0.0, 1.0, 1.0)) == (MOST_REPEATS, 1)
-    with pytest.raises(ValueError, match="at least 0"):
-        best_repeats(-1.0, 0.1, 1.0, 1.0)

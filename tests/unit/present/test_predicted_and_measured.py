@@ -44,7 +44,7 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
     sentences = {finding.verdict: finding.sentence for finding in block.findings}
     assert set(sentences) == {"prediction", "flagged", "not flat"}
     assert any(" is off by 5 % in the median" in finding.sentence for finding in block.findings)
-    assert "2.01 times what was predicted" in sentences["flagged"]
+    assert "2.01 times the prediction" in sentences["flagged"]
     assert "nearly equal, 100,000 and 100,000 tokens per s" in sentences["not flat"]
 
 
