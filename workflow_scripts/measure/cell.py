@@ -32,7 +32,7 @@ from workflow_scripts.device.device_check import device_lock, held_lock
 from workflow_scripts.measure.engine import SCRATCH, preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
-from workflow_scripts.measure.job import Job
+from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.study.definition import (
     cell_definition,
@@ -97,7 +97,7 @@ def measure_cell(
                 *("workflow_scripts.measure.run", [str(job)], log, dict(os.environ), time_limit_s),
                 preload=preload_of(cell.engine),
             )
-    measured = evidence / "measured.json"
+    measured = evidence / MEASURED
     if ended.exit_status is None:
         reason = f"not done after {time_limit_s:g} s; the engine and all its processes were killed"
         if not attempt.last:

@@ -214,14 +214,13 @@ def serve(path: Path, modules: Sequence[str], idle_s: float = IDLE_S) -> None:
 def _accept(listener: socket.socket, set_on_import: dict[str, str]) -> _Job | None:
     connection, _ = listener.accept()
     try:
-        message, fds = _receive(connection)
+        message, (log_fd,) = _receive(connection)
         pid = os.fork()
         if pid == 0:
             listener.close()
             connection.close()
-            _child(message, fds[0], set_on_import)
-        for fd in fds:
-            os.close(fd)
+            _child(message, log_fd, set_on_import)
+        os.close(log_fd)
         connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
         return _Job(pid, os.pidfd_open(pid), connection)
     except (OSError, ValueError) as e:

@@ -7,6 +7,9 @@ from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.records import Record
 from workflow_scripts.study.definition import Definition
 
+# Written last by that process, beside its input: what it observed.
+MEASURED = "measured.json"
+
 
 class Job(Record):
     """The cell's definition, and the paths of its inputs and its evidence.

@@ -28,7 +28,7 @@ from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.engine import preload_of
 from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
-from workflow_scripts.measure.job import Job
+from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.provenance import provenance
 from workflow_scripts.physics.model_facts import ModelFactsError, vocabulary_size
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
@@ -232,7 +232,7 @@ def _forked(
             START_LIMIT_S + 2 * limit_s,
             preload_of(definition.engine),
         )
-    written = evidence / "measured.json"
+    written = evidence / MEASURED
     if ended.exit_status != 0 or not written.exists():
         log_text = (evidence / ENGINE_LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         raise ClimbError("the engine broke:\n" + "\n".join(log_text[-LOG_TAIL_LINES:]))

@@ -28,7 +28,7 @@ from workflow_scripts.device.processor import dtype_on
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.measure.engine import SCRATCH, Engine, EngineSetup, Metrics, RequestRecord, Step, make_engine
 from workflow_scripts.measure.failures import request_failures, run_failure, start_failure
-from workflow_scripts.measure.job import Job, read_job
+from workflow_scripts.measure.job import MEASURED, Job, read_job
 from workflow_scripts.measure.trace import sampled
 from workflow_scripts.study.definition import Definition
 from workflow_scripts.study.outcome import Effective, ExpertsTouched, Measured, Repeat, Verdict, WarmUp
@@ -90,7 +90,7 @@ class _Measured:
             host_load=self.host_load,
             wrong_device=self.wrong_device,
         )
-        write_json(folder / "measured.json", measured.model_dump(mode="json"))
+        write_json(folder / MEASURED, measured.model_dump(mode="json"))
 
 
 def measure(job: Job) -> None:
