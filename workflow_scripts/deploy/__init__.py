@@ -1,1 +1,1 @@
-"""Write a deployment of what a study promises: how to serve it, and how to watch that the promise is kept."""
+"""Write the files that serve a setting of a study and that watch whether the server does what was measured."""

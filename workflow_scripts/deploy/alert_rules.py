@@ -31,13 +31,13 @@ class Watch:
 
 
 def kv_bound(deployment: Deployment) -> float | None:
-    """The share of KV blocks in use from which on a step may need more blocks than are free: one per sequence."""
+    """The share of KV blocks in use above which a step may need more blocks than are free: one per sequence."""
     blocks = deployment.promise.effective.get("num_gpu_blocks")
     return None if not blocks else max(1 - deployment.promise.max_num_seqs / blocks, 0.0)
 
 
 def alerts(deployment: Deployment, watch: Watch) -> list[dict[str, Any]]:
-    """The alerting rules; what the study did not measure has none."""
+    """The alerting rules; there is none for what the study did not measure."""
     p, q = deployment.promise, Queries(watch.window_s)
     patience, where = f"{watch.patience_s}s", deployment.where
     share = p.growth_share
@@ -45,8 +45,8 @@ def alerts(deployment: Deployment, watch: Watch) -> list[dict[str, Any]]:
     found = [
         _alert(
             SATURATED,
-            # As in the study: more than a share of the arrivals stays, at least some requests, and later requests
-            # take longer. Arrivals are requests answered plus those that stay. A request waits for the queue.
+            # The rule of the study: the queue grows by more than a share of the arrivals and by at least some
+            # requests, and later requests wait longer. Arrivals are the answered requests plus the growth.
             f"{grows} > {share:g} * ({served} + {grows})"
             f" and {grows} * {watch.window_s} >= {p.growth_requests:g}"
             f" and {q.growth(WAITING)} > {share:g} * {served}",

@@ -15,7 +15,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 class Line(NamedTuple):
-    """A query and its name; a constant is a line of the study."""
+    """A query and its name; a constant is a value of the study."""
 
     query: str
     name: str
@@ -49,7 +49,7 @@ def views(deployment: Deployment, watch: Watch) -> Iterator[View]:
         arrivals,
         "Arrivals are the answered requests plus the growth of requests in the server. " + seen,
     )
-    counts_from = "The server counts from a request's arrival there, the study from its scheduled sending. "
+    counts_from = "The server measures from the arrival of a request, the study from its scheduled time. "
     ttft = [*_now(q, TTFT), *_measured(deployment, "ttft_s_p50"), *_constant(p.slo.get("ttft_s"), "SLO of the study")]
     yield View("Time to first token", "s", ttft, counts_from + seen)
     slo = _constant(p.slo.get("tpot_s"), "SLO of the study, on the mean of a request")

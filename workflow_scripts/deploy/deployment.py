@@ -1,4 +1,4 @@
-"""A deployment: what a study promises of a setting, with what a machine needs to keep it."""
+"""A deployment: what a study promises for a setting, and what a machine needs to keep that promise."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ VLLM_FILE, COMPOSE_FILE, KUBERNETES_FILE, SLURM_FILE = "vllm.yaml", "compose.yam
 # Images of the release that was measured; the others are those that this project's tests run or check against.
 GPU_IMAGE, CPU_IMAGE = "vllm/vllm-openai:v{}", "public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v{}"
 PROMETHEUS_IMAGE, GRAFANA_IMAGE = "prom/prometheus:v2.42.0", "grafana/grafana:10.1.0"
-# vLLM's imports take up to this on two cores; a study's fork server has done them before the time that it measures.
+# vLLM's imports take up to this on two cores; in a study they are done before the measured time begins.
 IMPORT_S = 85
 # A start may take this many times as long as measured: a slower disk, or other work on the machine.
 START_FACTOR, PROBE_S = 3, 5
@@ -58,7 +58,7 @@ class Deployment:
 
 
 def head(deployment: Deployment, what: str) -> list[str]:
-    """The first lines of each file: what it is, and of which measurement."""
+    """The first lines of each file: what it is, and from which measurement."""
     p = deployment.promise
     return [
         what,
@@ -68,7 +68,7 @@ def head(deployment: Deployment, what: str) -> list[str]:
             if deployment.of_hub
             else ["Random weights were measured; name a model and drop load-format to serve it."]
         ),
-        "`snakemake export` writes this file; docs/production.md leads through all of them.",
+        "`snakemake export` writes this file; docs/production.md explains how to use all of them.",
     ]
 
 
@@ -78,10 +78,10 @@ def start_limit_s(promise: Promise) -> int:
 
 
 def start_why(deployment: Deployment) -> str:
-    """Where that limit comes from."""
+    """The reason for that limit."""
     return (
         f"{START_FACTOR} times the longest measured start ({deployment.promise.start_s:.1f} s, {deployment.where})"
-        f" and {IMPORT_S} s for imports, which the study had done before"
+        f" and {IMPORT_S} s for imports, which the study did before that time began"
     )
 
 

@@ -1,11 +1,11 @@
-"""Write files to serve a setting of a study and to watch that it keeps what was measured.
+"""Write files to serve a setting of a study and to watch whether the server does what was measured.
 
     kvsweep export --study config/studies/demo.yaml --promise results/demo/deploy/promise.json \\
         --out results/demo/deploy
 
 vllm.yaml is for `vllm serve --config`. compose.yaml, kubernetes.yaml and serve.sbatch start the server in containers,
-on Kubernetes and on Slurm. prometheus.yml, alerts.yml and the folder grafana/ watch it. docs/production.md leads
-through them.
+on Kubernetes and on Slurm. prometheus.yml, alerts.yml and the folder grafana/ watch it. docs/production.md explains how
+to use them.
 """
 
 import shlex

@@ -102,12 +102,12 @@ def kubernetes_yaml(deployment: Deployment) -> str:
         _scaling(deployment, meta),
     ]
     return noted_yaml(
-        *documents, head=head(deployment, "kubectl apply -f kubernetes.yaml; the Secret is yours to make")
+        *documents, head=head(deployment, "kubectl apply -f kubernetes.yaml; create the Secret yourself first")
     )
 
 
 def _download(deployment: Deployment, variables: list[Any], mounts: list[Any]) -> dict[str, Any]:
-    """Loads the weights into the volume before the server starts, so that its start takes as long as measured."""
+    """A container that loads the weights into the volume first, so that the server starts as fast as measured."""
     serve = deployment.promise.serve
     revision = serve.arguments.get("revision")
     words = ["hf", "download", serve.model, *(["--revision", revision] if revision else [])]

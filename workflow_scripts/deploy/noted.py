@@ -33,15 +33,6 @@ def noted_yaml(*documents: Mapping[str, Any], head: Sequence[str] = ()) -> str:
     return out.getvalue()
 
 
-def plain(value: Any) -> Any:
-    """The values without their comments."""
-    if isinstance(value, Noted):
-        return plain(value.value)
-    if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list) else value
-
-
 def _commented(value: Any) -> Any:
     if isinstance(value, Noted):
         return _commented(value.value)

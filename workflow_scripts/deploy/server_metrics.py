@@ -1,13 +1,10 @@
-"""The metrics that vLLM's server exports to Prometheus, under the names of the pinned release, and the queries that
-read it.
-"""
+"""The metrics that vLLM's server exports to Prometheus, as the pinned release names them, and queries of them."""
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 PREEMPTIONS = "vllm:num_preemptions_total"
 TOKENS = "vllm:generation_tokens_total"
-PROMPT_TOKENS = "vllm:prompt_tokens_total"
 ANSWERED = "vllm:request_success_total"
 HITS = "vllm:prefix_cache_hits_total"
 QUERIES = "vllm:prefix_cache_queries_total"
@@ -16,7 +13,7 @@ ITL = "vllm:inter_token_latency_seconds"
 
 
 class Queries:
-    """PromQL over a window of some seconds; each query has one value per server."""
+    """Queries in PromQL over a window of some seconds; each returns one value per server."""
 
     def __init__(self, window_s: int) -> None:
         self.window_s = window_s
@@ -42,7 +39,7 @@ class Queries:
         return f"({self.growth(RUNNING)} + {self.growth(WAITING)})"
 
     def hit_rate(self) -> str:
-        """Share of the looked-up tokens that the prefix cache had."""
+        """Share of the looked-up tokens that were in the prefix cache."""
         return f"({self.rate(HITS)} / {self.rate(QUERIES)})"
 
     def kv_usage(self) -> str:

@@ -26,7 +26,7 @@ from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
 
 
 def vllm_yaml(deployment: Deployment) -> str:
-    """The file for `vllm serve --config`; variables of the environment are comments."""
+    """The file for `vllm serve --config`; it names environment variables in comments."""
     p = deployment.promise
     lines = head(deployment, f"vLLM {p.engine_release}: vllm serve --config {VLLM_FILE}")
     lines += [f"environment: {name}={value}" for name, value in p.serve.environment.items()]
@@ -82,7 +82,7 @@ def compose_yaml(deployment: Deployment) -> str:
         {
             "services": {
                 "server": server,
-                # Both share the network of the server, so the exported addresses hold with and without containers.
+                # Both share the server's network, so the exported addresses are valid with and without containers.
                 "prometheus": {
                     "image": Noted(PROMETHEUS_IMAGE, "the release that the tests run"),
                     "network_mode": "service:server",
@@ -104,7 +104,7 @@ def compose_yaml(deployment: Deployment) -> str:
 
 
 def slurm_script(deployment: Deployment) -> str:
-    """A Slurm job that serves until its time ends; the address is in its log."""
+    """A Slurm job that serves until its time limit and writes its address into its log."""
     p = deployment.promise
     options = [f"--job-name={deployment.name}", *deployment.scheduler_options]
     words = " ".join(SERVE_COMMAND)
@@ -116,7 +116,7 @@ def slurm_script(deployment: Deployment) -> str:
             f"# {device_memory(deployment)}.",
             *(f"#SBATCH {each}" for each in options),
             "set -euo pipefail",
-            ': "${VLLM_API_KEY:?set a key for clients; sbatch hands it on}"',
+            ': "${VLLM_API_KEY:?set a key for clients; sbatch passes it on}"',
             *variables,
             f'echo "serving at http://$(hostname):{PORT}; healthy within {start_limit_s(p)} s"',
             f"# {start_why(deployment)}",
