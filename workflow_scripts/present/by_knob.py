@@ -42,7 +42,7 @@ MFU = Measure("mfu", "Model FLOP utilization (MFU)", "MFU", is_share=True)
 
 
 def compared(tables: Tables, rows: pd.DataFrame, knob: str, panel_keys: Sequence[str]) -> list[Group]:
-    """Panels whose rows say with which colour and line style they are drawn.
+    """The panels; the columns `colour` and `style` of their rows say how each row is drawn.
 
     Colours distinguish devices; in a panel with only one device they distinguish settings, which may be more numerous.
     """

@@ -33,7 +33,7 @@ _FAILED = ("infeasible", "timeout", "engine_error")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """How far an unfinished study is: starts of cells that have `ended` of those `wanted`, and the same in words."""
+    """Progress of an unfinished study: how many of the `wanted` starts of cells have `ended`, and the same in words."""
 
     ended: int
     wanted: int
@@ -71,7 +71,7 @@ def _unfinished(report: Report) -> Unfinished | None:
 
 
 def _knobs(report: Report) -> Iterator[str]:
-    """For each knob the change that is surest to be large; then the knobs without effect or without a verdict."""
+    """For each knob the change with the clearest effect; then the knobs without effect or without a verdict."""
     effects = report.tables.get("effects")
     if effects is None:
         return
@@ -85,8 +85,8 @@ def _knobs(report: Report) -> Iterator[str]:
         if len(changed):
             row = _surest(changed, pairs[pairs["knob"] == knob])
             seen = f", in {len(changed)} of {len(rows)} comparisons" if len(changed) < len(rows) else ""
-            # An interval that holds for all pairs of values may hold 1 although two values are shown to differ.
-            size = "a difference, but not how large" if row["ratio_low"] <= 1 <= row["ratio_high"] else _times(row)
+            # An interval that holds for all pairs of values may contain 1 although two values are shown to differ.
+            size = "a difference of unknown size" if row["ratio_low"] <= 1 <= row["ratio_high"] else _times(row)
             changes.append(f"{_change(row)}: {size}, {_where(report, row)}{seen}.")
         else:
             name = setting(str(knob), None).removesuffix(" default")
@@ -100,7 +100,7 @@ def _knobs(report: Report) -> Iterator[str]:
 
 
 def _surest(overall: pd.DataFrame, pairs: pd.DataFrame) -> dict[str, Any]:
-    """The change whose interval stays farthest from 1; the mean of a change that is hardly known may be larger.
+    """The change whose interval is farthest from 1; a change that is less certain may have a larger mean.
 
     The interval of `overall` is wider than those of other pairs, because it holds for all of them at once.
     """
@@ -152,7 +152,7 @@ def _engines(report: Report) -> Iterator[str]:
 
 
 def _devices(report: Report) -> Iterator[str]:
-    """For each pair of devices the middle speed-up, and what explains it."""
+    """For each pair of devices the median speed-up, and what explains it."""
     ratios = report.tables.get("ratios")
     if ratios is None:
         return
@@ -208,9 +208,9 @@ def _intervals(report: Report) -> Iterator[tuple[str, str]]:
         repeats += f", {span(starts[starts > 0])} starts per cell"
     effects = report.tables.get("effects")
     scopes = [] if effects is None or "scope" not in effects else list(effects["scope"].dropna().unique())
-    # An interval says nothing about what it does not cover, such as another start.
+    # An interval says nothing about variation that it does not cover, such as another start.
     covered = [f"if they differ only by what varies {listed(scopes, 'or')}"] if scopes else []
-    yield "Intervals", "; ".join([", ".join(["in brackets: 95 % of further runs", *covered]), repeats])
+    yield "Intervals", "; ".join([", ".join(["brackets hold 95 % of further runs", *covered]), repeats])
 
 
 def _load(report: Report) -> Iterator[tuple[str, str]]:

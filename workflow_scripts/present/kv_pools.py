@@ -1,4 +1,4 @@
-"""Cells whose study sets the memory of the KV cache: what each did, beside what was predicted, by size and layout."""
+"""Cells for which the study sets the memory of the KV cache: measured and predicted values by size and layout."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ QUANTITIES: Mapping[str, str] = {
 EVICTED = "evicted_blocks"
 # Of these the table of predictions has columns.
 _SCHEDULED = ("running_peak", EVICTED)
-# Rows that differ in these have other requests, or other memory for them.
+# Rows are compared if these are equal: they have the same requests and the same memory for them.
 MEMORY = ["gpu", "model", "workload", "pool_tokens"]
 
 
@@ -30,7 +30,7 @@ def under_pressure(tables: Tables) -> pd.DataFrame:
     """One row per measured cell for which the study sets the number of blocks: medians over its repeats, and the
     predicted values as `*_predicted`.
 
-    `pool_tokens` are those of all blocks that requests can get; `layout` is the block size in words.
+    `pool_tokens` is the number of tokens in all blocks that requests can get; `layout` is the block size in words.
     """
     cells = tables.measured
     rows = cells[cells[f"knob_{POOL}"].notna()] if f"knob_{POOL}" in cells else cells.head(0)
@@ -67,9 +67,9 @@ def _with_predictions(rows: pd.DataFrame, tables: Tables) -> pd.DataFrame:
 def same_memory(tables: Tables) -> pd.DataFrame:
     """One row per way to keep the KV cache of the same requests in the same memory, medians over repeats.
 
-    `users` run at once while others wait, or at most if none waits or, in static batches, all together; `times` is
-    their ratio to those with a contiguous reservation each. `used_pct` is the share of the held slots that tokens fill.
-    Memory that is enough for all contiguous reservations is left out.
+    `users` is the number of requests that run at once while others wait, or the peak if none waits (also for static
+    batches); `times` is its ratio to that of contiguous reservations. `used_pct` is the share of the held slots that
+    tokens fill. Memory that is enough for all contiguous reservations is left out.
     """
     rows = pd.concat([under_pressure(tables), _of_transformers(tables).assign(contiguous=False)])
     for of in ("", "_predicted"):

@@ -55,7 +55,7 @@ def render(report: Report, study_file: Path) -> str:
 
 
 def _digest(path: Path) -> str | None:
-    """The digest of the study, which another report is compared with; None if it was not made."""
+    """The digest of the study, with which another report is compared; None if it was not made."""
     return packed(read_json(path)) if path.exists() else None
 
 

@@ -29,7 +29,7 @@ class Weights(TypedDict):
 
 
 class Shape(TypedDict):
-    """One model: what its memory and its operations follow from. `weights` are by type, "" for the model's own."""
+    """One model: the facts that determine its memory and operations. `weights` are by type, "" for the model's own."""
 
     name: str
     dtype: str
@@ -49,7 +49,7 @@ def catalog() -> dict[str, Any]:
         try:
             shapes.append(_shape(models[name]))
         except (CatalogError, ModelFactsError):
-            continue  # not a model for these formulas; a study that names it says why
+            continue  # these formulas do not apply to the model; the report of a study with it says why
     return {"devices": [_device(gpu) for gpu in load_gpus().values() if not gpu.simulated], "models": shapes}
 
 
@@ -75,7 +75,7 @@ def _shape(model: Model) -> Shape:
         of = read_model_facts(model.config, model.fixed_dtype, quantization) if quantization else facts
         weights[quantization or ""] = {"weight_bytes": of.weight_bytes, "decode_weight_bytes": of.decode_weight_bytes}
     layer, head, width = facts.layer_matmul_parameters, facts.vocab * facts.hidden, facts.attention_width
-    # The page computes a request's operations from these three; a model for which that is not so must not get there.
+    # The page computes a request's operations from these three; models for which that is wrong are left out.
     flops = 2 * layer * 10 + 2 * head + 2 * width * 10 * 11 + 2 * (layer + head) * 4 + 4 * width * 4 * (10 + 5 / 2)
     if not math.isclose(flops, facts.request_flops(10, 5)):
         raise ModelFactsError(f"{model.name}: its operations do not follow from its matrices and attention alone")

@@ -1,4 +1,4 @@
-"""The data from which the page's views compute: every cell with its repeats, limits and predictions.
+"""The data that the page's views use: every cell with its repeats, limits and predictions.
 
 `page_data` makes the whole from the tables, and `packed` makes it a text for the page: JSON, compressed and in base64.
 Numbers keep five significant digits. A column without any value is left out; a value that is not known is null.
@@ -19,6 +19,7 @@ from workflow_scripts.present.page_catalog import catalog
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import REPEAT
 from workflow_scripts.present.style import COLOURS
+from workflow_scripts.present.subject import medians_by_cell
 from workflow_scripts.study.setting_words import setting, settings_in_words
 
 VERSION = 1
@@ -33,7 +34,7 @@ MEASURES = (
     *("running_peak", "waiting_peak", "kv_cache_usage_peak", "preemptions", "memory_used_bytes_max"),
     *("prefix_cache_hit_rate", "draft_acceptance_rate", "cpu_others_pct", "started_at"),
 )
-# What the serving table holds too, with further percentiles.
+# The serving table has these too, with further percentiles.
 LATENCIES = tuple(name for name in MEASURES if name.startswith(("ttft_s", "tpot_s", "itl_s", "e2e_s")))
 SERVED = (*LATENCIES, "goodput_requests_per_s", "slo_attainment")
 OF_CELLS = (
@@ -65,7 +66,7 @@ class Knob(TypedDict):
 class PageData(TypedDict):
     """Everything that the views read. `cell` in `repeats`, `limits`, `predictions` and `intervals` is a row of `cells`.
 
-    `intervals` holds a table's value of a cell's measure with its 95 % interval.
+    `intervals` holds the value of a cell's measure with its 95 % interval.
     """
 
     version: int
@@ -167,7 +168,7 @@ def _numbers(values: "np.ndarray[Any, Any]", digits: int) -> list[float | int | 
 
 
 def _log(report: Report, cell_id: str, start: float) -> tuple[str, str] | tuple[None, None]:
-    """The first log of a start that has any lines: its place in the cell's folder, and its last lines."""
+    """The first log of a start that is not empty: its place in the cell's folder, and its last lines."""
     for path in report.logs(cell_id, start):
         if path.exists() and path.stat().st_size:
             with path.open("rb") as file:
@@ -203,15 +204,9 @@ def _repeats(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
 
 
 def _limits(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
-    """One row per cell: of numbers the median over its repeats, of the rest what the first repeat says."""
+    """One row per cell and source of the device's rates."""
     limits = report.tables.get("limits")
-    if limits is None:
-        return pd.DataFrame()
-    limits = _of_cells(limits, place)
-    how = {
-        name: "median" if pd.api.types.is_float_dtype(limits[name]) else "first" for name in LIMITS if name in limits
-    }
-    return limits.groupby(["cell", "rates"], sort=False).agg(how).reset_index()
+    return pd.DataFrame() if limits is None else _of_cells(medians_by_cell(limits, "rates"), place)
 
 
 def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
@@ -225,7 +220,7 @@ def _intervals(report: Report, place: "pd.Series[int]") -> pd.DataFrame:
         parts.append(part.set_axis([c for c in columns if c != "measure"], axis=1).assign(measure=measure))
     others = _of_cells(report.tables.get("intervals"), place)
     if len(others):
-        # What the table of servers holds is there already.
+        # The measures in the table of servers are there already.
         if len(served):
             others = others[~(others["cell"].isin(served["cell"]) & others["measure"].isin(of_servers))]
         parts.append(others.rename(columns={"repeats": "n"})[columns])

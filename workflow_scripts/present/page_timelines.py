@@ -1,9 +1,9 @@
 """Timelines of cells for the page: requests, steps of the scheduler and samples of the device, one block per cell.
 
-A page cannot hold the timelines of a large study. So it holds those of up to `MOST_CELLS` cells and `MOST_BYTES`: of
-each device, engine, model and workload first the fastest cell, then the second fastest, and so on. Of a long repeat it
-holds evenly chosen rows, and says how many there were. If a cell was started several times, its timeline is of the
-first start.
+A page cannot hold the timelines of a large study. It holds up to `MOST_CELLS` of them, of up to `MOST_BYTES` together:
+first that of the fastest cell of each device, engine, model and workload, then of the second fastest, and so on. For a
+long repeat it holds evenly chosen rows, and says how many there were. If a cell was started several times, its timeline
+is that of the first start.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from workflow_scripts.present.series import NAMES
 
 MOST_BYTES = 700_000
 MOST_CELLS = 128
-# Cells that are read at once at first, and then this many times as many: each reading searches a whole file.
+# Cells in the first batch that is read, and the growth of the batches: each reading searches a whole file.
 BATCH, GROWTH = 8, 4
 # Rows per repeat.
 MOST_ROWS: Mapping[str, int] = {"requests": 500, "steps": 1500, "trace": 400}

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot, mark_handles, some_panels, write_label
 from workflow_scripts.present.report_tables import records
-from workflow_scripts.present.series import evenly
+from workflow_scripts.present.series import evenly, repeats_in_words
 from workflow_scripts.present.style import INK, MUTED, LineStyle, Mark
 
 MOST_LABELS = 14
@@ -41,7 +41,7 @@ def plot_ratios(
     repeats: Sequence[str] = (),
     references: Sequence[Reference] = (),
 ) -> Plot:
-    """One panel per value of `panel`, the one with the most rows first."""
+    """One panel per value of `panel`; the panel with the most rows comes first."""
     references = [r for r in references if rows[r.column].notna().any()]
     all_rows = len(rows)
     rows = evenly(rows, ["panel", "label"], "ratio", MOST_DOTS)
@@ -152,9 +152,7 @@ def _ratio_axis(ax: Axes, low: float, high: float) -> None:
 
 def repeats_of_pairs(rows: pd.DataFrame, *columns: str) -> str:
     """How many repeats each side of a ratio has, in words."""
-    counts = pd.concat([rows[column] for column in columns]).dropna()
-    low, high = int(counts.min()), int(counts.max())
-    return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} per cell"
+    return repeats_in_words(pd.concat([rows[column] for column in columns]).dropna())
 
 
 def _in_words(start: str, rows: pd.DataFrame) -> str:

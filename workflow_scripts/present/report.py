@@ -1,6 +1,5 @@
 """The inputs of the page: the study, its tables, its figures, and the places of its files."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +66,7 @@ class Report:
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """For each slug of settings the same in words."""
+        """For each slug of settings the settings in words."""
         return dict(zip(self.grid["knobs"], self.labels.values(), strict=True))
 
     @cached_property
@@ -82,7 +81,7 @@ class Report:
         }
 
     def named(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """The rows, with cells and settings in words; those that are of one cell of the study lead to it."""
+        """The rows, with cells and settings in words; the words for a cell of the study are a link to it."""
         known: dict[str, pd.Series[Any]] = {}
         for name, words in (("cell_id", self.names), ("knobs", self.labels)):
             if name in rows and "cell_id" in rows:
@@ -104,7 +103,7 @@ class Report:
 
     @cached_property
     def progress(self) -> Progress | None:
-        """How far the study is now, as its cells' files say; None if it is complete, or the tables are not of them."""
+        """The study's progress now, from its cells' files; None if it is complete or the tables are of other files."""
         paths = StudyPaths(self.cells.parents[1], self.cells.parent.name)
         starts = self.tables.cells.groupby("cell_id")["start"].nunique()
         lacks = self.grid["outcome"].eq("missing").any() or (starts < self.study.starts.at_least).any()
@@ -122,17 +121,17 @@ class Report:
 
     @cached_property
     def outcome_records(self) -> list[dict[str, Any]]:
-        """`outcome.json` of one cell of each device and engine: the whole provenance."""
+        """`outcome.json` of one cell of each device and engine, with the whole provenance."""
         ended = self.grid[self.grid["outcome"] != "missing"].drop_duplicates(["gpu", "engine"])
         paths = [self.cells / cell_id / OUTCOME for cell_id in ended["cell_id"]]
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+        return [read_json(path) for path in paths if path.exists()]
 
 
 Part = Callable[[Report], Iterable[Block]]
 
 
 def blocks_of(part: Part, report: Report) -> Iterator[Block]:
-    """The blocks of a part; if it lacks something, one block that says what is absent."""
+    """The blocks of a part; if something that it needs is missing, one block that says so."""
     try:
         yield from list(part(report))
     except MissingError as e:

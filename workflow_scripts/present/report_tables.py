@@ -26,6 +26,7 @@ EMPTY = {
     "engine_decomposition": "vLLM and HuggingFace were not both measured with one sequence and with several",
     "latencies": "no two servers under load differ in one setting alone",
     "ratios": "no two devices were measured with the same settings",
+    "recommendations": "no vLLM cell was measured that could be recommended",
     "serving": "no server was measured",
     "serving_summary": "no server was measured",
     "waste": "it is not known for any cell how much KV memory its requests held",
@@ -50,7 +51,7 @@ def _with_source(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_start(table: pd.DataFrame) -> pd.DataFrame:
-    """The table, with its repeats as those of the first start if it is from before starts were counted."""
+    """The table, with start 1 for all its repeats if it was made before starts were counted."""
     return table.assign(start=1.0) if "repeat" in table and "start" not in table else table
 
 
@@ -60,7 +61,7 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def of_all_layers(waste: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count all layers together, which are all rows of a table made before kinds were distinguished."""
+    """The rows that count all layers together: all rows, if the table was made before kinds were distinguished."""
     return waste[waste["layer_kind"].isna()] if "layer_kind" in waste else waste
 
 
@@ -140,7 +141,7 @@ class Tables:
 
     @cached_property
     def grid(self) -> pd.DataFrame:
-        """One row per cell: of its first start that may be compared, else of the first that ended ok, else the first.
+        """One row per cell: its first start that may be compared, else the first that ended ok, else the first.
 
         The column `failed_starts` names the other starts of a cell that ended ok; null if none failed.
         """

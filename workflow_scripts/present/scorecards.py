@@ -19,6 +19,7 @@ RATE = "output_tokens_per_s"
 LATENCIES = {"tpot_s_p50": "Per token", "ttft_s_p50": "First token"}
 RATES_FROM = {"datasheet": "data sheet", "measured": "measured rates"}
 MOST_TIES_NAMED = 3
+ONLY_ONE = "The only setting measured."
 # Verdicts that show a difference.
 SHOWN = ("changes", "faster", "slower")
 
@@ -34,7 +35,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Card:
-    """What one device, model and workload came to."""
+    """The results of one device, model and workload."""
 
     place: str
     best: str
@@ -68,7 +69,7 @@ def _at(rows: pd.DataFrame, names: Any) -> "pd.Series[bool]":
 
 
 def _card(tables: Tables, place: str, measured: pd.DataFrame, best: dict[str, Any]) -> Card:
-    """The card of a place with a recommendation; if settings are tied, nothing depends on which has the best mean."""
+    """The card of a place with a recommendation; it does not depend on which of the tied settings is the fastest."""
     engine = measured.loc[measured["cell_id"] == best["cell_id"], "engine"]
     cells = measured[measured["engine"].isin(engine)]
     knobs = [best["knobs"], *((best["ties"] or "").split(", ") if isinstance(best["ties"], str) else [])]
@@ -90,7 +91,7 @@ def best_in_words(members: pd.DataFrame, cells: pd.DataFrame, knobs: Sequence[st
     varied = [knob for knob in knobs if cells[knob].nunique(dropna=False) > 1]
     if len(cells) == 1:
         only = settings_in_words(members, [knob for knob in knobs if members[knob].notna().any()])[0]
-        return sentence(only), "The only setting measured."
+        return sentence(only), ONLY_ONE
     if len(members) == 1:
         return sentence(settings_in_words(members, varied)[0]), f"The fastest of {len(cells)} settings."
     medians = "Numbers are their medians."
@@ -203,11 +204,11 @@ def _share_of_limit(tables: Tables, members: pd.DataFrame) -> Iterator[Fact]:
 
 
 def _untested(tables: Tables, place: str, measured: pd.DataFrame) -> Card:
-    """The card of a place without vLLM's offline engine: the highest median, which no test compares with others."""
+    """The card of a place without vLLM's offline engine: the highest median, which is not tested against others."""
     rows = tables.cells[tables.cells["cell_id"].isin(measured["cell_id"])]
     medians = rows.groupby("cell_id")[RATE].median()
     if medians.isna().all():
-        return Card(place, "No throughput known", f"{len(measured)} measured, none with a rate of tokens.", [])
+        return Card(place, "No throughput known", f"Cells: {len(measured)} measured, none with a rate of tokens.", [])
     fastest = measured[measured["cell_id"] == medians.idxmax()]
     varied = [knob for knob in tables.knobs if measured[knob].nunique(dropna=False) > 1] or tables.knobs
     of_cell = rows[rows["cell_id"] == medians.idxmax()]
@@ -219,4 +220,5 @@ def _untested(tables: Tables, place: str, measured: pd.DataFrame) -> Card:
     ]
     facts += _share_of_limit(tables, fastest)
     words = f"{fastest['engine'].iloc[0]}: {settings_in_words(fastest, varied)[0]}"
-    return Card(place, words, f"Highest median of {len(measured)} settings; differences are not tested.", facts)
+    several = f"Highest median of {len(measured)} settings; differences are not tested."
+    return Card(place, words, several if len(measured) > 1 else ONLY_ONE, facts)

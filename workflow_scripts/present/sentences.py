@@ -94,13 +94,13 @@ def what_verdicts_cover(report: Report) -> Iterator[Block]:
     effects = report.tables.need("effects", "scope")
     scopes = list(effects["scope"].dropna().unique())
     covers = (
-        "In 95 of 100 cases another run has its ratio within the interval, if runs differ only by what varies "
+        "Of 100 further runs, about 95 have a ratio within the interval, if runs differ only by what varies "
         f"{', or '.join(scopes)}."
         if scopes
         else "No ratio has an interval, because the variation is not known."
     )
-    what = "output tokens per second, or the latency that a sentence names"
-    yield Text(f"Verdicts compare {what}, within the margin that a sentence names. {covers}")
+    what = "output tokens per second or, if its sentence says so, a latency"
+    yield Text(f"A verdict compares {what}. The sentence also states the margin. {covers}")
 
 
 def pairs_that_differ_in(
@@ -108,7 +108,7 @@ def pairs_that_differ_in(
 ) -> Findings:
     """Pairs of cells that differ only in the knob, the largest gain first.
 
-    `found` adds what is known of the pair's first cell, given the medians over its repeats, if `known_by` is known.
+    `found` makes a further sentence from the medians of the pair's first cell, if its column `known_by` has a value.
     """
     effects = report.tables.need("effects", "comparison", "knob", "ratio", "held")
     pairs = effects[(effects["comparison"] == "pair") & (effects["knob"] == knob)]
@@ -124,8 +124,8 @@ def pairs_that_differ_in(
         sentence += f" {found(cell)}" if pd.notna(cell.get(known_by)) else ""
         verdict = f"{row['ratio']:.3g} times" if row["verdict"] == "changes" else str(row["verdict"])
         findings.append(Finding(verdict, sentence, TONES.get(str(row["verdict"]), "neutral")))
-    some = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
-    return Findings(findings, some + "holds all." if len(told) < len(pairs) else "")
+    few = f"{len(told)} of {len(pairs)} comparisons, evenly from the largest ratio to the smallest; the table effects "
+    return Findings(findings, few + "holds all." if len(told) < len(pairs) else "")
 
 
 def some(findings: list[Finding], table: str, most: int = MOST_SENTENCES) -> Findings:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,12 +96,16 @@ def without_shared(settings: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def repeats_of(rows: pd.DataFrame) -> str:
-    """The number of timed passes behind per cell's mark, in words.
+    """The number of timed passes behind the mark of a cell, in words.
 
     >>> repeats_of(pd.DataFrame({"cell_id": ["a", "a", "b"], "start": [1, 2, 1], "repeat": [0, 0, 0]}))
     '1 to 2 repeats per cell'
     """
-    counts = rows[REPEAT].drop_duplicates().groupby("cell_id").size()
+    return repeats_in_words(rows[REPEAT].drop_duplicates().groupby("cell_id").size())
+
+
+def repeats_in_words(counts: "pd.Series[Any]") -> str:
+    """The lowest and the highest of some numbers of repeats, in words."""
     low, high = int(counts.min()), int(counts.max())
     return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} per cell"
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 
-# Distinguishable with common colour-vision deficiencies, and with a contrast of at least 3:1 to white and to the dark
-# page; devices also differ by their marks.
+# Readers with common colour-vision deficiencies can tell them apart, and their contrast to white and to the dark page
+# is at least 3:1; devices also differ by their marks.
 COLOURS = ("#0173b2", "#d55e00", "#029e73", "#9944ee", "#aa88aa", "#cc7744", "#ee44dd", "#cc0044")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 

@@ -98,9 +98,9 @@ def figure_facts(facts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class TablePart:
-    """The part that shows columns (column -> heading) of a table's first `MOST_ROWS` rows, and links to the table.
+    """The part that shows a table: `columns` (column -> heading) of its first `MOST_ROWS` rows, and a link to the file.
 
-    `keep` chooses the rows, or computes them from the source table.
+    `keep` selects the rows, or computes them from the source table.
     """
 
     source: str
@@ -129,7 +129,7 @@ def several_starts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def medians_by_cell(rows: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """One row per cell, and per value of the other `keys`: medians of numbers, and of the rest what the first row says.
+    """One row per cell and value of the other `keys`: the medians of numbers, and the first value of other columns.
 
     >>> rows = pd.DataFrame({"cell_id": "a", "start": [1, 2], "repeat": 0, "mbu": [0.2, 0.4], "bound_by": "memory"})
     >>> medians_by_cell(rows).to_dict("records")
@@ -147,7 +147,7 @@ def prose(text: str) -> Part:
 
 
 def always(study: Study) -> bool:
-    """A subject of every study."""
+    """Whether a subject belongs to a study, for a subject that every study has."""
     return True
 
 

@@ -1,4 +1,4 @@
-"""Times, ranges and settings of tables as a reader says them."""
+"""Times, ranges and settings of tables in words."""
 
 import math
 from collections.abc import Iterable

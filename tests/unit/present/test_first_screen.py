@@ -212,7 +212,7 @@ def test_answers_tell_a_change_with_its_interval_and_what_is_flat_or_undecided(r
 def test_the_trust_strip_counts_cells_and_names_hosts_versions_and_what_intervals_cover(report, tmp_path):
     trust = dict(first_screen(report).trust)
     assert re.fullmatch(r"\d+ of 80 measured, \d+ failed \(.*infeasible.*\), 1 invalid, 1 not run yet", trust["Cells"])
-    told = "in brackets: 95 % of further runs, if they differ only by what varies"
+    told = "brackets hold 95 % of further runs, if they differ only by what varies"
     assert trust["Intervals"].startswith(f"{told} within one start; ")
     assert "of the CPU" in trust["Load by others"]
     assert "node-1" in trust["Host"]
@@ -280,6 +280,7 @@ def test_a_place_with_one_setting_and_no_recommendation_names_the_setting(report
     best = pd.read_parquet(report.tables.folder / "recommendations.parquet").head(0)
     [card] = scorecards(changed(report, tmp_path, cells=one, recommendations=best))
     assert re.match(r"vllm: .*at most \d+ sequences?", card.best)
+    assert card.note == "The only setting measured."
 
 
 def test_the_change_that_is_told_is_one_whose_own_interval_excludes_1(report, tmp_path):
