@@ -1,4 +1,4 @@
-"""Numbers and lists as text for readers."""
+"""Numbers, counts and lists as text for readers."""
 
 from collections.abc import Iterable
 
@@ -11,6 +11,15 @@ def number(value: float) -> str:
     """
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def plural(count: int, one: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "repeat"), plural(3000, "token")
+    ('1 repeat', '3,000 tokens')
+    """
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def sentence(text: str) -> str:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from workflow_scripts.cluster.site import Needs
+from workflow_scripts.common.wording import plural
 from workflow_scripts.deploy.noted import Noted
 from workflow_scripts.engines.vllm_engines import SERVE_COMMAND
 from workflow_scripts.study.promise import Promise
@@ -54,7 +55,7 @@ class Deployment:
     def where(self) -> str:
         """Where a number was measured, for comments."""
         p = self.promise
-        return f"study {p.study}, cell {p.cell_id}, {p.starts} start{'s' * (p.starts > 1)}"
+        return f"study {p.study}, cell {p.cell_id}, {plural(p.starts, 'start')}"
 
 
 def head(deployment: Deployment, what: str) -> list[str]:

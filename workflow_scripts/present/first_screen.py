@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workflow_scripts.common.wording import listed, number, sentence
+from workflow_scripts.common.wording import listed, number, plural, sentence
 from workflow_scripts.present.blocks import outcome_words
 from workflow_scripts.present.report import Report
 from workflow_scripts.present.report_tables import MissingError, records
@@ -201,9 +201,7 @@ def _cells(report: Report) -> Iterator[tuple[str, str]]:
 def _intervals(report: Report) -> Iterator[tuple[str, str]]:
     starts = report.tables.cells.groupby("cell_id")["start"].nunique()
     several = starts.max() > 1
-    repeats = (
-        f"{report.study.repeats} repeat{'s' if report.study.repeats > 1 else ''} per {'start' if several else 'cell'}"
-    )
+    repeats = f"{plural(report.study.repeats, 'repeat')} per {'start' if several else 'cell'}"
     if several:
         repeats += f", {span(starts[starts > 0])} starts per cell"
     effects = report.tables.get("effects")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow_scripts.common.wording import plural
 from workflow_scripts.present.report_tables import REPEAT, MissingError
 from workflow_scripts.study.setting_words import knobs_that_differ, setting
 
@@ -107,7 +108,7 @@ def repeats_of(rows: pd.DataFrame) -> str:
 def repeats_in_words(counts: "pd.Series[Any]") -> str:
     """The lowest and the highest of some numbers of repeats, in words."""
     low, high = int(counts.min()), int(counts.max())
-    return f"{low if low == high else f'{low} to {high}'} repeat{'s' if high > 1 else ''} per cell"
+    return f"{'' if low == high else f'{low} to '}{plural(high, 'repeat')} per cell"
 
 
 def evenly(rows: pd.DataFrame, by: Sequence[str], order: str, most: int) -> pd.DataFrame:

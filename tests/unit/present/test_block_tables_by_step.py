@@ -55,8 +55,8 @@ def test_the_workload_whose_requests_share_most_is_drawn(tmp_path):
     plot = block_tables(Tables(tmp_path))
     assert plot.sources == ["predicted"]
     assert plot.alt.startswith(
-        "Step 0: 8 requests with 80 tokens have 24 entries in their block tables, which name 10 blocks of 4 tokens; "
-        "2 of these are held by several requests."
+        "Step 0: 8 requests with 80 tokens; block tables with 24 block numbers of 10 blocks; shared by several "
+        "requests: 2."
     )
 
 

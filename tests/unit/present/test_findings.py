@@ -58,12 +58,14 @@ def test_a_cell_above_a_ceiling_from_rates_of_a_loaded_host_is_not_decided(repor
     write_limits(report, ("a", 1.5, float("inf"), False), ("b", 0.5, float("inf"), False))
     ((verdict, sentence),) = told(above_ceilings, report)
     assert verdict == "not decided"
-    assert sentence.startswith("1 of 2 cells lie above a ceiling from measured device rates")
+    assert sentence.startswith("In 1 of 2 cells the rate is above a ceiling from measured device rates")
 
 
 def test_cells_below_their_ceilings_are_possible(report):
     write_limits(report, ("a", 0.9, 0.0, False), ("b", 0.5, 0.0, False))
-    assert told(above_ceilings, report) == [("possible", "None of 2 cells is faster than its device allows.")]
+    assert told(above_ceilings, report) == [
+        ("possible", "None of the 2 cells with a known ceiling is faster than its device allows.")
+    ]
 
 
 @pytest.mark.parametrize("share", [0.6, None])

@@ -101,7 +101,7 @@ def test_users_in_the_same_memory_are_counted_in_blocks_and_contiguously(tmp_pat
         (
             "5 times the users",
             "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens; 20 in "
-            "blocks of 32 tokens; 8 in blocks of 128 tokens. All are measured.",
+            "blocks of 32 tokens; 8 in blocks of 128 tokens. All values are measured.",
         ),
         (
             "block size",
@@ -126,7 +126,7 @@ def test_caches_of_transformers_are_compared_in_the_same_memory(tmp_path):
         "h200, m, chat: a KV cache of 1,024 tokens holds 4 requests at once if each reserves 256 tokens (tokens fill "
         "80 % of the held slots); 20 in blocks of 32 tokens (tokens fill 80 % of the held slots); 18 in HuggingFace's "
         "pages of 32 tokens; 8 in blocks of 128 tokens (tokens fill 80 % of the held slots); 6 in HuggingFace's "
-        "dynamic cache; 5 in HuggingFace's static cache. All are measured.",
+        "dynamic cache; 5 in HuggingFace's static cache. All values are measured.",
     )
     rows = same_memory(report.tables)
     small = rows[rows["pool_tokens"] == 1024]

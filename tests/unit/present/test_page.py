@@ -174,7 +174,7 @@ def test_claims_are_told_with_their_verdicts_and_evidence(page):
     assert len(told) == 3
     assert any("contradicted: A made-up claim" in text and "Evidence: [limits] It is not." in text for text in told)
     assert any("What would test it: snakemake --cores all" in text for text in told)
-    counted = "Of 3 published claims: 1 supported, 1 contradicted, 1 not testable here."
+    counted = "Published claims re-tested: 3, of which 1 supported, 1 contradicted, 1 not testable here."
     assert any(counted in finding for finding in page.text["li"])
 
 
@@ -186,7 +186,7 @@ def test_a_study_that_names_no_claims_has_no_word_of_them(results, tmp_path):
     assert replace(results, study=other).write_page(tmp_path / "report.html") == 0
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<section id="recommendations"' in html
-    assert "published claims" not in html
+    assert "Published claims" not in html
     assert '<section id="claims"' not in html
 
 

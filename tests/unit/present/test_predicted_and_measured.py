@@ -23,7 +23,7 @@ def test_measured_is_drawn_against_predicted_and_says_how_far_off_it_is(tables):
     plot = predicted_beside_measured(tables)
     assert plot.sources == ["measured", "predicted"]
     assert (plot.x_label, plot.y_label) == ("Predicted output tokens per s", "Measured output tokens per s")
-    assert "flagged" in [handle.get_label() for handle in plot.handles]
+    assert "outside its band" in [handle.get_label() for handle in plot.handles]
     assert "have a median error of 5 %" in plot.alt
 
 
@@ -42,10 +42,10 @@ def test_findings_name_accuracy_flags_and_flat_lines(results):
     report = Report(load_study(results.study), Tables(root / "tables"), root, root, root, root / "report.html")
     (block,) = prediction_findings(report)
     sentences = {finding.verdict: finding.sentence for finding in block.findings}
-    assert set(sentences) == {"prediction", "flagged", "not flat"}
+    assert set(sentences) == {"prediction", "flagged", "published too high"}
     assert any(" is off by 5 % in the median" in finding.sentence for finding in block.findings)
     assert "2.01 times the prediction" in sentences["flagged"]
-    assert "nearly equal, 100,000 and 100,000 tokens per s" in sentences["not flat"]
+    assert "the published rate is 100,000 tokens per s, above the prediction of" in sentences["published too high"]
 
 
 def test_accuracy_says_how_many_cells_were_predicted_without_a_band():

@@ -114,7 +114,7 @@ def test_a_server_that_was_never_or_always_saturated_has_one_bound(tmp_path):
     ((verdict, _),) = sustained(tmp_path, rate(1, 1.0), rate(4, 4.0))
     assert verdict == "sustains 4 requests/s"
     ((verdict, _),) = sustained(tmp_path, rate(8, 3.0, saturated=True), rate(4, 3.0, saturated=True))
-    assert verdict == "not 4 requests/s"
+    assert verdict == "does not sustain 4 requests/s"
 
 
 def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path):
@@ -128,16 +128,33 @@ def test_a_run_that_is_too_short_to_say_is_no_bound(tmp_path):
 def test_every_load_is_among_the_findings_and_one_that_needs_a_warning_first(tmp_path):
     """That a closed loop or a short run saturates is not known."""
     rows = pd.DataFrame(
-        {**LOAD, "knobs": "bs16", "saturated": saturated, "limited_by": limited_by}
-        for saturated, limited_by in ((None, "server"), (None, "unknown"), (False, "load"), (True, "server"))
+        {
+            **LOAD,
+            "cell_id": f"{saturated} {limited_by}",
+            "knobs": "bs16",
+            "saturated": saturated,
+            "limited_by": limited_by,
+        }
+        for saturated, limited_by in (
+            (None, "server"),
+            (None, "unknown"),
+            (False, "load"),
+            (True, "server"),
+            (None, "client,server"),
+        )
     )
     rows.astype({"saturated": "boolean", "limited_by": "string"}).to_parquet(tmp_path / "serving_summary.parquet")
+    cells = rows[["cell_id", "gpu", "engine", "model", "workload", "knobs"]].assign(
+        outcome="ok", reason=None, knob_block_size=16
+    )
+    cells.to_parquet(tmp_path / "cells.parquet")
     study = load_study(Path("config/studies/demo.yaml"))
     report = Report(study, Tables(tmp_path), tmp_path, tmp_path, tmp_path, tmp_path / "report.html")
     (block,) = serving.load_findings(report)
     assert isinstance(block, Findings)
     verdicts = [finding.verdict for finding in block.findings]
-    assert verdicts == ["saturated", "limited by server", "too short to say", "kept up"]
+    assert verdicts == ["saturated", "limited by client and server", "limited by server", "too short to say", "kept up"]
+    assert block.findings[0].sentence.startswith("h200, m, w, vllm-serve (block size 16): ")
 
 
 def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
@@ -149,6 +166,7 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
         rate(1, 4.0, block_size=16, ramp_to_per_s=16),
         {"users": 1, "answered": 1.0, "block_size": 16},
         {"users": 8, "answered": 5.0, "block_size": 16},
+        {"users": 4, "answered": 3.0, "block_size": 32},
     )
     assert [verdict for verdict, _ in found] == [
         "sustains 1 requests/s",
@@ -156,6 +174,7 @@ def test_servers_settings_ramps_and_users_are_told_apart(tmp_path):
         "sustains 3 requests/s",
         "ramp",
         "1 to 8 users",
+        "4 users",
     ]
     assert [sentence.split(": ")[0] for _, sentence in found[:3]] == [
         "h200, m, w, vllm-serve, block size 16",
@@ -216,7 +235,6 @@ def test_max_num_seqs_is_put_against_the_rate_for_each_measure(tmp_path):
 
 def test_the_page_warns_of_saturated_loads_first(results):
     found = results.html
-    at = found.index("3 of 3 loads; the table below holds all.")
-    section = found[found.index('id="serving"') : at]
+    section = found[found.index('id="serving"') : found.index('id="figure-serving_latency"')]
     assert section.index("saturated") < section.index("kept up")
     assert "16 requests/s arrived" in section

@@ -1,4 +1,4 @@
-"""Whether cells give the same answers: engines, settings, and the same cell again."""
+"""Whether cells give the same answers: two engines, two settings, and the same cell again."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -36,12 +36,12 @@ def keeps_answers(study: Study) -> bool:
 def same_answers(report: Report) -> Iterator[Block]:
     """How many answers are the same, the most different first."""
     rows = report.tables.need("answers", "same_share", "explanation").sort_values("same_share", kind="stable")
-    yield some([_finding(row) for row in records(rows)], "answers")
+    yield some([_finding(row, report.names) for row in records(rows)], "answers")
 
 
-def _finding(row: Mapping[str, Any]) -> Finding:
+def _finding(row: Mapping[str, Any], names: Mapping[str, str]) -> Finding:
     verdict = "same answers" if row["same"] == row["requests"] else f"{100 * row['same_share']:.3g} % the same"
-    return Finding(verdict, f"{row['gpu']}, {row['model']}, {row['workload']}: {row['explanation']}")
+    return Finding(verdict, f"{names.get(row['cell_id'], row['cell_id'])}: {row['explanation']}")
 
 
 def _most_different_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -56,8 +56,8 @@ SUBJECT = Subject(
         prose(
             "Greedy decoding takes the most probable token. Another kernel, batch or number format rounds differently, "
             "so if two tokens are almost equally probable, the other one may win. From there on the two answers are "
-            "different texts. The rows of a cell that was served again show how many answers change without any other "
-            "setting. Random weights make close calls more frequent than the weights of a trained model."
+            "different texts. The rows of a cell that was served again show how many answers change although no "
+            "setting does. Random weights make close calls more frequent than the weights of a trained model."
         ),
         TablePart("answers", _COLUMNS, "Requests with the same answer in two cells", _most_different_first),
     ],

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
+from workflow_scripts.common.wording import plural
 from workflow_scripts.present.plot import LINE_IN, Panel, Plot
 from workflow_scripts.present.report_tables import Tables, records
 from workflow_scripts.present.style import COLOURS, PAPER
@@ -58,7 +59,7 @@ def moment_at(events: pd.DataFrame, step: int) -> Moment:
 
 
 def of_one_cell(blocks: pd.DataFrame) -> pd.DataFrame:
-    """The events of the cell whose first requests share most blocks, or of the first cell if none do."""
+    """The events of the cell whose first requests share the most blocks, or of the first cell if none do."""
     shared = blocks[(blocks["event"] == "shared") & (blocks["request"] < MOST_ROWS)].groupby("cell_id").size()
     return blocks[blocks["cell_id"] == (shared.idxmax() if len(shared) else blocks["cell_id"].iloc[0])]
 
@@ -70,9 +71,9 @@ def first_requests(blocks: pd.DataFrame) -> pd.DataFrame:
 
 
 def moments_of(events: pd.DataFrame) -> list[Moment]:
-    """Three steps: the first of the requests that are drawn, one at most `MOST_GROWTH` blocks later, and one between.
+    """Three steps: the first of the drawn requests, one at most `MOST_GROWTH` blocks later, and one between.
 
-    The last is not after the step in which these requests hold most blocks.
+    The last is not after the step in which these requests hold the most blocks.
     """
     drawn = events[events["request"] < MOST_ROWS]
     held = drawn["event"].isin(TAKEN).map({True: 1, False: -1}).groupby(drawn["step"]).sum().cumsum()
@@ -147,10 +148,10 @@ def _in_words(moment: Moment, size: int) -> str:
     drawn = {request: table for request, table in moment.held.items() if request < MOST_ROWS}
     blocks = {block for table in drawn.values() for block in table.values()}
     shared = sum(moment.users[block] > 1 for block in blocks)
-    tables, tokens = sum(map(len, drawn.values())), sum(moment.tokens[request] for request in drawn)
+    entries, tokens = sum(map(len, drawn.values())), sum(moment.tokens[request] for request in drawn)
     return (
-        f"Step {moment.step}: {len(drawn)} requests with {tokens} tokens have {tables} entries in their block tables, "
-        f"which name {len(blocks)} blocks of {size} tokens; {shared} of these are held by several requests."
+        f"Step {moment.step}: {plural(len(drawn), 'request')} with {plural(tokens, 'token')}; block tables with "
+        f"{plural(entries, 'block number')} of {plural(len(blocks), 'block')}; shared by several requests: {shared}."
     )
 
 
@@ -165,7 +166,7 @@ SUBJECT = Subject(
             Caption(
                 shows="The block tables of the first requests of a workload at up to three steps. Each row is a "
                 "request, each square a block of its table. A number is that of the block in the pool, in the order of "
-                "first use. Of all workloads it is the one whose requests share most.",
+                "first use. The workload is the one whose requests share the most blocks.",
                 reading="A prompt gets its blocks when it is computed. Then each step adds a token to the last block, "
                 "which is partly filled; only when it is full does the request get another block. That is why a "
                 "request wastes less than one block. Where several rows name the same block, their prompts begin alike "

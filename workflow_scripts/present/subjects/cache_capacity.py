@@ -96,7 +96,7 @@ def _draw_capacity(ax: Axes, rows: pd.DataFrame, name: str) -> None:
 def _in_words(rows: pd.DataFrame) -> Sequence[str]:
     first = rows.drop_duplicates("label").head(8)
     return [
-        f"{label}: {observed:,.0f} {source}, {predicted:,.0f} predicted blocks"
+        f"{label}: blocks: {shown(observed)} {source}, {shown(predicted)} predicted"
         for label, source, observed, predicted in zip(
             first["label"], first["source"], first["observed_num_blocks"], first["predicted_num_blocks"], strict=True
         )
@@ -175,9 +175,9 @@ SUBJECT = Subject(
                 ]
             },
             Caption(
-                shows="What the KV cache holds, in tokens, blocks and requests of full length: as predicted before "
-                "anything ran, and as the engine reported it. A line joins the two numbers of a cell. Crosses are "
-                "numbers published by others, beside the prediction for their settings.",
+                shows="What the KV cache holds, in tokens, blocks and requests of full length (max-model-len): as "
+                "predicted before anything ran, and as the engine reported it. A line joins the two numbers of a cell. "
+                "Crosses are numbers published by others, beside the prediction for their settings.",
                 reading="If a diamond encloses its dot, the prediction was right. A diamond to the right of its dot "
                 "predicted more capacity than there was. This is the dangerous side, because requests then wait or are "
                 "preempted. The axes are logarithmic.",

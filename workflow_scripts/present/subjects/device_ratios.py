@@ -1,7 +1,8 @@
-"""Speed-ups of one device over another, beside the ratios of what both can do."""
+"""Speed-ups of one device over another, beside the ratios of their rates."""
 
 from collections.abc import Iterator
 
+from workflow_scripts.common.wording import listed
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Plot
 from workflow_scripts.present.ratio_plot import Reference, labelled, plot_ratios
@@ -24,7 +25,7 @@ _REFERENCES = (
 
 
 def device_ratios(tables: Tables) -> Plot:
-    """The speed-up of one device over another, beside the ratios of what both can do."""
+    """The speed-up of one device over another, beside the ratios of their rates."""
     ratios = tables.need("ratios")
     ratios = ratios[ratios["metric"] == "output_tokens_per_s"]
     if ratios.empty:
@@ -50,7 +51,7 @@ def explanations(report: Report) -> Iterator[Block]:
     for (a, b), rows in ratios.groupby(["gpu_a", "gpu_b"], sort=False):
         explains = rows["explanation"].fillna("none").map(explained).value_counts()
         verdict = str(explains.index[0]) if len(explains) == 1 else "mixed"
-        counted = ", ".join(f"{name} ({count})" for name, count in explains.items())
+        counted = listed(f"{name} in {count}" for name, count in explains.items())
         # Memory bandwidth should explain decoding, so the case with the largest share of decoding is shown.
         example = records(rows.sort_values("decode_share_a", ascending=False).head(1))[0]
         settings = report.settings.get(example["knobs"], example["knobs"])
@@ -58,15 +59,15 @@ def explanations(report: Report) -> Iterator[Block]:
         findings.append(
             Finding(
                 verdict,
-                f"{a} against {b}: what explains the ratio, with the number of settings: {counted}. For example, "
-                f"{where}: {example['verdict_text']}",
+                f"{a} against {b}: the ratio is explained by {counted} of {len(rows)} cells. For example, {where}: "
+                f"{example['verdict_text']}",
             )
         )
     yield some(findings, "ratios")
 
 
 def cannot_show(report: Report) -> Iterator[Block]:
-    """Pairs of devices whose processor hides that decoding follows memory bandwidth, and why."""
+    """Pairs of devices that cannot show whether decoding follows memory bandwidth, and why."""
     ratios = report.tables.get("ratios")
     if ratios is not None and "cannot_show" in ratios and len(reasons := ratios["cannot_show"].dropna().unique()):
         yield Findings([Finding("cannot show", str(reason)) for reason in reasons])

@@ -48,7 +48,7 @@ def grid_outcomes(tables: Tables) -> Plot:
     rows = sum(strip.rows for strip in strips) if tiles else 2 * len(strips)
     return Plot(
         title=f"Outcome of each of the {len(cells)} cells" if tiles else f"Outcomes of {len(cells)} cells",
-        alt=f"{len(cells)} cells: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + ".",
+        alt=f"{len(cells)} cells: {', '.join(f'{count} {outcome_words(of)}' for of, count in counts.items())}.",
         sources=["measured"],
         panels=[Panel("", lambda ax: _draw_tiles(ax, strips) if tiles else _draw_bars(ax, strips))],
         handles=_handles(cells),
@@ -66,7 +66,7 @@ def _strips(cells: pd.DataFrame, keys: list[str]) -> Iterator[_Strip]:
 def _handles(cells: pd.DataFrame) -> list[Artist]:
     seen = set(cells["outcome"])
     return [
-        Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome}".strip().replace("_", " "))
+        Patch(facecolor=color, edgecolor=MUTED, label=f"{sign} {outcome_words(outcome)}".strip())
         for outcome, (color, sign) in OUTCOMES.items()
         if outcome in seen
     ]
@@ -119,7 +119,7 @@ def reasons(report: Report) -> Iterator[Block]:
 
 
 def unsuccessful(report: Report) -> Iterator[Block]:
-    """How many cells did not end ok, with the most frequent reason."""
+    """How many cells failed, with the most frequent reason."""
     troubled = report.grid[~report.grid["outcome"].isin(["ok", "missing"])]
     findings = []
     for outcome, cells in troubled.groupby("outcome", sort=False):

@@ -87,7 +87,7 @@ ENTRIES = (
     (
         "Measured, predicted, published",
         "Measured: by this study. Predicted: computed from data on the model and the device. Published: as printed by "
-        "others. One mark never mixes them.",
+        "others. No mark in a figure mixes them.",
     ),
 )
 

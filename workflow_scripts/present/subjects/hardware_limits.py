@@ -35,7 +35,7 @@ def _utilization(tables: Tables, share: Measure) -> Plot:
 
 
 def above_ceilings(report: Report) -> Iterator[Block]:
-    """Cells above a ceiling and cells above only a doubtful ceiling, or a sentence that there are none."""
+    """Cells above a ceiling, cells above a ceiling by no more than its error, or a sentence that there are none."""
     rows = report.tables.need("limits", "cell_id", "exceeds", "factor", "tolerance", "ceiling_broken")
     known = rows[rows["factor"].notna()].sort_values("factor", ascending=False)
     if known.empty:
@@ -46,20 +46,22 @@ def above_ceilings(report: Report) -> Iterator[Block]:
         Finding(
             "impossible",
             f"{report.names.get(row['cell_id'], row['cell_id'])}: {row['factor']:.3g} times its ceiling on "
-            f"{row['ceiling_broken']}. It is marked invalid and takes no part in comparisons.",
+            f"{row['ceiling_broken']}. It is marked invalid and not compared.",
             "bad",
         )
         for row in records(above)
     ]
     if doubtful:
         sentence = (
-            f"{doubtful} of {known['cell_id'].nunique()} cells lie above a ceiling from measured device rates, but "
-            "within the error of these rates. If others loaded the host while the rates were measured, the error is "
-            "not known."
+            f"In {doubtful} of {known['cell_id'].nunique()} cells the rate is above a ceiling from measured device "
+            "rates, but within the error of these rates. If others loaded the host while the rates were measured, this "
+            "error is not known."
         )
         findings.append(Finding("not decided", sentence))
     if not findings:
-        sentence = f"None of {known['cell_id'].nunique()} cells is faster than its device allows."
+        sentence = (
+            f"None of the {known['cell_id'].nunique()} cells with a known ceiling is faster than its device allows."
+        )
         findings.append(Finding("possible", sentence, "good"))
     yield some(findings, "limits")
 
@@ -82,8 +84,8 @@ SUBJECT = Subject(
                 reading="Near 1, memory is the limit, and no engine could be much faster with this batch. Far below 1, "
                 "the time goes elsewhere: to arithmetic, to starting kernels, or to waiting.",
                 not_shown="The bytes are computed, not counted: they are the minimum that had to be read. A falling "
-                "line is no loss. With more sequences at once, arithmetic becomes the limit while tokens per second "
-                "still rise.",
+                "line does not mean lower throughput: with more sequences at once, arithmetic becomes the limit while "
+                "tokens per second still rise.",
             ),
         ),
         FigurePart(

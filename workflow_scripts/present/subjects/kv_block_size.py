@@ -26,7 +26,7 @@ SUBJECT = Subject(
                 shows="Generated tokens per second against the size of a KV block. Each panel is a device, each line a "
                 "setting of the other knobs. A mark is the median of a cell's repeats, its bar spans the lowest to "
                 "the highest repeat, and faint dots are the repeats. A question mark is a cell that failed a check, "
-                "such as its ceiling.",
+                "for example because it is above its ceiling.",
                 reading="The vertical axis is logarithmic and the same in all panels. A level line means that the "
                 "block size made no visible difference for this workload and setting. Sizes that an engine refuses "
                 "have no mark; they are listed among the cells that failed.",

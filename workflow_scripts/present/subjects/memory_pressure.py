@@ -93,7 +93,7 @@ def _in_words(rows: pd.DataFrame) -> str:
 
 
 def users_in_the_same_memory(report: Report) -> Iterator[Block]:
-    """How many requests run at once in the same memory, whether block size matters, and whether it was foreseen."""
+    """How many requests run at once in the same memory, the effect of the block size, and how exact predictions are."""
     if f"knob_{POOL}" not in report.tables.cells:
         return
     rows = under_pressure(report.tables)
@@ -103,14 +103,14 @@ def users_in_the_same_memory(report: Report) -> Iterator[Block]:
 
 
 def _users(rows: pd.DataFrame) -> Iterator[Finding]:
-    """One sentence per device, model and workload: the memory that is used in the most ways, then the largest ratio."""
+    """One sentence per device, model and workload: for the memory used in most ways, then with the largest ratio."""
     for (gpu, model, workload), part in rows.groupby(["gpu", "model", "workload"], sort=False):
         pools = part.groupby("pool_tokens")["times"].agg(["size", "max"]).sort_values(["size", "max"])
         of_pool = part[part["pool_tokens"] == pools.index[-1]]
         whole = records(of_pool[of_pool["contiguous"]])[0]
         ways = [
             f"{row['users']:.3g} in {row['layout']}"
-            + (" (all there are)" if row["users"] >= row["num_requests"] else "")
+            + (" (all requests)" if row["users"] >= row["num_requests"] else "")
             + _filled(row)
             for row in records(of_pool[~of_pool["contiguous"]])
         ]
@@ -119,7 +119,7 @@ def _users(rows: pd.DataFrame) -> Iterator[Finding]:
                 f"{of_pool['times'].max():.3g} times the users",
                 f"{gpu}, {model}, {workload}: a KV cache of {whole['pool_tokens']:,.0f} tokens holds "
                 f"{whole['users']:.3g} requests at once if each reserves {whole['max_model_len_effective']:,.0f} "
-                f"tokens{_filled(whole)}; {'; '.join(ways)}. All are measured.",
+                f"tokens{_filled(whole)}; {'; '.join(ways)}. All values are measured.",
                 "good",
             )
 
@@ -129,7 +129,7 @@ def _filled(row: Mapping[str, Any]) -> str:
 
 
 def _block_sizes(rows: pd.DataFrame) -> Iterator[Finding]:
-    """What the largest blocks do compared with the smallest, in the smallest and in the largest pool that has both."""
+    """The largest blocks against the smallest, in the smallest and in the largest pool that was measured with both."""
     rows = rows[~rows["contiguous"]].assign(users=rows[USERS].fillna(rows["running_peak"]))
     for _, part in rows.groupby(NAMES, sort=False):
         ends = part["block_size_effective"].agg(["min", "max"])
@@ -222,7 +222,7 @@ def every_way(report: Report) -> Iterator[Block]:
         "layout": "KV cache in",
         "users": "Requests at once",
         "users_predicted": "Requests at once, predicted",
-        "times": "Times those with contiguous reservations",
+        "times": "Ratio to contiguous reservations",
         "used_pct": "Held slots that tokens fill (%)",
         "output_tokens_per_s": QUANTITIES["output_tokens_per_s"],
     }
@@ -277,8 +277,9 @@ SUBJECT = Subject(
                 reading="With blocks and pages, a bar is the mean over the time in which other requests wait. With "
                 "HuggingFace's caches it is the largest batch that did not run out of memory, of requests that all "
                 "have the longest prompt and answer, because a batch is padded to these.",
-                not_shown="HuggingFace's batches need memory beside their cache: for copies of it, and while prompts "
-                "are read. vLLM and HuggingFace's pages take that memory beside their pool, where it is not counted.",
+                not_shown="HuggingFace's batches need further memory within the limit: for copies of the cache, and "
+                "while prompts are read. vLLM and HuggingFace's pages take such memory outside their pool, where it is "
+                "not counted.",
             ),
         ),
         every_way,

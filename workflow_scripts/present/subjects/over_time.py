@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from workflow_scripts.present.blocks import GIB
 from workflow_scripts.present.plot import Panel, Plot
 from workflow_scripts.present.report_tables import MissingError, Tables
 from workflow_scripts.present.series import cell_titles, repeats_of
@@ -16,7 +17,6 @@ from workflow_scripts.present.style import COLOURS
 from workflow_scripts.present.subject import Caption, FigurePart, Subject
 
 MOST_CELLS = 6
-GIB = 2**30
 REPEAT_LINES = ("-", "--", ":")
 # A record of the scheduler says what ran in the step that ended at that time.
 DrawStyle = Literal["default", "steps-pre"]

@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from workflow_scripts.common.wording import plural
 from workflow_scripts.engines.vllm_engines import VLLM
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, plain_log_ticks, some_panels
@@ -51,11 +52,7 @@ def predicted_beside_measured(tables: Tables) -> Plot:
         Line2D([], [], color=MUTED, marker="|", label="band of the prediction"),
     ]
     if len(flagged):
-        handles.append(
-            Line2D(
-                [], [], color=INK, marker="o", markersize=11, markerfacecolor="none", linestyle="none", label="flagged"
-            )
-        )
+        handles.append(Line2D([], [], label="outside its band", **FLAGGED))
     return Plot(
         title="Output tokens per second, measured against predicted",
         alt=f"{len(rows)} cells. Predictions have a median error of {size.median():.3g} %; {len(flagged)} cells lie "
@@ -158,10 +155,10 @@ def _ends_in_words(names: Any, part: pd.DataFrame) -> str:
 
 
 def prediction_findings(report: Report) -> Iterator[Block]:
-    """How accurate predictions were, which cells deserve attention, and published rates beyond their predicted band."""
+    """How accurate predictions were, which cells should be checked, and published rates above their predicted band."""
     table = report.tables.need("predictions", "quantity", "predicted", "low", "measured", "flagged", "published")
     rows = table[table["quantity"] == QUANTITY]
-    found = [*_accuracy(rows), *_flags(rows, report), *_flat(table[table["quantity"] == TOTAL])]
+    found = [*_accuracy(rows), *_flags(rows, report), *_above_band(table[table["quantity"] == TOTAL])]
     if found:
         yield Findings(found)
 
@@ -172,7 +169,7 @@ def _accuracy(rows: pd.DataFrame) -> Iterator[Finding]:
         size = part["error_pct"].abs()
         kind = "good" if size.median() <= 10 else "neutral"
         without = int(part["low"].isna().sum())
-        cells = f"{len(part)} {engine} cell{'s' if len(part) > 1 else ''}"
+        cells = plural(len(part), f"{engine} cell")
         cells += f" ({without} uncalibrated)" if without else ""
         worst = f" in the median and {size.quantile(0.9):.3g} % at the 90th percentile" if len(part) > 1 else ""
         sentence = (
@@ -186,24 +183,24 @@ def _flags(rows: pd.DataFrame, report: Report) -> Iterator[Finding]:
     if len(flagged):
         first = records(flagged)[0]
         sentence = (
-            f"{len(flagged)} of {len(rows)} cells are far from their prediction and deserve a look, for example "
+            f"{len(flagged)} of {len(rows)} cells differ from their prediction and should be checked, for example "
             f"{report.names.get(first['cell_id'], first['cell_id'])}: {first['why']}."
         )
         yield Finding("flagged", sentence, "bad")
 
 
-def _flat(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Devices whose published rate at the fewest sequences is beyond the prediction's band."""
+def _above_band(rows: pd.DataFrame) -> Iterator[Finding]:
+    """Devices whose published rate is above the band of the prediction where this prediction is lowest."""
     known = rows[rows["published"].notna() & rows["predicted"].notna()].sort_values("predicted")
     for gpu, part in known.groupby("gpu", sort=False):
         slowest, fastest = records(part)[0], records(part)[-1]
         if slowest["published"] > slowest["high"]:
             sentence = (
-                f"{gpu}: the published rates with the fewest and the most sequences are nearly equal, "
-                f"{slowest['published']:,.0f} and {fastest['published']:,.0f} tokens per s. Predicted are "
-                f"{_with_band(slowest)} and {_with_band(fastest)} total tokens per s."
+                f"{gpu}: where the prediction is lowest, the published rate is {slowest['published']:,.0f} tokens per "
+                f"s, above the prediction of {_with_band(slowest)} total tokens per s. Where it is highest, the "
+                f"published rate is {fastest['published']:,.0f} and the prediction {_with_band(fastest)}."
             )
-            yield Finding("not flat", sentence, "bad")
+            yield Finding("published too high", sentence, "bad")
 
 
 def _with_band(row: Mapping[str, Any]) -> str:
@@ -229,8 +226,8 @@ SUBJECT = Subject(
                 "the line, the cell missed its band; it has a ring. Both axes are logarithmic.",
                 not_shown="A prediction from a data sheet, from measured rates or from another model's ladder has no "
                 "band, because no measurements were held out to estimate one, so its bar is missing. The steps of a "
-                "cell follow from the schedule, and their durations from a ladder of short series, never from the cell "
-                "itself.",
+                "cell follow from the schedule, and their durations from separate short calibration runs (a ladder), "
+                "never from the cell itself.",
             ),
         ),
         FigurePart(
@@ -264,9 +261,7 @@ SUBJECT = Subject(
                 "speed_source": "Source of the device's speed",
             },
             "Output tokens per second of every cell, predicted and measured",
-            lambda predictions: predictions[
-                (predictions["quantity"] == "output_tokens_per_s") & predictions["predicted"].notna()
-            ],
+            lambda predictions: predictions[(predictions["quantity"] == QUANTITY) & predictions["predicted"].notna()],
         ),
     ],
 )

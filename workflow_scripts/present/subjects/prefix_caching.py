@@ -1,4 +1,4 @@
-"""Prefix caching: what it gains, and what the cache found."""
+"""Prefix caching: its gain, and the hits of the cache."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -95,7 +95,7 @@ SUBJECT = Subject(
                 "differ in nothing else. The line through a dot is the 95 % interval of the ratio.",
                 reading="To the right of 1, prefix caching made the engine faster. An interval that contains 1 leaves "
                 "open whether it changed anything. Workloads whose prompts share no beginning are the control: their "
-                "ratio should be 1. A ratio below 1 is the cost of searching the cache.",
+                "ratio should be 1. Below 1, searching the cache costs more time than it saves.",
                 not_shown="The gain holds for these prompt and output lengths and this share of common beginnings. It "
                 "is not a constant of the engine: longer shared prefixes and shorter outputs gain more.",
             ),

@@ -39,8 +39,8 @@ HOW_ENGINES_RESERVE = (
     "and each running request holds whole blocks of it. HuggingFace's generate() has a cache for each batch, with one "
     "row per request. DynamicCache grows by one slot per row and step, and is copied each time. StaticCache is "
     "allocated at once for the longest prompt and the longest output of the batch. In both, padding in front of "
-    "shorter prompts takes slots, and so do finished rows until the last row is done. Used is what the tokens of "
-    "requests in progress take, without padding and without finished rows."
+    "shorter prompts takes slots, and so do finished rows until the last row is done. Used memory is that of the "
+    "tokens of requests in progress, without padding and without finished rows."
 )
 
 
@@ -134,9 +134,9 @@ SUBJECT = Subject(
                 "requests in progress held on average over time, and what their tokens used. Tokens of a shared prefix "
                 "count once. vLLM and continuous batching reserve a pool when they start, and requests hold whole "
                 "blocks of it. A static batch holds all that is reserved, one row per request.",
-                reading="Between square and dot lies the memory that requests hold but do not use: the ends of last "
-                "blocks, or the padding and finished rows of a batch. Between diamond and square lies what is free for "
-                "further requests, which a static batch does not have.",
+                reading="The memory between square and dot is held by requests but not used: the ends of last "
+                "blocks, or the padding and finished rows of a batch. The memory between diamond and square is free "
+                "for further requests; a static batch has none.",
                 not_shown="The size of a pool is a setting and does not show what the work needs. Averages over time "
                 "hide peaks; the section on memory over time shows those.",
             ),

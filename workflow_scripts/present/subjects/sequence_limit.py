@@ -33,7 +33,8 @@ SUBJECT = Subject(
                 "Each line is a device, or a setting if there is only one device. Along a line nothing else changes. "
                 "A mark is the median of a cell's repeats, its bar spans the lowest to the highest repeat, and faint "
                 "dots are the repeats. Dotted and dash-dotted lines are the ceilings that the device's memory "
-                "bandwidth and arithmetic set. A question mark is a cell that failed a check, such as its ceiling.",
+                "bandwidth and arithmetic set. A question mark is a cell that failed a check, for example because it "
+                "is above its ceiling.",
                 reading="Both axes are logarithmic, so equal distances are equal ratios. A straight rise means that "
                 "throughput grows by the same factor each time the limit doubles. Where a line levels off, something "
                 "else is the limit: the number of requests, the KV blocks, or the device's arithmetic.",

@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.present.blocks import Block, Finding, Findings
 from workflow_scripts.present.plot import Panel, Plot, log2_axis, mark_handles, ratio_axis, some_panels
 from workflow_scripts.present.report import Report
@@ -34,10 +35,10 @@ RATES: Mapping[str, tuple[LineStyle, str]] = {
     "goodput_requests_per_s": ((0, (5, 1.5)), "answered within the SLO (goodput)"),
 }
 OFFERED: LineStyle = (0, (1, 1.2))
-# Words that differ from the table's: a server that was limited only by the load has kept up with it.
-LIMITED: Mapping[str, str] = {"load": "kept up", "unknown": "too short to say"}
+# Words for what the table says limited a load.
+LIMITED: Mapping[str, str] = {"load": "kept up", "client,load": "kept up, slow client", "unknown": "too short to say"}
 SATURATED_LABEL = "more load than the server sustains"
-MOST_SERIES = 6
+MOST_SERIES, MOST_FINDINGS = 6, 8
 _NEEDS = {"serving": [*REPEAT, *LOADS, *LATENCIES, *RATES, "saturated"]}
 _COLUMNS = {
     "gpu": "Device",
@@ -220,9 +221,6 @@ def _in_words(
     return " ".join(sentences)
 
 
-MOST_FINDINGS = 8
-
-
 def sustained(report: Report) -> Iterator[Block]:
     """For each server and setting the two loads that enclose its maximum sustained load, and what users see there."""
     loads = {f"knob_{load}" for load in (*LOADS, "ramp_to_per_s")}
@@ -250,26 +248,25 @@ def _most_sustained(rows: pd.DataFrame) -> Finding:
         ends = f"{first['x']:g} to {first['ramp_to_per_s']:g} requests/s"
         return Finding("ramp", f"{place}: on a ramp from {ends} {_users_see(first)}. {first['explanation']}")
     if first["axis"] == "users":
-        at = [
-            f"with {row['x']:g} user{'s' if row['x'] > 1 else ''} {_users_see(row)}"
-            for row in ([first, last] if len(rows) > 1 else [first])
-        ]
-        return Finding(f"{first['x']:g} to {last['x']:g} users", f"{place}: {'; '.join(at)}.")
+        told = {plural(int(row["x"]), "user"): _users_see(row) for row in (first, last)}
+        verdict = f"{first['x']:g} to " * (first["x"] < last["x"]) + plural(int(last["x"]), "user")
+        return Finding(verdict, f"{place}: {'; '.join(f'with {users} {seen}' for users, seen in told.items())}.")
     # A run that is too short to decide counts as neither.
     over = rows[rows["saturated"].eq(True)].head(1)
     below = rows[rows["saturated"].eq(False) & (rows["x"] < (over["x"].iloc[0] if len(over) else float("inf")))].tail(1)
     if over.empty and below.empty:
         return Finding("not known", f"{place}: {first['explanation']}")
-    told = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
-    told += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
+    at = [f"at {row['x']:g} requests/s it kept up: {_users_see(row)}" for row in records(below)]
+    at += [f"at {row['x']:g} requests/s it did not keep up: {_users_see(row)}" for row in records(over)]
     low, high = (f"{part['x'].iloc[0]:g}" if len(part) else "" for part in (below, over))
-    verdict = f"sustains {low}, not {high} requests/s" if low and high else f"not {high} requests/s"
+    verdict = f"sustains {low}, not {high} requests/s" if low and high else f"does not sustain {high} requests/s"
     verdict = verdict if high else f"sustains {low} requests/s"
-    return Finding(verdict, f"{place}: {'; '.join(told)}.")
+    return Finding(verdict, f"{place}: {'; '.join(at)}.")
 
 
 def _users_see(row: Mapping[str, Any]) -> str:
-    """
+    """The rate of answers and the time to the first token, in words.
+
     >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": 0.4567})
     'it answered 11.5 requests/s, with a TTFT of 0.27 s in the median and 0.457 s at the 99th percentile'
     >>> _users_see({"requests_per_s": 11.49, "ttft_s_p50": 0.27, "ttft_s_p99": float("nan")})  # of few requests
@@ -283,22 +280,24 @@ def _users_see(row: Mapping[str, Any]) -> str:
 
 
 def load_findings(report: Report) -> Iterator[Block]:
-    """What limited each load, in the words of the table; warnings come first."""
+    """What limited each load, with the table's explanation; warnings come first."""
     rows = report.tables.need("serving_summary")
     warned = rows["saturated"].eq(True) | rows["limited_by"].str.contains("client|users")
     rows = pd.concat([rows[warned], rows[~warned]])
-    findings = [_finding(row) for row in records(rows.head(MOST_FINDINGS))]
-    yield Findings(findings, f"{len(findings)} of {len(rows)} loads; the table below holds all.")
+    findings = [_finding(row, report.labels) for row in records(rows.head(MOST_FINDINGS))]
+    note = f"{MOST_FINDINGS} of {len(rows)} loads; the table below holds all." if len(rows) > MOST_FINDINGS else ""
+    yield Findings(findings, note)
 
 
-def _finding(row: Mapping[str, Any]) -> Finding:
+def _finding(row: Mapping[str, Any], labels: Mapping[str, str]) -> Finding:
     server = row["engine"] if pd.isna(row["endpoint"]) else row["endpoint"]
-    place = ", ".join([row["gpu"], row["model"], row["workload"], f"{server} ({row['knobs']})"])
+    settings = labels.get(row["cell_id"], row["knobs"])
+    place = ", ".join([row["gpu"], row["model"], row["workload"], f"{server} ({settings})"])
     if row["saturated"] is True:
         verdict, tone = "saturated", "bad"
     else:
-        verdict, tone = LIMITED.get(row["limited_by"], f"limited by {row['limited_by']}"), "neutral"
-        tone = "bad" if "client" in row["limited_by"] else tone
+        verdict = LIMITED.get(row["limited_by"], f"limited by {listed(row['limited_by'].split(','))}")
+        tone = "bad" if "client" in row["limited_by"] else "neutral"
     return Finding(verdict, f"{place}: {row['explanation']}", tone)
 
 

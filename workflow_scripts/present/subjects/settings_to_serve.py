@@ -11,7 +11,7 @@ from workflow_scripts.present.subject import Subject
 ROLES: Mapping[str, str] = {
     "best_throughput": "Highest throughput",
     "best_within_latency": "Highest throughput within a latency",
-    "smallest_within_margin": "Smallest setting that is as fast",
+    "smallest_within_margin": "Smallest setting within the margin of the fastest",
 }
 
 

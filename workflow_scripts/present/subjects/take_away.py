@@ -55,7 +55,8 @@ def citation(report: Report) -> Iterator[Block]:
         "note": f"Study {name}, definition sha256:{digest}, {measured}",
     }
     fields = "".join(f"  {name} = {{{value}}},\n" for name, value in entry.items())
-    yield Command("BibTeX", f"@software{{{software['title']}-{study.name},\n{fields}}}", "The same for a bibliography.")
+    command = f"@software{{{software['title']}-{study.name},\n{fields}}}"
+    yield Command("BibTeX", command, "The same citation for a bibliography.")
 
 
 def files(report: Report) -> Iterator[Block]:
@@ -65,7 +66,8 @@ def files(report: Report) -> Iterator[Block]:
         [path.stem, *(report.link(path.with_suffix(f".{kind}"), kind) or "–" for kind in ("csv", "parquet"))]
         for path in sorted(folder.glob("*.parquet"))
     ]
-    table = Table("Tables", ["Table", "CSV", "Parquet"], rows, [False] * 3, "These links need the folder of the page.")
+    note = "These links work only if the page lies beside its tables."
+    table = Table("Tables", ["Table", "CSV", "Parquet"], rows, [False] * 3, note)
     yield Fold(f"All tables with all digits, beside this page: {len(rows)}", [table])
 
 

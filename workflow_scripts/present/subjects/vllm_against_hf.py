@@ -71,7 +71,7 @@ def fastest_of_both(report: Report) -> Iterator[Block]:
 
 
 def steps_between(report: Report) -> Iterator[Block]:
-    """Steps from single HuggingFace requests to vLLM, per device, model and workload at the highest max-num-seqs."""
+    """Steps from single HuggingFace requests to vLLM at the highest max-num-seqs of a device, model and workload."""
     factors = report.tables.need("engine_decomposition")
     most = factors.groupby(["gpu", "model", "workload"])["vllm_max_num_seqs"].transform("max")
     rows = factors[factors["vllm_max_num_seqs"] == most]

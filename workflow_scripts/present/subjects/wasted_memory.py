@@ -63,13 +63,15 @@ def waste_by_block_size(tables: Tables) -> Plot:
         for name, layout in LEVEL.items()
         if name in layouts
     ]
-    medians = rows[rows["layout"] == PAGED].groupby([*keys, "block_size"])["waste_pct"].median().reset_index()
+    names = rows["layout"].map({name: layout.label.removesuffix(" (measured)") for name, layout in LEVEL.items()})
+    blocks = "blocks of " + rows["block_size"].map("{:g}".format) + " tokens"
+    measured = rows.assign(how=names.where(rows["layout"] != PAGED, blocks))[rows["source"] != "predicted"]
+    medians = measured.groupby([*keys, "how"], sort=False)["waste_pct"].median().reset_index()
     return Plot(
         title="KV memory that holds no token, against the block size",
         alt="Share of KV memory that held no token, measured: "
         + "; ".join(
-            f"{', '.join(row[key] for key in keys)}, blocks of {row['block_size']:g} tokens: {row['waste_pct']:.3g} %"
-            for row in records(medians)
+            f"{', '.join(row[key] for key in keys)}, {row['how']}: {row['waste_pct']:.3g} %" for row in records(medians)
         )
         + ".",
         sources=sorted(rows["source"].unique()),

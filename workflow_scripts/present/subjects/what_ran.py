@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from workflow_scripts.catalog.gpus_and_models import load_gpus, readable_models
+from workflow_scripts.common.wording import listed, plural
 from workflow_scripts.physics.model_facts import ModelFactsError, model_facts, read_config
 from workflow_scripts.present.blocks import (
     Block,
@@ -33,7 +34,7 @@ def counts(report: Report) -> Iterator[Block]:
     became = ", ".join(f"{outcomes[o]} {outcome_words(o)}" for o in OUTCOMES if o in outcomes)
     yield Text(
         f"{len(grid)} cells: {became}. A cell is one combination of device, engine, model, workload and engine "
-        f"settings. The study asks for {study.repeats} timed repeat{'s' if study.repeats > 1 else ''} of each, after a "
+        f"settings. The study asks for {plural(study.repeats, 'timed repeat')} of each, after a "
         "warm-up."
     )
     names = {"Devices": "gpu", "Engines": "engine", "Models": "model", "Workloads": "workload"}
@@ -156,19 +157,20 @@ def native_types(report: Report) -> Iterator[Block]:
     known = cells[cells["model"].isin(native)].dropna(subset=["dtype", "device_name"])
     findings = []
     for (device, dtype), rows in known.groupby(["device_name", "dtype"], sort=False):
-        models = " and ".join(rows["model"].unique())
+        models = rows["model"].unique()
         why = (
             "this processor would have to emulate smaller types"
             if dtype == "float32"
             else "this processor supports that type natively"
         )
-        findings.append(Finding(str(dtype), f"On {device}, {models} was computed in {dtype}: {why}."))
+        were = f"{listed(models)} {'was' if len(models) == 1 else 'were'}"
+        findings.append(Finding(str(dtype), f"On {device}, {were} computed in {dtype}: {why}."))
     if findings:
         yield Findings(findings)
 
 
 def not_understood(report: Report) -> Iterator[Block]:
-    """Models of which nothing can be predicted, with the reason; they are measured like any other."""
+    """Models for which nothing can be predicted, with the reason; they are measured like any other."""
     known = readable_models()
     findings = []
     for name in sorted(set(report.tables.need("cells", "model")["model"]) & known.keys()):

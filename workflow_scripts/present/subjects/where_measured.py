@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from workflow_scripts.common.wording import plural
 from workflow_scripts.device.device_check import FAULTS
 from workflow_scripts.present.blocks import Absent, Block, Finding, Findings, Fold, Table, shown, table_of
 from workflow_scripts.present.report import Report
@@ -56,7 +57,7 @@ def load_warning(report: Report) -> Iterator[Block]:
     else:
         sentence = (
             f"In {len(noisy)} of {len(load)} measured cells the hypervisor or other processes used more than "
-            f"{NOISY_PCT:g} % of the CPU; their rates may be too low, and their intervals are wide. The section "
+            f"{NOISY_PCT:g} % of the CPU; their rates may be too low and their intervals wide. The section "
             "Provenance names them."
         )
         finding = Finding("loaded host", sentence, "bad")
@@ -74,7 +75,7 @@ def unsteady_cells(report: Report) -> Iterator[Block]:
         sentence = (
             f"In {len(unsteady)} of {known['cell_id'].nunique()} measured cells the last two passes of the warm-up "
             f"differed by more than {100 * TOLERANCE:g} %. Their first repeats may be slower than the rest, and their "
-            f"intervals are wide: {some}. The column warmup_steady of the table cells shows which."
+            f"intervals may be wide: {some}. The column warmup_steady of the table cells shows which."
         )
         yield Findings([Finding("not steady", sentence, "bad")])
 
@@ -128,7 +129,7 @@ def provenance(report: Report) -> Iterator[Block]:
 
 
 def rounds(report: Report) -> Iterator[Block]:
-    """Why measuring ended, where starts depend on what they decide, and what is not decided."""
+    """Why measuring ended and what is not decided, in a study whose number of starts depends on its results."""
     plan = last_plan(StudyPaths(report.cells.parent.parent, report.study.name))
     if plan is None or not report.study.starts.is_adaptive:
         return
@@ -164,18 +165,18 @@ def drift(report: Report) -> Iterator[Block]:
         "drift_pct": "Faster at the end (%)",
     }
     note = (
-        "These measurements only show drift; no estimate counts them. In ratios within a round drift cancels in part."
+        "These measurements only show drift; no estimate uses them. A ratio within a round cancels part of the drift."
     )
     rows = table_of(
         report.named(found.head(MOST_ROWS)), columns, "The first cell of each round, measured again at its end", note
     )
     count = found["round"].nunique()
     jobs = f", on {len(found)} machines or jobs" if len(found) > count else ""
-    yield Fold(f"Drift within {count} round{'s' if count > 1 else ''}{jobs}", [rows])
+    yield Fold(f"Drift within {plural(count, 'round')}{jobs}", [rows])
 
 
 def _measured_where(cells: pd.DataFrame) -> Table:
-    """Cells by device, host, engine, protocol and lock: shows what was merged from clusters or measured again."""
+    """Cells by device, host, engine, protocol and lock, which shows what was merged or measured again."""
     places = {
         "gpu": "Device",
         "host": "Host",

@@ -133,7 +133,7 @@ def _draw_arrivals(ax: Axes, times_s: pd.Series) -> None:
 
 
 def workloads(report: Report) -> Iterator[Block]:
-    """Workloads: what the study asks for, and the real requests."""
+    """The workloads: what the study asks for, and the actual requests."""
     rows = []
     made = list(_manifests(report))
     for name, workload in report.study.workloads.items():
@@ -197,8 +197,8 @@ SUBJECT = Subject(
                 shows="Prompt and output lengths of the requests of each workload, as the engine counted them: the "
                 "share of requests with at most that many tokens. The axis of tokens is logarithmic.",
                 reading="A line that rises at one place is a fixed length; the wider its rise, the more the lengths "
-                "vary. If the line of output tokens lies to the right of that of prompt tokens, most of the time goes "
-                "into decoding.",
+                "vary. If the line of output tokens lies to the right of that of prompt tokens, decoding usually "
+                "takes most of the time.",
                 not_shown="The figure does not show whether long prompts have long answers, nor what prompts have in "
                 "common.",
             ),
@@ -211,7 +211,7 @@ SUBJECT = Subject(
                 "cells whose requests do not all arrive at once: for each workload, those with the slowest and the "
                 "fastest arrivals.",
                 reading="A straight line is a steady rate, and its slope is the number of requests per second. Steps "
-                "are bursts. A line that bends is that of users who wait for an answer before they ask again.",
+                "are bursts. A line that bends may come from users who wait for an answer before they ask again.",
                 not_shown="The figure does not show whether the engine kept up. The latencies and the figure of "
                 "waiting sequences do.",
             ),
