@@ -7,7 +7,7 @@ export function parseAddress(fragment) {
   return { view: parameters.get("view") ?? "report", parameters, section: text.includes("=") ? "" : decoded(text) };
 }
 
-// A fragment may hold a percent sign that begins no character.
+// A fragment may hold a percent sign that is not the start of an encoded character.
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -16,26 +16,17 @@ function decoded(text) {
   }
 }
 
-export function addressOf(parameters) {
-  return `#${parameters.toString()}`;
-}
-
-// Replace the address without a step in the history.
-export function showAddress(parameters) {
-  history.replaceState(null, "", addressOf(parameters));
-}
-
 export function current() {
   return parseAddress(location.hash).parameters;
 }
 
-// Change some parameters: a list gives a parameter several values; null, "" and [] remove it.
+// Change some parameters, without a step in the history: a list gives several values; null, "" and [] remove one.
 export function changeAddress(changes) {
   const parameters = current();
   for (const [name, value] of Object.entries(changes)) {
     parameters.delete(name);
     for (const one of [value].flat()) if (one !== null && one !== "") parameters.append(name, one);
   }
-  showAddress(parameters);
+  history.replaceState(null, "", `#${parameters}`);
   return parameters;
 }

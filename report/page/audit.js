@@ -1,4 +1,4 @@
-// The view Audit: paste a published table and see which of its numbers the hardware allows.
+// The view Audit: which numbers of a pasted table the hardware allows.
 import { el, tableOf } from "./dom.js";
 import { WEIGHTS } from "./calculator.js";
 import { choiceInput, numberInput } from "./inputs.js";
@@ -47,11 +47,11 @@ export function showAudit(panel, { catalog }) {
     prompt: numberInput("Prompt tokens per request", "prompt", 200, { min: 1, changed: () => update() }),
     output: numberInput("Output tokens per request", "output", 200, { min: 1, changed: () => update() }),
     share: numberInput("Memory that the engine may use (%)", "share", 100, { min: 1, max: 100, changed: () => update() }),
-    seqs: numberInput("Sequences at once, if the table does not say", "seqs", 256, { min: 1, changed: () => update() }),
+    seqs: numberInput("Sequences at once, if the table has no column for it", "seqs", 256, { min: 1, changed: () => update() }),
   };
   panel.replaceChildren(
     el("h2", {}, "Can this be true?"),
-    el("p", { class: "lead" }, "Paste a table of published throughputs (CSV, tab-separated or Markdown) with a column for the GPU, one for the throughput and, if known, one for the sequences at once. A number above the ceiling of its device is impossible, or means something else than its table says. Where something is not known, the highest possible ceiling counts. Nothing leaves this page."),
+    el("p", { class: "lead" }, "Paste a table of published throughputs (CSV, tab-separated or Markdown) with a column for the GPU, one for the throughput and, if known, one for the sequences at once. A number above the ceiling of its device is impossible, or means something else than its table says. If something is not known, the highest possible ceiling is used. Nothing leaves this page."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node)),
     text,
     out,

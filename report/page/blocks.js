@@ -1,5 +1,5 @@
-// The block map: which KV blocks each running request holds at a moment. No engine tells this, so it is computed from
-// the requests' times and lengths, as a scheduler that allocates a block when the one before it is full does it.
+// The block map: how many KV blocks each running request holds at a moment. Engines do not report this. It is computed
+// from the requests' times and lengths for a scheduler that allocates a block when the one before it is full.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
 import { sheet } from "./sheet.js";
@@ -10,9 +10,9 @@ const SIDE = 12;
 const MOST_DRAWN = 60;
 const COLOURS = { full: "#0173b2", partly: "#d55e00", shared: "#9944ee" };
 
-// Tokens of a request in the cache at a time: the prompt while it is read, then one more in each step, for a token enters
-// the cache in the step that makes the next one.
-export function tokensHeld(request, time) {
+// Tokens of a request in the cache at a time: the prompt while it is read, then one more in each step, because a token
+// enters the cache in the step that makes the next one.
+function tokensHeld(request, time) {
   const start = request.scheduled_s ?? request.queued_s;
   if (!(start <= time && time < request.last_token_s)) return 0;
   if (time < request.first_token_s) return request.prompt_tokens;
@@ -35,7 +35,7 @@ export function blocksAt(requests, time, blockSize) {
     }));
 }
 
-// Different blocks in use: shared ones are there once, if all requests share the same prefix.
+// Different blocks in use; shared ones count once, as if all requests shared the same prefix.
 export function blocksInUse(rows) {
   const own = rows.reduce((sum, row) => sum + row.full + (row.partly > 0 ? 1 : 0) - row.shared, 0);
   const borrowed = Math.max(0, ...rows.map((row) => row.shared));
@@ -91,7 +91,7 @@ export function blockMap(cell, part) {
     const usage = part.steps.length && cell.num_gpu_blocks ? valueAt(part.steps.map((s) => s.time_s), part.steps.map((s) => s.kv_cache_usage), time()) : null;
     const engine = Number.isFinite(usage) ? ` The engine reports ${plural(Math.round(usage * cell.num_gpu_blocks), "block")} in use near that time.` : "";
     const hidden = rows.length > MOST_DRAWN ? ` ${MOST_DRAWN} of the requests are drawn.` : "";
-    told.textContent = `Computed, at ${number(time())} s: ${plural(rows.length, "running request")} with ${plural(tokens, "token")} in ${plural(used, "block")} of ${blockSize}.${engine}${hidden}`;
+    told.textContent = `Computed, at ${number(time())} s: ${plural(rows.length, "running request")} with ${plural(tokens, "token")} in ${plural(used, "block")} of ${plural(blockSize, "token")}.${engine}${hidden}`;
     redraw();
   };
   slider.addEventListener("input", update);
@@ -99,7 +99,7 @@ export function blockMap(cell, part) {
   return el(
     "div",
     {},
-    el("p", { class: "note" }, "Computed from the times and lengths of the requests: engines do not tell which block a request holds. Each row is a request, each square a block. Numbers count requests in the order in which they were scheduled."),
+    el("p", { class: "note" }, "Computed from the times and lengths of the requests: engines do not report which block a request holds. Each row is a request, each square a block. Numbers count requests in the order in which they were scheduled."),
     el("p", { class: "legend" }, kinds.map(([name, words]) => el("span", { class: "key" }, swatch(COLOURS[name], name), words))),
     el("label", { class: "choice" }, el("span", {}, "Moment of the repeat"), slider),
     told,

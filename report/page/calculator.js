@@ -5,7 +5,7 @@ import { choiceInput, numberInput } from "./inputs.js";
 import { bytes, number, plural, withUnit } from "./words.js";
 
 const GIB = 2 ** 30;
-export const WEIGHTS = { "": "as the model says", fp8: "FP8", awq: "AWQ, 4 bits", gptq: "GPTQ, 4 bits" };
+export const WEIGHTS = { "": "as in the checkpoint", fp8: "FP8", awq: "AWQ, 4 bits", gptq: "GPTQ, 4 bits" };
 
 // The capacity for {model, device, quantization, kv, utilization, blockSize, length, overhead (bytes), sequences}.
 export function capacity(of) {
@@ -49,7 +49,7 @@ export function showCalculator(panel, { catalog, cells }) {
         ["Tokens in the KV cache", number(found.tokens, 12)],
         [`Requests of ${plural(given.length, "token")} at once`, number(found.requests)],
         ["Empty slots in a sequence's last block, on average", withUnit(expected_slots_wasted_per_sequence(given.block), "tokens")],
-        [`Maximum output tokens per second, ${plural(found.sequences, "sequence")} at once`, found.rate === null ? "not known" : `${withUnit(found.rate, "tokens/s")} (upper limit by the data sheet)`],
+        [`Maximum output tokens per second, ${plural(found.sequences, "sequence")} at once`, found.rate === null ? "not known" : `${withUnit(found.rate, "tokens/s")} (upper limit from the data sheet)`],
       ]),
       ...(quantization !== inputs.weights.value() ? [el("p", { class: "note" }, "The checkpoint of this model has quantized weights of its own; these are used.")] : []),
     );
@@ -58,7 +58,7 @@ export function showCalculator(panel, { catalog, cells }) {
     model: choiceInput("Model", "model", catalog.models.map(({ name }) => [name, name]), cells[0]?.model, update),
     device: choiceInput("Device", "device", devices.map(({ name }) => [name, name]), devices.find(({ name }) => used.has(name))?.name ?? "h200", update),
     weights: choiceInput("Weights", "weights", Object.entries(WEIGHTS), "", update),
-    kv: choiceInput("Type of the KV cache", "kv", [["auto", "as the model"], ["fp8", "FP8"], ["bfloat16", "BF16"], ["float32", "FP32"]], "auto", update),
+    kv: choiceInput("Type of the KV cache", "kv", [["auto", "type of the model"], ["fp8", "FP8"], ["bfloat16", "BF16"], ["float32", "FP32"]], "auto", update),
     share: numberInput("Memory that the engine may use (%)", "share", 90, { min: 1, max: 100, changed: update }),
     block: numberInput("Block size (tokens)", "block", 16, { min: 1, step: 1, changed: update }),
     length: numberInput("Tokens per request", "length", 4096, { min: 1, step: 1, changed: update }),
@@ -67,7 +67,7 @@ export function showCalculator(panel, { catalog, cells }) {
   };
   panel.replaceChildren(
     el("h2", {}, "KV-cache calculator"),
-    el("p", { class: "lead" }, "Computed, not measured: how much a KV cache holds on a device, and how fast decoding can be at most at its data sheet's rates. Without activations, graphs and libraries the result is an upper limit; the command kvsweep capacity predicts them."),
+    el("p", { class: "lead" }, "Computed, not measured: how much a KV cache holds on a device, and the highest possible rate of decoding at the rates of its data sheet. Without activations, graphs and libraries the result is an upper limit; the command kvsweep capacity predicts them."),
     el("div", { class: "controls" }, Object.values(inputs).map(({ node }) => node)),
     out,
   );

@@ -1,6 +1,6 @@
 // Colours and marks for drawing on a canvas.
 
-// On paper a drawing is dark on white, whatever the page is.
+// On paper a drawing is dark on white, also if the page is dark.
 const ON_PAPER = { ink: "#1f2328", muted: "#59636e", line: "#d0d7de", paper: "#ffffff" };
 let isForPaper = false;
 

@@ -1,4 +1,4 @@
-// A chart of points with whiskers and lines, for the mouse and for the keyboard.
+// A chart of points with whiskers and lines, for mouse and keyboard.
 import { el } from "./dom.js";
 import { inkOf, mark } from "./canvas.js";
 import { dodge } from "./dodge.js";
@@ -84,7 +84,7 @@ export class Chart {
     this.redraw();
   }
 
-  // What a saved picture says beside the drawing.
+  // The title and the legend of a saved picture.
   picture() {
     const shown = new Set(this.points.map((point) => point.series));
     return { title: this.title, legend: (this.series ?? []).filter((_, i) => shown.has(i)) };
@@ -112,19 +112,17 @@ export class Chart {
     context.globalAlpha = 0.55;
     for (const line of this.lines) {
       context.strokeStyle = this.series[line[0].series].colour;
-      context.setLineDash(line.dashed ? [5, 4] : []);
       context.beginPath();
       for (const p of line.filter(shown)) context.lineTo(p.px, p.py);
       context.stroke();
     }
-    context.setLineDash([]);
     context.globalAlpha = points.length > 500 ? 0.5 : 1;
     for (const p of points) this.drawPoint(context, p, across, up, radius, ink);
     context.globalAlpha = 1;
   }
 
-  // A ring around the chosen point, as an element of its own: drawing thousands of points at each move of the mouse
-  // would take too long.
+  // A ring around the chosen point, as a separate element: drawing thousands of points at each move of the mouse would
+  // take too long.
   showRing() {
     const point = this.points[this.at];
     this.ring.hidden = !point || !Number.isFinite(point.px);

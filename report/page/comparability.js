@@ -2,7 +2,7 @@
 
 const MOST_NAMED = 3;
 
-// A field of a record from another file; what the record inherits does not count.
+// A field of a record from another file; inherited fields do not count.
 export function own(record, name) {
   return Object.hasOwn(record, name) ? record[name] : null;
 }
@@ -85,7 +85,7 @@ const RULES = [
   },
 ];
 
-// Every reason not to compare two cells: of two that both ended ok what they measured, of others how they ended.
+// Every reason not to compare two cells: what they measured if both ended ok, otherwise how they ended.
 export function whyNot(a, b) {
   const rules = a.cell.outcome === b.cell.outcome ? RULES : [source, content];
   return rules.map((why) => why(a, b)).filter((why) => why !== null);

@@ -11,7 +11,7 @@ import { METRICS, UNKNOWN, number, plural, withUnit } from "./words.js";
 
 const ROWS_AT_ONCE = 50;
 const TONES = { [CHANGES]: "bad", [FLAT]: "good" };
-// The file that is compared, and whether this page is A, what was measured before.
+// The chosen file, and whether this page is A, the study that was measured first.
 const chosen = { file: null, thisIsFirst: false };
 
 // Open the view when a file is dropped anywhere on the page.
@@ -36,8 +36,8 @@ function verdictOf(verdict) {
   return el("span", { class: `verdict ${TONES[verdict] ?? ""}` }, verdict);
 }
 
-// What the comparison shows, in sentences.
-export function sentencesOf(found) {
+// The results of the comparison, in sentences.
+function sentencesOf(found) {
   const count = (verdict) => found.cells.filter((cell) => cell.verdict === verdict).length;
   const known = found.pairs.filter(({ inside }) => inside !== null);
   const contradictions = found.pairs.filter((pair) => pair.contradiction !== null).length;
@@ -60,8 +60,9 @@ function longTable(caption, headings, rows, numeric = []) {
   let count = ROWS_AT_ONCE;
   const draw = () => {
     const more = el("button", { type: "button", class: "plain", onclick: () => { count += ROWS_AT_ONCE; draw(); } }, `Show ${ROWS_AT_ONCE} more`);
+    const first = (most) => tableOf(caption, headings, rows.slice(0, most).map((row) => row()), numeric, most < rows.length ? () => first(rows.length) : null);
     box.replaceChildren(
-      tableOf(caption, headings, rows.slice(0, count).map((row) => row()), numeric),
+      first(count),
       ...(rows.length > count ? [el("p", { class: "note" }, `${count} of ${rows.length.toLocaleString("en")} rows are shown. `, more)] : []),
     );
   };
@@ -101,7 +102,7 @@ function tables(found, store) {
   const parts = partsOf(store);
   const name = (id) => (parts(id) ? el("button", { type: "button", class: "link", onclick: () => openCell(id) }, parts(id).join(", ")) : id);
   const words = (measure) => METRICS[measure]?.name ?? measure;
-  // Of the other cell of a pair only that in which it differs.
+  // The other cell of a pair, by what differs only.
   const over = (id, other) => {
     const shared = new Set(parts(other) ?? []);
     return parts(id)?.filter((part) => !shared.has(part)).join(", ") || id;
@@ -174,10 +175,10 @@ export function showCompare(panel, store) {
   } });
   panel.replaceChildren(
     el("h2", {}, "Compare with another report"),
-    el("p", { class: "lead" }, "Drop the report of another run onto this page, or choose it: another day, another host, another version of an engine. It is read here and goes nowhere."),
-    el("div", { class: "controls" }, el("label", { class: "choice" }, el("span", {}, "Another report (HTML)"), file), occasions.node, el("label", { class: "choice" }, el("span", {}, "This report was first"), el("span", { class: "boxes" }, first))),
+    el("p", { class: "lead" }, "Drop the report of another run onto this page, or choose it: of another day, another host or another version of an engine. It is read in this page and sent nowhere."),
+    el("div", { class: "controls" }, el("label", { class: "choice" }, el("span", {}, "Another report (HTML)"), file), occasions.node, el("label", { class: "choice" }, el("span", {}, "This report was measured first"), el("span", { class: "boxes" }, first))),
     status,
-    el("p", { class: "note" }, "A rate that was measured on one occasion promises nothing beyond it. The intervals cover what varied within each of the two occasions. A cell counts as changed only if that is more than occasions vary; without knowing better, 15 %, the maximum seen on a shared machine."),
+    el("p", { class: "note" }, "The same cell may be faster or slower on another occasion although nothing was changed. The intervals cover only what varied within each of the two occasions. So a cell counts as changed only if the change is larger than what varies between occasions. The default for this, 15 %, is the maximum seen on a shared machine."),
     out,
   );
   return update();

@@ -27,7 +27,7 @@ function turned({ ratio, low, high, scope, verdict }) {
   return { ratio: 1 / ratio, low: high === null ? null : 1 / high, high: low === null ? null : 1 / low, scope, verdict };
 }
 
-// What a comparison states: 1 for higher, -1 for lower, 0 for flat; null if it is not decided.
+// The result of a comparison: 1 for higher, -1 for lower, 0 for flat; null if it is not decided.
 function stated({ ratio, low, high, scope, verdict }) {
   if (verdict === FLAT) return 0;
   const known = low !== null && high !== null && scope !== WITHIN_START;

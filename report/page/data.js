@@ -9,7 +9,7 @@ export async function unpack(base64) {
 }
 
 // Every column as a list of its values.
-export function plainColumns(columns) {
+function plainColumns(columns) {
   const plain = (column) => (Array.isArray(column) ? column : column.at.map((at) => (at === null ? null : column.of[at])));
   return Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, plain(column)]));
 }
@@ -37,7 +37,7 @@ function grouped(of, cells) {
   return (place) => rows.subarray(first[place], first[place + 1]);
 }
 
-// A table whose rows belong to cells. Rows become objects only where somebody asks for them: a large study has 100,000.
+// A table whose rows belong to cells. Rows become objects only when they are needed: a large study has 100,000.
 function tableByCell(columns, cells) {
   const plain = plainColumns(columns);
   const rowsOfCell = grouped(plain.cell ?? [], cells);
@@ -46,8 +46,8 @@ function tableByCell(columns, cells) {
   return { plain, rowsOfCell, of };
 }
 
-// What is known of a measure by cell: the table's value with its 95 % interval if a table holds one, otherwise the
-// median of its repeats with their range; null for cells without a value.
+// A measure by cell: the value with its 95 % interval if a table holds one, otherwise the median of the repeats with
+// their range; null for cells without a value.
 function statisticsOf(repeats, intervals, measure, cells) {
   const values = repeats.plain[measure];
   if (!values) return new Array(cells).fill(null);

@@ -1,4 +1,4 @@
-// The digest of a study: in this page, or in the text of another report, of which nothing is run and only text is read.
+// The digest of a study, from this page or from the text of another report, of which no code is run.
 import { unpack } from "./data.js";
 
 const IN_PAGE = /<template id="digest">([A-Za-z0-9+/=\s]*)<\/template>/;
@@ -27,7 +27,7 @@ const DIGEST = {
   effective: isListOf(isRecordOf(() => true)), cells: isListOf(isShape(CELL)), pairs: isListOf(isShape(PAIR)),
 };
 
-// The digest, if it is one; otherwise an error that names the part which is not.
+// The digest if it is valid; otherwise an error that names the invalid part.
 export function checkDigest(digest) {
   for (const [name, test] of Object.entries(DIGEST)) {
     if (!isShape({ [name]: test })(digest)) throw new Error(`The digest of the other report is damaged, or of another version: ${name}.`);
@@ -43,7 +43,7 @@ export function checkDigest(digest) {
 
 export async function digestOf(html) {
   const found = IN_PAGE.exec(html);
-  if (!found) throw new Error("This file is no report of kvsweep, or one from before reports could be compared.");
+  if (!found) throw new Error("This file is not a report of kvsweep, or it is from a version without comparisons.");
   let digest;
   try {
     digest = await unpack(found[1]);

@@ -1,4 +1,4 @@
-// How a latency is distributed over the requests of a repeat: the share of requests that took at most so long.
+// The distribution of a latency over the requests of a repeat: the share of requests that took at most this long.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
 import { scaleOf, ticksOf } from "./scale.js";
@@ -15,7 +15,7 @@ function shares(title, curves, colours) {
   const box = el("div", { class: "chart" });
   const all = curves.flat();
   const sorted = [...all].sort((a, b) => a - b);
-  const at = (share) => number(sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]);
+  const at = (share) => number(sorted[Math.ceil(share * sorted.length) - 1]);
   const label = `${title}: half of the requests took at most ${at(0.5)}, 90 % at most ${at(0.9)}, 99 % at most ${at(0.99)}.`;
   sheet(box, () => 150, { role: "img", "aria-label": label }, (context, width, tall) => {
     const ink = inkOf();

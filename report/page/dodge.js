@@ -1,7 +1,7 @@
-// Points of one setting, side by side: whiskers at the same place would hide each other.
+// Draw points of one setting side by side, because whiskers at the same place would hide each other.
 
-// Move points that have the same place across, those of a series next to each other. Where the place across is itself
-// measured (`xLow` is known), points stay where they are.
+// Move points with the same horizontal position apart, those of a series next to each other. Points whose horizontal
+// position is measured (`xLow` is known) are not moved.
 export function dodge(points, width, radius) {
   const columns = new Map();
   for (const point of points) {

@@ -1,4 +1,4 @@
-// Elements. Text always enters as text nodes, so nothing that a log or a name holds can become markup.
+// Elements. Text always enters as text nodes, so nothing in a log or a name can become markup.
 import { csvOf, download, latexOf, markdownOf, numericOf, slug, textsOf } from "./save.js";
 
 export function el(tag, properties = {}, ...children) {
@@ -35,7 +35,7 @@ export function saveRow(what, savers) {
   return row;
 }
 
-// What the buttons of such a row save, for who cannot see what they are below.
+// Name what each button saves, for readers who cannot see to what the row belongs.
 export function nameSaves(row, what) {
   for (const button of row.querySelectorAll("button")) button.setAttribute("aria-label", `Save as ${button.textContent}: ${what}`);
 }
@@ -50,8 +50,8 @@ export function saveTable(caption, whole) {
   return saveRow(caption, Object.fromEntries(Object.entries(kinds).map(([kind, file]) => [kind, save(...file)])));
 }
 
-// A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If these are not
-// all rows, `whole()` gives the table of all, which is what is saved.
+// A table in a box that scrolls; rows are lists of texts or elements, the first of each is its heading. If rows are left
+// out, `whole()` gives the table with all rows, which is the one that is saved.
 export function tableOf(caption, headings, rows, numeric = [], whole = null) {
   const classOf = (i, item = "") => (numeric[i] ? "number" : typeof item === "string" && item.length > 48 ? "long" : "");
   const table = el(

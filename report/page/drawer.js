@@ -9,11 +9,11 @@ import { stripsView } from "./strips.js";
 import { chosenNote, ofRepeat, stripsOf, timelineOf, traceEvents } from "./timeline.js";
 import { METRICS, OUTCOMES, number, setting, withUnit } from "./words.js";
 
-// Whose words a cell's reason is in.
+// What a cell's reason is, by its outcome.
 const REASONS = { ok: "Starts that failed", missing: "Last line of its log", invalid: "Check that failed", timeout: "Reason" };
 const drawer = el("dialog", { class: "drawer", "aria-labelledby": "drawer-title", onclose: () => changeAddress({ cell: null }) });
 
-// What the engine told of its settings; nothing if that cannot be read.
+// The settings that the engine reported; empty if they cannot be read.
 function parsed(text) {
   try {
     return Object(JSON.parse(text ?? "{}"));
@@ -69,7 +69,7 @@ function limitsTable(cell) {
   return tableOf("Limits it was checked against", ["Device's rates from", "Highest possible rate", "Limited by", "Share reached", "Check"], rows);
 }
 
-// Without calibration there is no band, only the end that the device's data sheet allows.
+// Without calibration there is no band, only the bound from the device's data sheet.
 function band(row, of) {
   const known = (value) => value !== null && value !== undefined;
   if (known(row.low) && known(row.high)) return `${of(row.low)} to ${of(row.high)}`;
@@ -83,7 +83,7 @@ function predictionsTable(cell) {
     const of = (value) => number(value === null || value === undefined ? null : value * factor);
     return [`${name} (${unit})`, of(row.predicted), band(row, of), of(row.measured), row.error_pct === null || row.error_pct === undefined ? "–" : `${row.error_pct > 0 ? "+" : ""}${number(row.error_pct)} %`, row.why ?? (row.flagged ? "outside its band" : "–")];
   });
-  return rows.length ? [el("h3", {}, "Prediction (made without its measurements)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
+  return rows.length ? [el("h3", {}, "Prediction (without measurements of this cell)"), tableOf("Prediction", ["Measure", "Predicted", "Band", "Measured", "Error", "Note"], rows, [false, true, true, true, true])] : [];
 }
 
 function quoted(word) {
@@ -98,7 +98,7 @@ function command(cell, data) {
 // The whole log lies in the study's folder, beside the page.
 function logLink(cell, data) {
   const place = [data.study.beside, cell.cell_id, cell.log_file].join("/");
-  return el("p", {}, el("a", { href: place.split("/").map(encodeURIComponent).join("/") }, "The whole log"), ", if the page lies where it was made.");
+  return el("p", {}, el("a", { href: place.split("/").map(encodeURIComponent).join("/") }, "The whole log"), " (only if the page is still in the folder of its study).");
 }
 
 function part(title, ...children) {
@@ -109,7 +109,7 @@ function part(title, ...children) {
 async function timelineParts(cell, data) {
   const held = [...document.querySelectorAll("template.timeline")].find((node) => node.dataset.cell === cell.cell_id);
   if (!held) {
-    return cell.repeats.length ? part("Timeline", el("p", { class: "note" }, "The page has no room for the timeline of this cell. Its requests and steps are in the folder parsed of the results.")) : [];
+    return cell.repeats.length ? part("Timeline", el("p", { class: "note" }, "The timeline of this cell was left out to keep the page small. Its requests and steps are in the folder parsed of the results.")) : [];
   }
   const timeline = timelineOf(await unpack(held.content.textContent));
   const box = el("div");
@@ -140,7 +140,7 @@ async function contentOf(cell, data) {
     ["Model", `${cell.model}${cell.dtype ? `, computed in ${cell.dtype}` : ""}`],
     ["Workload", cell.workload],
     ["Settings", cell.settings],
-    ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false ? "; measured with another definition than the study's, so it is not compared" : ""}`],
+    ["Outcome", `${OUTCOMES[cell.outcome] ?? cell.outcome}${cell.comparable === false ? "; measured with a definition other than the study's, so it is not compared" : ""}`],
   ];
   if (cell.reason) facts.push([REASONS[cell.outcome] ?? "In the engine's words", cell.reason]);
   if (cell.source && cell.source !== "measured") facts.push(["Kind of numbers", cell.source]);

@@ -10,12 +10,12 @@ const PAGE = 50;
 const MOST_SERIES = 24;
 const DRAWN = new Set(["ok", "invalid"]);
 
-export function metricsWithValues(store) {
+function metricsWithValues(store) {
   return Object.keys(METRICS).filter((name) => store.repeats[name] !== undefined);
 }
 
 // What the x axis may be: the number of sequences, settings that are numbers, or another measure.
-export function axesOf(store, facets) {
+function axesOf(store, facets) {
   const knobs = facets.filter((facet) => facet.isKnob && facet.values.some((value) => typeof value === "number"));
   return [
     { id: "sequences", label: "Sequences allowed at once", of: (cell) => cell.max_concurrency_allowed, isSetting: true },
@@ -33,7 +33,7 @@ function valueOf(cell, axis) {
   return { value: found.value * factor, low: range.low * factor, high: range.high * factor };
 }
 
-// The lines that a reader sees of a cell's measure: value, interval or range, number of repeats and scope.
+// A cell's measure in lines of text: value, interval or range, number of repeats and scope.
 export function toldOf(cell, metric) {
   const found = cell.statistic(metric);
   const { name, unit, factor } = METRICS[metric];
@@ -55,7 +55,7 @@ export function cellWords(cell) {
 }
 
 // The points of the chart, and the lines that join cells which differ only in the x axis' setting.
-export function pointsOf(cells, x, y, colourBy, facets, hidden) {
+function pointsOf(cells, x, y, colourBy, facets, hidden) {
   const series = [];
   const points = [];
   const places = new Map();
@@ -155,7 +155,7 @@ export function showExplore(panel, store) {
     const few = values.length && values.length <= 12;
     return { label: axis.label, isLog, ticks: few ? values : undefined, text: axis.isSetting ? setting : undefined };
   };
-  // Unless the reader says otherwise, settings over a wide range have a logarithmic axis.
+  // By default, settings over a wide range have a logarithmic axis.
   const logOf = (parameters, x) => {
     if (parameters.has("log")) return new Set(parameters.getAll("log").filter((axis) => axis !== "none"));
     const values = x.isSetting ? valuesOf(x) : [];
@@ -234,7 +234,7 @@ export function showExplore(panel, store) {
     el(
       "p",
       { class: "note" },
-      "A point is the mean over a cell's starts, and its bar the 95 % interval. Where no interval is known, they are the median of the repeats and their range. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that none hides another. Hollow points failed a check. Choose a point or a row to open its cell.",
+      "A point is the mean over a cell's starts, and its bar the 95 % interval. If no interval is known, the point is the median of the repeats, and the bar their range. Lines join cells that differ only in the setting below the chart. Points of the same setting stand side by side, so that they do not hide each other. Hollow points failed a check. Click a point or the settings in a row to open the cell.",
     ),
     table,
   );

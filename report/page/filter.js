@@ -1,4 +1,4 @@
-// One filter for all that a view shows. Within a group any chosen value will do; a group without a choice allows all.
+// One filter for all that a view shows: from each group the cells with any chosen value, or all cells without a choice.
 import { el } from "./dom.js";
 import { OUTCOMES, setting } from "./words.js";
 
@@ -9,7 +9,7 @@ function sortedValues(values) {
   return values.sort((a, b) => rank(a) - rank(b) || (typeof a === "number" && typeof b === "number" ? a - b : 0));
 }
 
-// Whether a setting differs among cells of one engine: other engines just do not have it.
+// Whether a setting differs among cells of one engine; other engines may not have it at all.
 function differsWithinAnEngine(cells, of) {
   const first = new Map();
   return cells.some((cell) => {
@@ -18,7 +18,7 @@ function differsWithinAnEngine(cells, of) {
   });
 }
 
-// What cells can be told apart by: {id, words, of(cell), values, text(value)}; of each at least two values occur.
+// Properties by which cells differ: {id, words, of(cell), values, text(value)}; each has at least two values.
 export function facetsOf(store) {
   const facets = [
     ...NAMES.map(([id, words]) => ({ id, words, of: (cell) => cell[id], text: String })),

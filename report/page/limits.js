@@ -1,4 +1,4 @@
-// The view Your limits: the best setting within a reader's own bounds of latency, and what tokens cost.
+// The view Your limits: the best setting within a reader's own limits of latency, and the cost of tokens.
 import { changeAddress, current } from "./address.js";
 import { Chart, legendOf } from "./chart.js";
 import { definitionList, el, tableOf } from "./dom.js";
@@ -7,13 +7,13 @@ import { cellWords, toldOf } from "./explore.js";
 import { choiceInput, numberInput } from "./inputs.js";
 import { METRICS, number, plural, withUnit } from "./words.js";
 
-// Rows of the table in the page; the saved one has all.
+// Rows of the table in the page; the saved table has all.
 const PAGE_OF_BEST = 50;
 const RATE = "output_tokens_per_s";
 const BOUNDS = { ttft: { column: "ttft_s", name: "TTFT" }, tpot: { column: "tpot_s", name: "TPOT" }, e2e: { column: "e2e_s", name: "end-to-end latency" } };
 
-// Points that no other beats in both: none is at least as fast with less latency, or faster with as little. Equal
-// points are all on the front.
+// Points for which no other has at least the same rate with a lower latency, or a higher rate with the same latency.
+// Equal points are all on the front.
 export function paretoFront(points) {
   const front = [];
   let best = -Infinity;
@@ -37,7 +37,7 @@ export function devicesOf(cell) {
   return (cell.knob_tensor_parallel_size ?? 1) * (cell.knob_pipeline_parallel_size ?? 1);
 }
 
-// Why a cell does not keep the bounds (in seconds, null is no bound), in the worst of its repeats; null if it does.
+// Why a cell breaks the bounds (in seconds, null is no bound) in its worst repeat; null if it keeps them.
 export function brokenBound(cell, bounds, percentile) {
   for (const [id, bound] of Object.entries(bounds)) {
     if (bound === null) continue;
@@ -174,7 +174,7 @@ export function showLimits(panel, store) {
     out,
     legend,
     box,
-    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same latency or less. Bars are 95 % intervals of the means if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. \"Not shown to be slower\": the bar overlaps that of the best. If a workload submits all requests at once, TTFT includes the wait for a free place."),
+    el("p", { class: "note" }, "The line is the Pareto front: no other setting within the limits is faster at the same or a lower latency. Bars are 95 % intervals of the means if they are known, otherwise the range of the repeats. Hollow points do not keep the limits. \"Not shown to be slower\" means that the bar overlaps that of the best. If a workload submits all requests at once, TTFT includes the wait for a free place."),
     table,
   );
   update();

@@ -1,4 +1,4 @@
-// The page with a script: views beside the report, each drawn when it is first opened. Without this the page is complete.
+// What the script adds: views beside the report, each drawn when it is opened. The report is complete without it.
 import { current, parseAddress } from "./address.js";
 import { showAudit } from "./audit.js";
 import { showCalculator } from "./calculator.js";
@@ -42,7 +42,7 @@ async function open(id) {
   }
 }
 
-// The parameters of the views that were left, so that a view is found again as it was.
+// The parameters of the views that the reader left, to show a view again as it was.
 const left = new Map();
 
 function choose(id) {
@@ -80,7 +80,7 @@ function build() {
     next.focus();
     next.click();
   });
-  // All views are inside the page's main part; what was there and the contents belong to the report.
+  // All views go into the page's main part; what it held, with the contents, becomes the view Report.
   const main = document.querySelector("main");
   const others = [...document.body.children].filter((node) => node !== main && !node.matches("header, .skip, script, template"));
   panels.get("report").append(...others, ...main.children);

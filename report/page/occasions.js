@@ -30,7 +30,7 @@ function compared(a, b, varyPct) {
   };
 }
 
-// P value of the test whether a ratio is beyond the margin; 1 where the interval holds 1.
+// P value of the test whether a ratio is beyond the margin; 1 if the interval contains 1.
 function pBeyond({ difference, tested, df, error, welch }, margin) {
   if (Math.abs(difference) <= halfWidth(error, welch, 0.95)) return 1;
   const beyond = Math.abs(difference) - margin;

@@ -1,4 +1,4 @@
-// What a reader takes away as a file: tables as CSV, Markdown and LaTeX, and the names of files.
+// What a reader can save as a file: tables as CSV, Markdown and LaTeX, and the names of files.
 
 // A name for a file: `slug("Study demo: KV blocks")` is "study-demo-kv-blocks".
 export function slug(...words) {
@@ -25,8 +25,8 @@ export function numericOf(table) {
 // A number with a sign, or a range that begins with one.
 const SIGNED = /^[+-][\d.,]+(e[+-]?\d+)?( to [+-]?[\d.,]+(e[+-]?\d+)?)?( %| \(95 %\))?$/i;
 
-// CSV as RFC 4180 has it: numbers without separators of thousands, and nothing for a value that is not known. A text
-// that a spreadsheet would take for a formula begins with an apostrophe.
+// CSV as in RFC 4180: numbers without separators of thousands, and an empty field for an unknown value. A text that a
+// spreadsheet would read as a formula gets an apostrophe in front.
 export function csvOf(texts, numeric = []) {
   const plain = (text, i) => {
     if (text === "–") return "";

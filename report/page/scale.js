@@ -1,4 +1,4 @@
-// Axes: from values to places, and the ticks.
+// Axes: positions of values, and ticks.
 
 export function scaleOf(values, isLog, from, to) {
   const usable = values.filter((value) => Number.isFinite(value) && (!isLog || value > 0));

@@ -1,4 +1,4 @@
-// A canvas that is sharp on every screen, follows the page's width, turns dark with the page, and is saved as a picture.
+// A canvas that is sharp on every screen, follows the page's width and colours, and is saved as a picture.
 import { inkOf, mark, onPaper } from "./canvas.js";
 import { el, nameSaves, saveRow } from "./dom.js";
 import { download, slug } from "./save.js";

@@ -26,7 +26,7 @@ export function makeSortable(table) {
   });
 }
 
-// Fold each section below what was found, so that the page is as long as its contents; what they say of themselves stays.
+// Fold each section below the summary and the findings, so that the page is short; titles and leads stay visible.
 export function foldSections() {
   const folds = [...document.querySelectorAll("main > section:not(#summary, #findings)")].map((section) => {
     const [heading, lead] = [section.querySelector("h2"), section.querySelector(".lead")];
@@ -50,7 +50,7 @@ export function foldSections() {
   document.querySelector("main > section:has(> .section)")?.before(all);
 }
 
-// Open the section or part with this address, and what it is in.
+// Open the section or part with this address, and all folds around it.
 export function reveal(id) {
   const target = document.getElementById(id);
   let fold = target?.querySelector(":scope > .section") ?? target?.closest("details");
@@ -58,7 +58,7 @@ export function reveal(id) {
   target?.scrollIntoView();
 }
 
-// On paper all folds are open; afterwards they are as they were.
+// Open all folds for printing; afterwards they are as before.
 export function openFoldsForPrint() {
   let opened = [];
   addEventListener("beforeprint", () => {

@@ -1,4 +1,4 @@
-// Strips above each other with one time axis: what happened, and a cursor that tells the values at its time.
+// Strips above each other with one time axis, and a cursor that shows the values at its time.
 import { el } from "./dom.js";
 import { inkOf } from "./canvas.js";
 import { scaleOf, ticksOf } from "./scale.js";
@@ -9,22 +9,24 @@ const LEFT = 64;
 const RIGHT = 12;
 const GAP = 26;
 const TITLE = 16;
+// Height of a strip of curves.
+const HEIGHT = 76;
 
-// The value that holds at a time: records say what ran in the step that ended then, samples what was seen then.
+// The value at a time: a record is of the step that ended at its time, a sample of its time.
 export function valueAt(times, values, time) {
   const next = times.findIndex((at) => at >= time);
   return next < 0 ? values.at(-1) : values[next];
 }
 
-// A strip of curves; `curves` are {name, colour, times, values, dashed}.
-export function curveStrip(title, curves, { unit = "", height = 76 } = {}) {
+// A strip of curves; `curves` are {name, colour, times, values}.
+export function curveStrip(title, curves, unit = "") {
   const usable = curves.filter((curve) => curve.values.some((value) => Number.isFinite(value)));
   return {
     title,
-    height,
+    height: HEIGHT,
     isEmpty: !usable.length,
     draw(context, place, top, ink, span) {
-      const up = scaleOf(usable.flatMap((curve) => curve.values), false, top + height, top);
+      const up = scaleOf(usable.flatMap((curve) => curve.values), false, top + HEIGHT, top);
       context.textAlign = "right";
       context.textBaseline = "middle";
       for (const tick of ticksOf(up, 3)) {
@@ -36,10 +38,9 @@ export function curveStrip(title, curves, { unit = "", height = 76 } = {}) {
         context.fillStyle = ink.muted;
         context.fillText(number(tick), LEFT - 6, up.place(tick));
       }
-      for (const { times, values, colour, dashed } of usable) {
+      for (const { times, values, colour } of usable) {
         context.strokeStyle = colour;
         context.lineWidth = 1.6;
-        context.setLineDash(dashed ? [5, 4] : []);
         context.beginPath();
         let before = null;
         times.forEach((time, i) => {
@@ -53,14 +54,13 @@ export function curveStrip(title, curves, { unit = "", height = 76 } = {}) {
         });
         context.stroke();
       }
-      context.setLineDash([]);
     },
     legend: usable.map(({ name, colour }) => ({ name, colour })),
     at: (time) => usable.map((curve) => `${curve.name} ${number(valueAt(curve.times, curve.values, time))}${unit ? ` ${unit}` : ""}`),
   };
 }
 
-// The strips as an element; end is the last time in seconds, and a picture of them is saved with the title.
+// The strips as an element; `end` is the last time in seconds, and `title` that of the saved picture.
 export function stripsView(strips, end, label, title) {
   const shown = strips.filter((strip) => !strip.isEmpty);
   const box = el("div", { class: "chart" });

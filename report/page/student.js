@@ -1,7 +1,7 @@
 // Student's t distribution, as scipy.stats.t computes it; a test compares the two.
 const TINY = 1e-300;
 const MOST_STEPS = 20000;
-// From here on the normal distribution with a correction is as exact: Abramowitz and Stegun, 26.7.8.
+// From here on the normal distribution with a correction is equally exact: Abramowitz and Stegun, 26.7.8.
 const NEARLY_NORMAL = 1e5;
 const LANCZOS = [0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059, 12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7];
 

@@ -1,8 +1,8 @@
-// Drawings as SVG: the part of a canvas' context that the page's charts use.
+// Drawings as SVG, with those methods of a canvas context that the charts use.
 
 const NS = "http://www.w3.org/2000/svg";
 const ANCHORS = { left: "start", center: "middle", right: "end" };
-// Shifts of the base line in heights of the letters: not every program that reads SVG knows `dominant-baseline`.
+// Shifts of the base line as shares of the letter height: not every program that reads SVG knows `dominant-baseline`.
 const SHIFTS = { top: 0.8, middle: 0.35, bottom: -0.2 };
 
 function xml(text) {
@@ -17,7 +17,6 @@ export class SvgContext {
   constructor() {
     this.parts = [];
     this.path = "";
-    this.dashes = [];
     this.moves = [];
     this.kept = [];
     this.measuring = document.createElement("canvas").getContext("2d");
@@ -25,8 +24,8 @@ export class SvgContext {
   }
 
   save() {
-    const { fillStyle, strokeStyle, lineWidth, globalAlpha, textAlign, textBaseline, font, dashes, moves } = this;
-    this.kept.push({ fillStyle, strokeStyle, lineWidth, globalAlpha, textAlign, textBaseline, font, dashes, moves: [...moves] });
+    const { fillStyle, strokeStyle, lineWidth, globalAlpha, textAlign, textBaseline, font, moves } = this;
+    this.kept.push({ fillStyle, strokeStyle, lineWidth, globalAlpha, textAlign, textBaseline, font, moves: [...moves] });
   }
 
   restore() {
@@ -66,10 +65,6 @@ export class SvgContext {
     this.path += `M${short(x - r)} ${short(y)}a${short(r)} ${short(r)} 0 1 0 ${short(2 * r)} 0a${short(r)} ${short(r)} 0 1 0 ${short(-2 * r)} 0Z`;
   }
 
-  setLineDash(dashes) {
-    this.dashes = dashes;
-  }
-
   add(tag, properties, text = null) {
     const alpha = this.globalAlpha < 1 ? { opacity: this.globalAlpha } : {};
     const moved = this.moves.length ? { transform: this.moves.join(" ") } : {};
@@ -82,8 +77,7 @@ export class SvgContext {
   }
 
   stroke() {
-    const dashed = this.dashes.length ? { "stroke-dasharray": this.dashes.join(" ") } : {};
-    if (this.path) this.add("path", { d: this.path, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth, ...dashed });
+    if (this.path) this.add("path", { d: this.path, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth });
   }
 
   fillRect(x, y, width, height) {

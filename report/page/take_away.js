@@ -1,16 +1,16 @@
-// What the script adds to the static page for taking away: its figures, its tables, and all data.
+// Buttons of the static page that save its figures, its tables and all data.
 import { allData } from "./data.js";
 import { el, saveRow, saveTable } from "./dom.js";
 import { download, slug } from "./save.js";
 import { savePng } from "./sheet.js";
 
-// A figure of the page as it was drawn: with plain colours instead of those that turn with a dark page.
-export function plainSvg(address) {
+// A figure of the page as it was drawn: with plain colours instead of those that follow a dark page.
+function plainSvg(address) {
   const bytes = Uint8Array.from(atob(address.slice(address.indexOf(",") + 1)), (sign) => sign.charCodeAt(0));
   const text = new TextDecoder().decode(bytes);
-  const turning = /<style>:root\{([^}]*)\}@media\(prefers-color-scheme:dark\)\{:root\{[^}]*\}\}<\/style>/.exec(text);
-  const colours = [...turning[1].matchAll(/--(\w+):([^;]+);/g)];
-  return colours.reduce((plain, [, name, colour]) => plain.replaceAll(`var(--${name})`, colour), text.replace(turning[0], ""));
+  const following = /<style>:root\{([^}]*)\}@media\(prefers-color-scheme:dark\)\{:root\{[^}]*\}\}<\/style>/.exec(text);
+  const colours = [...following[1].matchAll(/--(\w+):([^;]+);/g)];
+  return colours.reduce((plain, [, name, colour]) => plain.replaceAll(`var(--${name})`, colour), text.replace(following[0], ""));
 }
 
 function saveFigure(figure) {

@@ -1,4 +1,4 @@
-// A cell's timeline: its requests as bars above what the scheduler and the device did, and the export for Perfetto.
+// A cell's timeline: bars for its requests, curves of the scheduler and the device, and the export for Perfetto.
 import { rowsOf } from "./data.js";
 import { curveStrip } from "./strips.js";
 import { plural } from "./words.js";
@@ -79,8 +79,8 @@ export function stripsOf(cell, part, colours) {
     curveStrip("Sequences", [curve("running", "running", colours[0]), curve("waiting", "waiting", colours[1])]),
     curveStrip(blocks ? "KV blocks in use" : "KV cache in use (%)", [curve("in use", "kv_cache_usage", colours[2], blocks ?? 100)]),
     curveStrip("Tokens per step", [curve("prompt", "prompt_tokens", colours[0]), curve("output", "generation_tokens", colours[1]), ...(steps.some((row) => row.preempted > 0) ? [curve("preempted requests", "preempted", colours[3])] : [])]),
-    curveStrip("Memory (GiB)", [{ name: memory === "memory_used_bytes" ? "of the device" : "of the engine's processes", colour: colours[3], times: sampled, values: of(trace, memory, 2 ** -30) }], { unit: "GiB" }),
-    curveStrip("Power (W)", [{ name: "power", colour: colours[1], times: sampled, values: of(trace, "power_w") }], { unit: "W" }),
+    curveStrip("Memory (GiB)", [{ name: memory === "memory_used_bytes" ? "of the device" : "of the engine's processes", colour: colours[3], times: sampled, values: of(trace, memory, 2 ** -30) }], "GiB"),
+    curveStrip("Power (W)", [{ name: "power", colour: colours[1], times: sampled, values: of(trace, "power_w") }], "W"),
   ];
 }
 
@@ -88,7 +88,7 @@ export function chosenNote(timeline) {
   return timeline.chosen.map(({ name, shown, of }) => `${shown.toLocaleString("en")} of ${plural(of, name.replace(/s$/, ""))} are in the page, evenly chosen.`).join(" ");
 }
 
-// Trace events for Perfetto (ui.perfetto.dev): a slice per phase of a request, a counter per curve; times in microseconds.
+// Trace events for Perfetto (ui.perfetto.dev): a slice per phase of a request, a counter per curve; times in µs.
 export function traceEvents(cell, part) {
   const micro = (seconds) => Math.round(seconds * 1e6);
   const events = [

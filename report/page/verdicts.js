@@ -1,4 +1,4 @@
-// Can a published throughput be true? As workflow_scripts/analyse/audit.py decides it; a test compares the two.
+// Whether a published throughput is possible, as workflow_scripts/analyse/audit.py decides it; a test compares the two.
 import { kv_cache_bytes, request_flops, request_time_min_s, total_tokens_per_s_ceiling } from "./formulas.js";
 import { number } from "./words.js";
 
@@ -33,12 +33,12 @@ export function resolve(name, devices) {
   return devices.filter((device) => device.names.some((other) => normalised(other) === wanted));
 }
 
-export function readNumber(text) {
+function readNumber(text) {
   const cleaned = String(text).replace(/^\s*[~≈]/, "").replaceAll(",", "").trim();
   return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(cleaned) ? Number(cleaned) : NaN;
 }
 
-// Highest rates of a device with at most `most` live sequences; null without data-sheet rates.
+// The highest possible rates of a device with at most `most` live sequences; null without data-sheet rates.
 export function ceiling(model, device, most, workload, { utilization = 1, kv = "auto", quantization = "" } = {}) {
   const bandwidth = device.memory_bandwidth_bytes_per_s;
   if (bandwidth === null || device.memory_bytes === null || device.highest_flop_per_s === null) return null;

@@ -1,10 +1,10 @@
-// Numbers and names as people read them.
+// Numbers and names in words.
 
 export const UNKNOWN = "–";
 
 export const OUTCOMES = {
   ok: "measured",
-  infeasible: "does not fit",
+  infeasible: "infeasible",
   timeout: "ran out of time",
   engine_error: "engine failed",
   invalid: "failed a check",

@@ -139,7 +139,7 @@ def drop(tab: Tab, path: Path) -> None:
     assert tab.evaluate(f"({script})({json.dumps(path.read_text())})") == [False, False]
 
 
-def test_a_dropped_report_is_compared_as_by_the_command(tab, report):
+def test_a_dropped_report_is_compared_as_by_the_command(tab, report, tmp_path):
     before = other(report, "before.html", next_day)
     tab.open(report)
     drop(tab, before)
@@ -154,6 +154,10 @@ def test_a_dropped_report_is_compared_as_by_the_command(tab, report):
     rows = "[...document.querySelectorAll('#view-compare table')].map((t) => [t.ariaLabel, t.rows.length - 1])"
     shown = dict(tab.evaluate(rows))
     assert shown["Cells, the largest change first"] == min(50, len(expected.cells))
+    assert len(expected.cells) > 50
+    buttons = "[...document.querySelectorAll('#view-compare .save button')]"
+    save = f"{buttons}.find((button) => button.ariaLabel.includes('CSV: Cells,'))"
+    assert len(tab.download(save, tmp_path).read_text(encoding="utf-8").splitlines()) == 1 + len(expected.cells)
     assert shown["What differs between A and B"] == len(expected.differences)
     assert "0.33.0" in tab.evaluate("document.querySelector('#view-compare').innerText")
     # The other way round, and with occasions that hardly vary.
@@ -187,7 +191,7 @@ def test_a_report_is_chosen_by_keyboard_and_the_same_report_is_not_compared(tab,
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("<p>some page</p>", "This file is no report of kvsweep"),
+        ("<p>some page</p>", "This file is not a report of kvsweep"),
         ('<template id="digest">AAAA</template>', "cannot be unpacked"),
         (f'<template id="digest">{packed({"version": 2})}</template>', "of another version: version"),
         (f'<template id="digest">{packed([])}</template>', "of another version: version"),

@@ -92,7 +92,7 @@ def test_addresses_of_sections_and_cells_still_lead_there(tab, report):
     tab.open(report, f"{EXPLORE}&cell=l40s/vllm/llama-3.1-8b-instruct/chat/bs8-seqs1-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     told = tab.evaluate("document.querySelector('dialog').innerText")
-    assert "does not fit" in told
+    assert "infeasible" in told
     # The engine's words and its log hold markup, which stays text.
     assert told.count(SCRIPT) == 2
     assert "snakemake --cores all" in told
@@ -143,7 +143,7 @@ def test_the_drawer_tells_settings_repeats_limits_and_predictions(tab, report):
     tab.open(report, f"{EXPLORE}&cell=h200/vllm/llama-3.1-8b-instruct/chat/bs16-seqs64-len4096")
     tab.wait("document.querySelector('dialog')?.open")
     titles = tab.evaluate("[...document.querySelectorAll('dialog h3')].map((h) => h.textContent)")
-    assert {"Measure again", "Repeats", "Limits", "Prediction (made without its measurements)", "Settings"} <= set(
+    assert {"Measure again", "Repeats", "Limits", "Prediction (without measurements of this cell)", "Settings"} <= set(
         titles
     )
     told = tab.evaluate("document.querySelector('dialog').innerText")
@@ -166,7 +166,7 @@ def test_a_cell_shows_its_timeline_and_block_map_and_saves_a_trace(tab, report, 
     assert "The engine reports " in computed
     slider = "document.querySelector('dialog input[type=range]')"
     tab.evaluate(f"{slider}.value = 0; {slider}.dispatchEvent(new Event('input'))")
-    assert "1 running request with 20 tokens in 2 blocks of 16" in tab.evaluate(
+    assert "1 running request with 20 tokens in 2 blocks of 16 tokens" in tab.evaluate(
         "document.querySelector('dialog [role=status]').textContent"
     )
     perfetto = "[...document.querySelectorAll('dialog button')].find((b) => b.textContent.includes('Perfetto'))"
