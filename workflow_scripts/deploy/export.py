@@ -1,4 +1,4 @@
-"""Write files to serve a setting of a study and to watch whether the server does what was measured.
+"""Write files to serve a setting of a study and to watch whether it performs as measured.
 
     kvsweep export --study config/studies/demo.yaml --promise results/demo/deploy/promise.json \\
         --out results/demo/deploy
