@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -104,19 +106,23 @@ def test_work_is_that_of_the_schedules_segments():
 @pytest.mark.parametrize(
     ("cache", "prompts", "room", "rows"),
     [
-        # 8 + 90 - 1 slots, and an eighth of the KV expanded for three query heads: 97 x (1 + 3/8) = 133.4 tokens.
-        ("dynamic", [2, 4, 8], 133, 0),
-        ("dynamic", [2, 4, 8], 134, 1),
-        ("dynamic", [2, 4, 8], 266, 1),
-        ("dynamic", [2, 4, 8], 267, 2),
+        # 8 + 90 - 1 slots, an eighth of the KV expanded for three query heads, and 4096 logits, which are as large as a
+        # token of KV: 97 x (1 + 3/8) + 1 = 134.4 tokens.
+        ("dynamic", [2, 4, 8], 134, 0),
+        ("dynamic", [2, 4, 8], 135, 1),
+        ("dynamic", [2, 4, 8], 268, 1),
+        ("dynamic", [2, 4, 8], 269, 2),
         ("dynamic", [2, 4, 8], 1_000_000, 64),
-        # Without padding there is no mask: half an eighth is a new copy, 97 x (1 + 1/16) = 103.1 tokens.
-        ("dynamic", [8, 8, 8], 103, 0),
-        ("dynamic", [8, 8, 8], 104, 1),
-        # 98 slots that are all there while 8 tokens of a prompt have an input of 768 and a query of 768 elements twice:
-        # 98 x (1 + 3/8) + 8 x 4 x 3072 / 16384 = 140.75 tokens.
-        ("static", [8, 8, 8], 140, 0),
-        ("static", [8, 8, 8], 141, 1),
+        # Without padding there is no mask: half an eighth is a new copy, 97 x (1 + 1/16) + 1 = 104.1 tokens.
+        ("dynamic", [8, 8, 8], 104, 0),
+        ("dynamic", [8, 8, 8], 105, 1),
+        # Empty slots need a mask in each step: 98 x (1 + 3/8) + 1 = 135.75 tokens.
+        ("static", [8, 8, 8], 135, 0),
+        ("static", [8, 8, 8], 136, 1),
+        # With padding there is one also while 8 tokens of a prompt have five arrays of 768 elements. The mask has a
+        # byte for each pair, and four as numbers: 98 x (1 + 3/8) + 8 x (5 x 3072 + 5 x 98) / 16384 = 142.5 tokens.
+        ("static", [2, 4, 8], 142, 0),
+        ("static", [2, 4, 8], 143, 1),
     ],
 )
 def test_as_many_rows_fit_as_their_caches_and_copies_leave_room_for(cache, prompts, room, rows):
@@ -126,8 +132,19 @@ def test_as_many_rows_fit_as_their_caches_and_copies_leave_room_for(cache, promp
 
 
 def test_long_prompts_need_more_memory_while_they_are_read():
-    # 100 tokens of KV, and for each three inputs of 768 and three of 2048 elements.
-    reading = 100 * (1 + 4 * (3 * 768 + 3 * 2048) / TOKEN)
+    # 100 tokens of KV, and for each four arrays of 768 and three of 2048 elements.
+    reading = 100 * (1 + 4 * (4 * 768 + 3 * 2048) / TOKEN)
     asked = lengths([100], [2])
-    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading)), FACTS) == 0
-    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading) + 1), FACTS) == 1
+    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading) - 1), FACTS) == 0
+    assert batch_that_fits(asked, StaticBatches(1, "dynamic", int(reading)), FACTS) == 1
+    # The mask of padding has a byte for each of 100 x 102 pairs in a static cache.
+    padded, reading = lengths([100, 99], [2, 2]), reading + 2 + 100 * 102 / TOKEN
+    assert batch_that_fits(padded, StaticBatches(1, "static", int(reading)), FACTS) == 0
+    assert batch_that_fits(padded, StaticBatches(1, "static", int(reading) + 1), FACTS) == 1
+
+
+def test_logits_of_many_words_need_more_memory_than_attention():
+    # 6 slots of a prompt and its answer; 131,072 logits are 32 tokens of KV, and there are three copies of them.
+    asked, facts = lengths([4], [2]), replace(FACTS, vocab=131_072)
+    assert batch_that_fits(asked, StaticBatches(1, "static", 6 + 3 * 32 - 1), facts) == 0
+    assert batch_that_fits(asked, StaticBatches(1, "static", 6 + 3 * 32), facts) == 1
