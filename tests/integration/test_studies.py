@@ -1,11 +1,13 @@
 """Studies reduced to what a CPU can run, really run from the study file to the report."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from tests.integration.conftest import CHECKOUT
 from workflow_scripts.study.grid import expand
@@ -39,8 +41,13 @@ def run_cut(name: str, folder: Path, snakemake: Snakemake) -> Results:
 
 
 @pytest.fixture(scope="module")
-def prefix_caching(tmp_path_factory, snakemake):
-    return run_cut("prefix_caching", tmp_path_factory.mktemp("prefix_caching"), snakemake)
+def prefix_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("prefix_caching")
+
+
+@pytest.fixture(scope="module")
+def prefix_caching(prefix_folder, snakemake):
+    return run_cut("prefix_caching", prefix_folder, snakemake)
 
 
 def test_tokens_found_are_those_that_the_workload_implies(prefix_caching):
@@ -97,6 +104,25 @@ def test_the_claims_on_prefix_caching_are_held_against_it(prefix_caching):
         assert claims.loc[claim, "verdict"] == "not testable here"
         assert "[measured here] cpu-all, tiny-llama-57m, prefix-256: " in claims.loc[claim, "seen_here"]
         assert "config/studies/prefix_caching.yaml" in claims.loc[claim, "would_test"]
+
+
+def test_an_edited_question_makes_tables_and_pages_again_and_measures_nothing(
+    prefix_caching, prefix_folder, tmp_path, snakemake
+):
+    check_an_edited_question("prefix_caching", prefix_folder, tmp_path, snakemake)
+
+
+def check_an_edited_question(name: str, folder: Path, tmp_path: Path, snakemake: Snakemake) -> None:
+    content = yaml.safe_load((CHECKOUT / "config/studies/tiny" / f"{name}.yaml").read_text(encoding="utf-8"))
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(yaml.safe_dump(content | {"question": "Another question?"}), encoding="utf-8")
+    planned = snakemake(edited, folder, "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    tables = {path.stem for path in (folder / f"tiny_{name}" / "tables").glob("*.parquet")}
+    # Rules that make two tables have the name of one of them. How much a device drifted is no matter of settings.
+    makers = tables - {"cells", "blocks", "engine_decomposition", "serving_summary", "drift"}
+    rules = set(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", planned.stdout, re.MULTILINE))
+    assert rules == makers | {"predict_cells", "digest", "figures", "report", "all"}
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
