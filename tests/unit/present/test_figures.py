@@ -23,6 +23,7 @@ from workflow_scripts.present.plot import (
     write_plot,
 )
 from workflow_scripts.present.report_tables import MissingError, Tables
+from workflow_scripts.present.subjects.over_time import _repeat_handles
 from workflow_scripts.present.subjects.wasted_memory import _draw_waste
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -312,3 +313,9 @@ def test_a_long_name_takes_no_room_from_the_marks_and_stays_within_its_panel(pan
         assert width > 0.8 * figure.get_window_extent().width / panels
         # Letters take whole pixels, so they do not shrink evenly.
         assert label.get_window_extent().width <= 1.05 * width
+
+
+def test_a_line_style_stands_for_all_repeats_that_are_drawn_with_it():
+    handles = _repeat_handles(pd.DataFrame({"repeat": [0, 0, 1, 2, 3]}))
+    assert [handle.get_label() for handle in handles] == ["repeat 0, 3", "repeat 1", "repeat 2"]
+    assert [handle.get_label() for handle in _repeat_handles(pd.DataFrame({"repeat": [0]}))] == ["repeat 0"]

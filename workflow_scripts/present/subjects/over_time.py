@@ -116,8 +116,12 @@ def _draw(ax: Axes, rows: pd.DataFrame, columns: Mapping[str, str], drawstyle: D
 
 
 def _repeat_handles(rows: pd.DataFrame) -> list[Artist]:
-    repeats = sorted(int(repeat) for repeat in rows["repeat"].unique())[: len(REPEAT_LINES)]
-    return [Line2D([], [], color="#7d7d7d", linestyle=REPEAT_LINES[r], label=f"repeat {r}") for r in repeats]
+    repeats = sorted(int(repeat) for repeat in rows["repeat"].unique())
+    drawn = [(line, repeats[i :: len(REPEAT_LINES)]) for i, line in enumerate(REPEAT_LINES[: len(repeats)])]
+    return [
+        Line2D([], [], color="#7d7d7d", linestyle=line, label=f"repeat {', '.join(map(str, alike))}")
+        for line, alike in drawn
+    ]
 
 
 def _chosen(tables: Tables, rows: pd.DataFrame) -> list[str]:
