@@ -67,7 +67,7 @@ def test_what_an_engine_refuses_is_one_line_with_sweep_knob_and_its_words(tmp_pa
     assert "speculative_model=smollm-135m: Target and draft model should have the same" in faults["vocabulary"]
     assert "block_size" not in faults["vocabulary"]
     assert "page_size must be at least 4" in faults["page"]
-    assert "will probably end as infeasible, h200/vllm/llama-3.1-8b-instruct/w/bs4 for one" in printed.out
+    assert "will probably end as infeasible, for example h200/vllm/llama-3.1-8b-instruct/w/bs4: " in printed.out
 
 
 def test_the_engines_take_every_study_of_the_project():
