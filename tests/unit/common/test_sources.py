@@ -143,3 +143,23 @@ def test_every_rule_depends_on_the_module_that_it_calls():
         for name in re.findall(r'^ +(?:TABLE_RULES\[)?"(\w+)"\]?(?::| =) TableRule\(', text, re.MULTILINE)
     }
     assert listed | {name for _, name in called} >= {name for name in COMMANDS if name.startswith("table-")}
+
+
+# They read the study's cells, but not its question, margin, limits of latency or claims.
+ONLY_CELLS = {"measured_cells", "drift"}
+
+
+@pytest.mark.parametrize("name", ["analyse", "present"])
+def test_a_rule_that_makes_a_table_or_a_page_of_a_study_runs_again_if_its_settings_change(name):
+    text = (CHECKOUT / f"rules/{name}.smk").read_text(encoding="utf-8")
+    rules = re.split(r"^ *rule ?(?=\w*:\n)", text, flags=re.MULTILINE)[1:]
+    of_study = {rule.partition(":")[0]: rule for rule in rules if "--study $STUDY" in rule}
+    assert of_study
+    without = {
+        found for found, rule in of_study.items() if not re.search(r"^ *settings=SETTINGS,$", rule, re.MULTILINE)
+    }
+    assert without == ONLY_CELLS & set(of_study)
+
+
+def test_a_plan_is_made_again_if_the_settings_of_its_study_change():
+    assert "settings=SETTINGS," in (CHECKOUT / "rules/plan.smk").read_text(encoding="utf-8")
