@@ -40,7 +40,8 @@ def cells(tmp_path):
     folder = tmp_path / "cells" / CELL
     write_json(folder / "outcome.json", OUTCOME)
     raw = folder / "raw"
-    write_jsonl(raw / "requests.jsonl", [{"repeat": 0, "request_id": "0", **REQUEST, "last_token_s": None}])
+    request = {"request_id": "0", **REQUEST, "last_token_s": None}
+    write_jsonl(raw / "requests.jsonl", [{"repeat": repeat, **request} for repeat in (0, 1)])
     write_jsonl(raw / "steps.jsonl", [{"repeat": 1, "time_s": 16.0, "running": 3, "kv_cache_usage": 0.25}])
     counters = {"hits": 7, "gauge": 0.5, "hist": {"sum": 3.0, "count": 2, "buckets": {}}}
     later = {"hits": 9, "gauge": 0.75, "hist": {"sum": 5.0, "count": 6, "buckets": {}}}
@@ -121,6 +122,14 @@ def test_a_truncated_file_costs_only_its_last_record(cells, name):
         assert facts["damaged", None]["text"] == f"{name} ends in the middle of a record"
 
 
+def test_requests_that_are_missing_in_one_repeat_are_damage(cells):
+    write_jsonl(cells / CELL / "raw/requests.jsonl", [{"repeat": r, "request_id": "0", **REQUEST} for r in (0, 1, 1)])
+    (cells / CELL / "raw/steps.jsonl").write_bytes(b"{")
+    assert facts_of(cells)["damaged", None]["text"] == (
+        "steps.jsonl ends in the middle of a record; requests.jsonl has 1 and 2 requests of the repeats"
+    )
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 9}'])
 def test_a_foreign_outcome_is_damage(cells, content):
     (cells / CELL / "outcome.json").write_text(content, encoding="utf-8")
@@ -142,7 +151,7 @@ def test_every_start_of_a_cell_is_read_with_its_number(cells, tmp_path):
     write_jsonl(cells / CELL / "start-3/raw/requests.jsonl", [{"repeat": 1, "request_id": "0", **REQUEST}])
     assert parse_cells(cells, "cpu-all", tmp_path / "parsed", 2) == (2, 0)
     requests = pd.read_parquet(tmp_path / "parsed/requests.parquet")
-    assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 3, 1]]
+    assert requests[["cell_id", "start", "repeat"]].to_numpy().tolist() == [[CELL, 1, 0], [CELL, 1, 1], [CELL, 3, 1]]
     facts = pd.read_parquet(tmp_path / "parsed/facts.parquet")
     of_start = {(row.start, row.name): row.value for row in facts.itertuples(index=False)}
     # A record from before starts were counted is the first one, in the first round.
@@ -175,7 +184,7 @@ def test_only_changed_cells_are_read_again(cells, tmp_path):
     (cells / CELL / "raw" / "steps.jsonl").write_text("", encoding="utf-8")
     assert parse_cells(cells, "cpu-all", out, 2) == (1, 1)
     assert pd.read_parquet(out / "steps.parquet").empty
-    assert len(pd.read_parquet(out / "requests.parquet")) == 1
+    assert len(pd.read_parquet(out / "requests.parquet")) == 2
 
 
 def test_a_parse_that_was_cut_off_is_not_trusted(cells, tmp_path):

@@ -1,0 +1,111 @@
+"""Logs of vLLM 0.25.1 and NVML's samples as one H200 and one H100 gave them."""
+
+import numpy as np
+import pytest
+
+from workflow_scripts.parse.device_trace import read_trace
+from workflow_scripts.parse.engine_log import read_engine_log
+from workflow_scripts.study.outcome import read_outcome
+
+CELL = "{}/vllm/llama-3.1-8b-instruct/chat/bs{}-seqs{}-len4096-util0.9"
+GIB, BYTES_PER_TOKEN = 2**30, 2 * 2 * 32 * 8 * 128
+
+
+@pytest.fixture(scope="module")
+def starts(two_gpus_evidence):
+    """Each start of an engine: its folder of raw files, and its outcome."""
+    folders = {record.parent for record in (two_gpus_evidence / "cells").rglob("outcome.json")}
+    assert len(folders) == 30
+    return [(folder / "raw", read_outcome(folder / "outcome.json")) for folder in sorted(folders)]
+
+
+@pytest.fixture
+def raw(two_gpus_evidence):
+    return lambda *cell: two_gpus_evidence / "cells" / CELL.format(*cell) / "raw"
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_an_h200(raw):
+    facts = read_engine_log(raw("h200", 16, 256) / "engine.log")
+    stated = {name: getattr(facts, name) for name in sorted(facts.read_from)}
+    assert stated == {
+        "attention_backend": "FLASH_ATTN",
+        "available_kv_cache_gib": 108.81,
+        "block_size": 16,
+        "cuda_graph_gib": 0.59,
+        "engine_version": "0.25.1",
+        "kv_cache_tokens": 891_392,
+        "max_concurrency": 217.62,
+        "max_concurrency_tokens_per_request": 4096,
+        "model_weights_gib": 15.0,
+        "prefix_cache_hit_rate_pct": 0.0,
+        "status": "ok",
+    }
+    assert facts.derived == {"num_gpu_blocks": 55_712}
+
+
+@pytest.mark.parametrize(("sequences", "gib"), [(1, 0.08), (4, 0.11), (16, 0.15), (64, 0.22), (256, 0.59)])
+def test_graphs_take_more_memory_for_more_sequences(raw, sequences, gib):
+    for gpu in ("h200", "h100-sxm"):
+        assert read_engine_log(raw(gpu, 16, sequences) / "engine.log").cuda_graph_gib == gib
+
+
+def test_a_refused_block_size_is_the_engines_own_words(raw):
+    facts = read_engine_log(raw("h200", 8, 256) / "engine.log")
+    assert (facts.status, facts.block_size) == ("unsupported_block_size", 8)
+    assert facts.error is not None
+    assert facts.error.startswith("ValueError: No valid attention backend found")
+
+
+def test_every_log_gives_the_blocks_that_the_engine_reported(starts):
+    checked = 0
+    for folder, outcome in starts:
+        if outcome.cell_id.split("/")[1] != "vllm" or outcome.outcome != "ok":
+            continue
+        facts, told = read_engine_log(folder / "engine.log"), outcome.effective
+        assert facts.derived["num_gpu_blocks"] == told["num_gpu_blocks"]
+        assert facts.kv_cache_tokens == told["num_gpu_blocks"] * told["block_size"]
+        assert facts.max_concurrency == pytest.approx(facts.kv_cache_tokens / told["max_model_len"], abs=0.005)
+        if "llama" in outcome.cell_id:
+            assert facts.kv_cache_tokens * BYTES_PER_TOKEN / GIB == pytest.approx(
+                facts.available_kv_cache_gib, abs=0.02
+            )
+        checked += 1
+    assert checked == 26
+
+
+# --- samples of the GPU ----------------------------------------------------------------------------------------------
+
+
+def test_every_trace_is_whole_and_its_power_is_that_of_the_energy_counter(starts):
+    for folder, outcome in starts:
+        if outcome.outcome != "ok":
+            continue
+        trace = read_trace(folder / "device_trace.jsonl")
+        assert (trace.bad_lines, trace.reason) == (0, None)
+        samples = trace.table()
+        times_s = samples["time_monotonic_s"].to_numpy()
+        assert np.median(np.diff(times_s)) == pytest.approx(0.1, abs=0.01)
+        assert (samples["energy_j"].diff().dropna() >= 0).all()
+        assert (samples["sm_clock_mhz"] <= outcome.device["sm_clock_max_mhz"]).all()
+        assert (samples["memory_used_bytes"] <= samples["memory_total_bytes"]).all()
+        if times_s[-1] - times_s[0] > 30:
+            counted_j = samples["energy_j"].iloc[-1] - samples["energy_j"].iloc[0]
+            assert np.trapezoid(samples["power_w"], times_s) == pytest.approx(counted_j, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sequences", "capped", "least_mhz"),
+    [("h200", 1, 0.10, 1935), ("h200", 256, 0.75, 1170), ("h100-sxm", 1, 0.04, 1920), ("h100-sxm", 256, 0.60, 1155)],
+)
+def test_the_power_limit_lowers_the_clock_where_many_sequences_run(starts, gpu, sequences, capped, least_mhz):
+    folder, outcome = next(one for one in starts if one[1].cell_id == CELL.format(gpu, 16, sequences))
+    samples = read_trace(folder / "device_trace.jsonl").table()
+    measured = samples["time_monotonic_s"].between(
+        outcome.repeats[0].start_monotonic_s, outcome.repeats[-1].end_monotonic_s
+    )
+    reasons = samples.loc[measured, "throttle_reasons"]
+    assert reasons.map(lambda names: "SwPowerCap" in names).mean() == pytest.approx(capped, abs=0.01)
+    assert samples.loc[measured, "sm_clock_mhz"].min() == least_mhz
