@@ -1,4 +1,4 @@
-"""Pack what is copied back from the host: cells, device rates and a description of the host, in small archives."""
+"""Pack what is copied back from a host: cells, device rates, calibrations and a description, in small archives."""
 
 import importlib.metadata
 import subprocess
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workflow_scripts.common.files import write_json
-from workflow_scripts.study.paths import StudyPaths
+from workflow_scripts.study.paths import START_FOLDER, StudyPaths
 
 # Some hosts accept files of at most 16 MiB, so archives are closed before that.
 FULL_BYTES = 12 * 2**20
@@ -24,12 +24,15 @@ def describe_host(path: Path) -> None:
     write_json(path, {"packages": dict(sorted(packages.items())), "nvidia_smi": smi})
 
 
-def _contents(paths: StudyPaths) -> Iterator[Path]:
-    """The host, the devices, then each cell that has ended or at least wrote something."""
-    describe_host(paths.root / "host.json")
+def _contents(paths: StudyPaths, gpu: str) -> Iterator[Path]:
+    """The host, the devices, their calibrations, then each cell that has ended or at least wrote something."""
+    describe_host(paths.root / f"host-{gpu}.json")
     yield from sorted(path for path in paths.root.glob("*.*") if path.suffix in (".json", ".log"))
     yield from sorted(paths.device("any").parent.glob("*.json"))
-    yield from sorted((log.parent for log in (paths.root / "cells").glob("**/measure.log")), key=_ended)
+    yield from sorted(paths.ladder("any").parent.glob("**/*.json"))
+    # The folder of a cell holds those of its further starts.
+    folders = {log.parent for log in (paths.root / "cells").glob("**/measure.log")}
+    yield from sorted((one for one in folders if not one.name.startswith(START_FOLDER)), key=_ended)
 
 
 def _ended(cell: Path) -> tuple[bool, str]:
@@ -37,13 +40,13 @@ def _ended(cell: Path) -> tuple[bool, str]:
     return not (cell / "outcome.json").exists(), str(cell)
 
 
-def pack(paths: StudyPaths, folder: Path, full_bytes: int = FULL_BYTES) -> list[Path]:
+def pack(paths: StudyPaths, gpu: str, folder: Path, full_bytes: int = FULL_BYTES) -> list[Path]:
     """Pack a study's evidence, except what was prepared elsewhere; to be unpacked in the folder of all studies.
 
     An archive is closed when it has `full_bytes`; no cell is split.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    contents = deque(_contents(paths))
+    contents = deque(_contents(paths, gpu))
     archives: list[Path] = []
     while contents:
         archives.append(folder / f"evidence-{len(archives):02}.tar.gz")

@@ -1,6 +1,6 @@
 """Describe a host and what it permits, before anything is measured on it.
 
-    python3 -m benchmarks.h200.probe
+    python3 -m benchmarks.gpu_host.probe
 
 prints one line for each thing that measuring needs. A missing one is reported with its error and ends nothing.
 """

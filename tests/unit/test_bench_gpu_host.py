@@ -14,15 +14,22 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.h200 import compare, probe, run
-from benchmarks.h200.evidence import pack
+from benchmarks.gpu_host import compare, probe, run
+from benchmarks.gpu_host.evidence import pack
 from tests.unit.made_studies import end_cell, fixed, write_study
-from workflow_scripts.measure.cell import WRONG_DEVICE
+from workflow_scripts.measure.cell import WRONG_DEVICE, find_cell
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.paths import PARTIAL, StudyPaths
+from workflow_scripts.study.rounds import CellStart
 from workflow_scripts.study.study_file import load_study
 
-CELLS = [cell.id for cell in expand(load_study(run.STUDY))]
+STUDY = run.CHECKOUT / "config/studies/two_gpus.yaml"
+CELLS = [cell.id for cell in expand(load_study(STUDY)) if cell.gpu == "h200"]
+LADDERS = (
+    "vllm/opt-125m/default",
+    "vllm/llama-3.1-8b-instruct/default",
+    "hf-static/llama-3.1-8b-instruct/cachedynamic",
+)
 
 
 class Host:
@@ -30,11 +37,12 @@ class Host:
 
     def __init__(self, paths: StudyPaths) -> None:
         self.paths = paths
-        self.study = load_study(run.STUDY)
+        self.study = load_study(STUDY)
         self.asked: list[str] = []
         self.commands: list[list[str]] = []
         self.limits_s: list[float] = []
         self.answers: dict[str, list[int | str | Exception]] = {}
+        self.climbs = True
 
     def __call__(self, command: list[str], **options: Any) -> SimpleNamespace:
         if command[0] == "nvidia-smi":
@@ -42,12 +50,17 @@ class Host:
         if command[0] == "git":
             return SimpleNamespace(stdout="")
         self.commands.append(command)
-        if command[2] == "benchmarks.h200.compare":
+        if command[2] == "benchmarks.gpu_host.compare":
             return SimpleNamespace(returncode=0)
-        assert command[:4] == [sys.executable, "-m", "workflow_scripts", "measure-cell"]
+        assert command[:3] == [sys.executable, "-m", "workflow_scripts"]
+        if command[3] == "measure-ladders":
+            self.asked.append(f"ladders of {command[-1]}")
+            return SimpleNamespace(returncode=self.climb())
+        assert command[3] == "measure-cell"
         assert command[-4:] == ["--attempt", "1", "--attempts", "2"]
-        cell_id = command[command.index("--cell") + 1]
-        self.asked.append(cell_id)
+        cell_id, start, round_number = (command[command.index(f"--{o}") + 1] for o in ("cell", "start", "round"))
+        assert start == round_number
+        self.asked.append(cell_id if start == "1" else f"{cell_id}, start {start}")
         self.limits_s.append(options["timeout"])
         answer = self.answers[cell_id].pop(0) if self.answers.get(cell_id) else 0
         if isinstance(answer, Exception):
@@ -56,25 +69,38 @@ class Host:
             engine_log.write_text("".join(f"line {i}\n" for i in range(40)), encoding="utf-8")
             raise answer
         if answer == 0 or isinstance(answer, str):
-            self.measure(next(cell for cell in expand(self.study) if cell.id == cell_id), answer or "ok")
+            self.measure(find_cell(self.study, cell_id), answer or "ok", int(start))
             answer = 0
         return SimpleNamespace(returncode=answer)
 
-    def measure(self, cell: Cell, outcome: Any = "ok") -> None:
+    def measure(self, cell: Cell, outcome: Any = "ok", start: int = 1) -> None:
         reason = None if outcome == "ok" else f"the engine said {outcome}"
-        end_cell(self.study, self.paths, cell, outcome=outcome, reason=reason)
+        end_cell(self.study, self.paths, cell, start, outcome=outcome, reason=reason)
+
+    def climb(self) -> int:
+        """Write the calibration records, unless that shall fail."""
+        for name in LADDERS if self.climbs else ():
+            record = self.paths.ladder(f"h200/{name}")
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.write_text("{}", encoding="utf-8")
+        return 0 if self.climbs else 1
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    host = Host(StudyPaths(tmp_path / "results", "h200_reference"))
+    host = Host(StudyPaths(tmp_path / "results", "two_gpus"))
+    host.climb()  # so that only tests of the calibration meet it
     monkeypatch.setattr(run.subprocess, "run", host)
     monkeypatch.setattr(run, "RETRY_S", 0.0)
     return host
 
 
-def measure(host: Host, seconds: float = 10_000, cell_s: float = 60) -> None:
-    run.measure_until(time.monotonic() + seconds, run.STUDY, host.study, host.paths, cell_s)
+def visit(host: Host, seconds: float = 10_000, cell_s: float = 60, **options: Any) -> run.Visit:
+    return run.Visit(STUDY, host.study, host.paths, "h200", time.monotonic() + seconds, cell_s, **options)
+
+
+def measure(host: Host, **options: Any) -> None:
+    run.measure_until(visit(host, **options))
 
 
 def test_the_study_begins_with_what_is_smallest_and_then_worth_most():
@@ -83,12 +109,12 @@ def test_the_study_begins_with_what_is_smallest_and_then_worth_most():
     # Whether throughput is flat in max-num-seqs, and HuggingFace beside it, come before everything else.
     engines = [cell.split("/")[1] for cell in CELLS]
     assert engines.index("hf-static") < 8
-    content = yaml.safe_load(run.STUDY.read_text(encoding="utf-8"))
+    content = yaml.safe_load(STUDY.read_text(encoding="utf-8"))
     assert {model["load_format"] for model in content["models"].values()} == {"dummy"}
 
 
 def test_cells_are_measured_in_the_order_of_the_study_and_once(host):
-    host.measure(next(cell for cell in expand(host.study) if cell.id == CELLS[1]))
+    host.measure(find_cell(host.study, CELLS[1]))
     measure(host)
     assert host.asked == [CELLS[0], *CELLS[2:]]
     measure(host)
@@ -98,7 +124,7 @@ def test_cells_are_measured_in_the_order_of_the_study_and_once(host):
 def test_no_cell_is_started_without_time_for_it(host, capsys):
     measure(host, seconds=59)
     assert host.asked == []
-    assert f"too few for a cell; {len(CELLS)} cells remain" in capsys.readouterr().out
+    assert f"too few for a cell; {len(CELLS)} starts remain" in capsys.readouterr().out
 
 
 def test_a_cell_that_runs_out_of_time_is_measured_by_the_next_call_after_the_new_ones(host):
@@ -150,8 +176,11 @@ def environment(monkeypatch):
 def test_the_host_is_probed_before_anything_else(host, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # the study and its folder of results are found from anywhere
     monkeypatch.setattr(run, "measure_device", lambda gpu, record, limit_s: print(f"rates of {gpu}, {limit_s:g} s"))
-    monkeypatch.setattr(run, "pack", lambda paths, folder: [])
-    assert run.main(["--evidence", str(tmp_path), "--results", str(tmp_path / "results"), "--budget-s", "30"]) == 1
+    monkeypatch.setattr(run, "pack", lambda paths, gpu, folder: [])
+    options = ["--study", str(STUDY), "--evidence", str(tmp_path), "--results", str(tmp_path / "results")]
+    assert run.main([*options, "--budget-s", "30"]) == 2
+    assert "--gpu must be one of h200, h100-sxm" in capsys.readouterr().err
+    assert run.main([*options, "--budget-s", "30", "--gpu", "h200"]) == 1
     told = capsys.readouterr().out.splitlines()
     names = [line.partition(": ")[0] for line in told]
     assert names[: len(probe.QUESTIONS)] == list(probe.QUESTIONS)
@@ -186,15 +215,52 @@ def test_an_engine_that_failed_is_tried_again_by_the_next_call_last(host):
     assert host.asked == [CELLS[1], CELLS[0]]
 
 
-def test_the_driver_is_compared_once_all_is_measured_and_time_is_left(host):
-    host.paths.root.mkdir(parents=True)
-    run.compare_within(119, run.STUDY, host.study, host.paths, cell_s=60)
-    assert host.commands == []
-    run.compare_within(121, run.STUDY, host.study, host.paths, cell_s=60)
-    assert [command[2] for command in host.commands] == ["benchmarks.h200.compare"]
+@pytest.mark.parametrize(("ended", "after", "place"), [(0, 3, 3), (2, 3, 1), (5, 3, 0), (0, 99, 19)])
+def test_calibrations_follow_the_first_cells_and_are_made_once(host, ended, after, place):
+    for name in LADDERS:
+        host.paths.ladder(f"h200/{name}").unlink()
+    for cell in CELLS[:ended]:
+        host.measure(find_cell(host.study, cell))
+    measure(host, calibrate_after=after)
+    assert host.asked.index("ladders of h200") == place
+    host.asked.clear()
+    measure(host, calibrate_after=after)
+    assert host.asked == []
+
+
+def test_a_calibration_that_fails_costs_no_cell_and_is_tried_once_a_call(host, capsys):
+    host.paths.ladder(f"h200/{LADDERS[0]}").unlink()
+    host.climbs = False
+    measure(host, seconds=119)
+    assert "ladders of h200" not in host.asked  # there was no time
+    host.asked.clear()
+    host.paths.outcome(CELLS[5]).unlink()
+    measure(host)
+    assert host.asked == ["ladders of h200", CELLS[5]]
+    assert "exit 1" in capsys.readouterr().out
+
+
+def test_second_starts_of_chosen_cells_come_in_the_second_round_after_all_others(host):
+    chosen = ["*/chat/bs16-seqs1-*", "*/chat-300/*"]
+    host.answers[CELLS[3]] = [1]
+    measure(host, again=chosen)
+    again = [f"{cell}, start 2" for cell in CELLS if "/chat/bs16-seqs1-" in cell or "/chat-300/" in cell]
+    assert len(again) == 2
+    assert host.asked == [*CELLS, *again]
+    host.asked.clear()
+    measure(host, again=chosen)
+    assert host.asked == [CELLS[3]]
+
+
+def test_the_driver_is_compared_once_if_time_is_left(host):
+    host.paths.root.mkdir(parents=True, exist_ok=True)
+    for seconds, comparisons in ((119, 0), (121, 1)):
+        run.compare_within(visit(host, seconds), CELLS[1])
+        assert len(host.commands) == comparisons
+    assert host.commands[0][2] == "benchmarks.gpu_host.compare"
     assert host.commands[0][host.commands[0].index("--cell") + 1] == CELLS[1]
-    (host.paths.root / "compare.json").write_text("{}", encoding="utf-8")
-    run.compare_within(121, run.STUDY, host.study, host.paths, cell_s=60)
+    (host.paths.root / "compare-h200.json").write_text("{}", encoding="utf-8")
+    run.compare_within(visit(host, 121), CELLS[1])
     assert len(host.commands) == 1
 
 
@@ -227,25 +293,30 @@ def test_evidence_is_packed_in_small_archives_with_no_cell_cut(host, tmp_path):
     host.paths.outcome(CELLS[0]).unlink()
     for cell in CELLS:
         host.paths.log(cell).write_text("measured\n", encoding="utf-8")
-    archives = pack(host.paths, tmp_path / "out", full_bytes=1)
+    host.measure(find_cell(host.study, CELLS[1]), start=2)
+    host.paths.log(CELLS[1], 2).write_text("measured again\n", encoding="utf-8")
+    archives = pack(host.paths, "h200", tmp_path / "out", full_bytes=1)
     names: list[list[str]] = []
     for archive in archives:
         with tarfile.open(archive) as tar:
-            names.append([name for name in tar.getnames() if "prepared" not in name])
-    assert names[0] == ["h200_reference/host.json"]
-    assert "NVIDIA H200" in (host.paths.root / "host.json").read_text(encoding="utf-8")
-    assert f"h200_reference/cells/{CELLS[0]}/measure.log" in names[-1]  # it has no outcome, so it comes last
+            names.append(tar.getnames())
+    assert names[0] == ["two_gpus/host-h200.json"]
+    assert "NVIDIA H200" in (host.paths.root / "host-h200.json").read_text(encoding="utf-8")
+    assert f"two_gpus/cells/{CELLS[0]}/measure.log" in names[-1]  # it has no outcome, so it comes last
     packed = [name for of_archive in names for name in of_archive]
-    assert sum(name.endswith("/outcome.json") for name in packed) == len(CELLS) - 1
-    assert len(pack(host.paths, tmp_path / "one")) == 1
+    assert len(packed) == len(set(packed))
+    assert sum(name.endswith("/outcome.json") for name in packed) == len(CELLS) - 1 + 1
+    assert sum("/ladders/" in name for name in packed) == len(LADDERS)
+    assert len(pack(host.paths, "h200", tmp_path / "one")) == 1
 
 
 def test_the_host_needs_few_packages():
-    modules = ["benchmarks.h200.run", "benchmarks.h200.compare", "workflow_scripts.measure.device_speed"]
-    modules += [f"workflow_scripts.measure.{name}" for name in ("run", "trace", "vllm_offline", "hf_static")]
+    modules = ["benchmarks.gpu_host.run", "benchmarks.gpu_host.compare"]
+    names = ("device_speed", "ladder", "run", "trace", "vllm_offline", "hf_static")
+    modules += [f"workflow_scripts.measure.{name}" for name in names]
     loaded = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     names = subprocess.run([sys.executable, "-c", loaded], check=True, capture_output=True, text=True).stdout.split()
-    carried = {"pydantic", "yaml", "filelock", "psutil"}  # benchmarks/h200/README.md names them
+    carried = {"pydantic", "yaml", "filelock", "psutil"}  # benchmarks/gpu_host/README.md names them
     with_them = {"cython_runtime", "pydantic_core", "typing_extensions", "typing_inspection", "annotated_types"}
     ours = {"benchmarks", "workflow_scripts"}
     # A host may load a sitecustomize of its own at every start of Python.
@@ -270,7 +341,7 @@ if option("--cell").endswith("seqs1") and not (study / "tried").exists():
     log.write_text("compiling\\n")
     time.sleep(600)
 
-from tests.unit.test_bench_h200 import Host
+from tests.unit.test_bench_gpu_host import Host
 from workflow_scripts.measure.cell import find_cell
 from workflow_scripts.study.paths import StudyPaths
 from workflow_scripts.study.study_file import load_study
@@ -292,9 +363,9 @@ def test_a_call_goes_on_from_the_evidence_of_the_one_before(tmp_path, monkeypatc
     monkeypatch.setattr(run.sys, "executable", str(python))
     measure_one = run._measure
 
-    def in_time(study_file: Path, paths: StudyPaths, cell: Cell, left_s: float) -> int | None:
-        hangs = cell.id.endswith("seqs1") and not (paths.root / "tried").exists()
-        return measure_one(study_file, paths, cell, 4.0 if hangs else 300.0)
+    def in_time(visit: run.Visit, one: CellStart, left_s: float) -> int | None:
+        hangs = one.cell.endswith("seqs1") and not (visit.paths.root / "tried").exists()
+        return measure_one(visit, one, 4.0 if hangs else 300.0)
 
     monkeypatch.setattr(run, "_measure", in_time)
 

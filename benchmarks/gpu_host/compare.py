@@ -1,6 +1,6 @@
 """The overhead of measuring one cell: that of the device trace, and the pipeline compared with vLLM's own benchmark.
 
-    python3 -m benchmarks.h200.compare --study STUDY.yaml --cell CELL --out compare.json
+    python3 -m benchmarks.gpu_host.compare --study STUDY.yaml --cell CELL --out compare.json
 
 One engine serves the cell's requests repeatedly, alternating with and without the trace. Then vLLM's own throughput
 benchmark serves them in its own process, without any trace. The output has the tokens of the requests and the seconds
