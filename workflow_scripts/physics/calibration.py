@@ -10,14 +10,22 @@ from typing import Literal
 from workflow_scripts.catalog.gpus_and_models import Dtype, Gpu
 from workflow_scripts.common.records import Record
 from workflow_scripts.device.device_rates import DeviceRates
-from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 
-# Shares of a device's rates that steps reach, and the overhead of a step, if there is no ladder.
+# Shares of a device's rates that steps reach, and the overhead of a step, if there is no ladder. On a GPU the fits to
+# two ladders come within a few per cent of 1/1.1 of the measured rates.
 DEFAULT_MEMORY_EFFICIENCY = 0.85
 DEFAULT_FLOP_EFFICIENCY = {"cuda": 0.6, "rocm": 0.45, "cpu": 0.8}
+OF_MEASURED_RATES = 1 / 1.1
 DEFAULT_OVERHEAD_S = {"cuda": 1.0e-3, "rocm": 1.5e-3, "cpu": 2.0e-3}
-# Without CUDA graphs each layer's kernels are launched one by one.
-EAGER_OVERHEAD_S_PER_LAYER = 0.2e-3
+# What the host of a GPU takes, as fitted to the ladders of vLLM on an H200 and an H100, and seen in HuggingFace's steps
+# there: docs/plan.md.
+DEFAULT_LAUNCH = LaunchCosts(
+    steps=2.4e-3, sequences=2.5e-5, prompts=1.5e-5, piecewise_layers=0.25e-3, eager_layers=0.8e-3, start=2.0e-3
+)
+NOT_AHEAD = LaunchCosts(steps=1.0e-3, sequences=0.4e-3, eager_layers=0.525e-3, ahead=False)
+# Where a fit to a GPU's ladder begins, besides the costs that follow from rates.
+ON_GPU = {"layers": 3.0e-5, "sequences": 1.2e-5, "requests": 0.8e-4}
 UNCALIBRATED = "uncalibrated"
 
 Source = Literal["calibrated", "project file", "measured rates", "data sheet"]
@@ -27,7 +35,7 @@ class Speed(Record):
     """Costs of steps for one model on one device, how they were found, and how large a prediction's error may be.
 
     `error_pct`, `ttft_error_pct`: the band of times and rates, and of TTFT; None if nothing was held out to show it.
-    `covered`: the largest work of a step, by kind, that the costs were fitted to.
+    `covered`: the largest work of a step that the costs were fitted to, by kinds whose cost only the steps show.
     """
 
     costs: StepCosts
@@ -39,13 +47,13 @@ class Speed(Record):
     how: str
 
 
-def default_speed(gpu: Gpu, dtype: Dtype, *, eager_layers: int = 0, rates: DeviceRates | None = None) -> Speed | None:
+def default_speed(gpu: Gpu, dtype: Dtype, *, ahead: bool = True, rates: DeviceRates | None = None) -> Speed | None:
     """Costs from the rates of a device; None if nothing is known of them.
 
     Args:
         gpu: the device.
         dtype: type in which the model computes.
-        eager_layers: layers of the model if it runs without CUDA graphs, else 0.
+        ahead: whether a GPU's steps are launched while others run.
         rates: the device's measured rates.
     """
     bandwidth = rates.memory_bytes_per_s if rates else gpu.memory_bandwidth_bytes_per_s
@@ -53,14 +61,29 @@ def default_speed(gpu: Gpu, dtype: Dtype, *, eager_layers: int = 0, rates: Devic
     if not bandwidth or not flop_per_s:
         return None
     memory, flop = DEFAULT_MEMORY_EFFICIENCY, DEFAULT_FLOP_EFFICIENCY[gpu.kind]
-    overhead_s = DEFAULT_OVERHEAD_S[gpu.kind] + EAGER_OVERHEAD_S_PER_LAYER * (eager_layers if gpu.kind != "cpu" else 0)
+    if rates and gpu.kind != "cpu":
+        memory = flop = OF_MEASURED_RATES
+    overhead_s = DEFAULT_OVERHEAD_S[gpu.kind]
     of = "the measured rates" if rates else "the data sheet's rates"
-    return Speed(
-        costs=StepCosts.of_rates(memory * bandwidth, flop * flop_per_s, overhead_s, overlap=gpu.kind != "cpu"),
-        source="measured rates" if rates else "data sheet",
-        how=f"{UNCALIBRATED}: {memory:.0%} of bandwidth and {flop:.0%} of arithmetic of {of}, "
-        f"{1e3 * overhead_s:g} ms per step",
-    )
+    costs = StepCosts.of_rates(memory * bandwidth, flop * flop_per_s, overhead_s, overlap=gpu.kind != "cpu")
+    shares = f"{memory:.0%} of bandwidth and {flop:.0%} of arithmetic of {of}"
+    how = f"{UNCALIBRATED}: {shares}, {1e3 * overhead_s:g} ms per step"
+    if gpu.kind != "cpu":
+        costs = costs.model_copy(update={"launch": DEFAULT_LAUNCH if ahead else NOT_AHEAD})
+        how += ", launches as on the GPUs that were measured"
+    return Speed(costs=costs, source="measured rates" if rates else "data sheet", how=how)
+
+
+def scaled(costs: StepCosts, known: DeviceRates, other: DeviceRates, dtype: Dtype, gpus: tuple[Gpu, Gpu]) -> StepCosts:
+    """Costs fitted on a device with `known` rates for another: reading and computing follow the measured rates.
+
+    What a step, a layer, a sequence and the host take stays as it is.
+    """
+    memory = known.memory_bytes_per_s / other.memory_bytes_per_s
+    first, second = (peak_flop_per_s(gpu, dtype, rates) for gpu, rates in zip(gpus, (known, other), strict=True))
+    flop = first / second if first and second else 1.0
+    by = {"weight_bytes": memory, "kv_bytes": memory, "matrix_flops": flop, "attention_flops": flop}
+    return costs.model_copy(update={kind: getattr(costs, kind) * factor for kind, factor in by.items()})
 
 
 def peak_flop_per_s(gpu: Gpu, dtype: Dtype, rates: DeviceRates | None = None) -> float | None:

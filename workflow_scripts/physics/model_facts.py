@@ -137,12 +137,22 @@ class ModelFacts:
     @cached_property
     def reaches(self) -> tuple["Reach", ...]:
         """How far layers with attention look back; each reach has its sums over all layers."""
+        return self.reaches_on(1)
+
+    def reaches_on(self, tensor: int) -> tuple["Reach", ...]:
+        """The same with what `tensor` ranks keep together: each keeps at least one KV head, and all of a latent vector.
+
+        1 KV head x 2 x 4 elements in each of 3 layers, and both ranks keep it:
+
+        >>> [reach.kv_elements for ranks in (1, 2) for reach in model_facts(_EXAMPLE).reaches_on(ranks)]
+        [24, 48]
+        """
         found: dict[tuple[int | None, bool], list[int]] = {}
         for kind in (Attention, LatentAttention):
             for part, count in self.of_kind(kind):
                 chunked = part.reach is not None and part.window is None
                 sums = found.setdefault((part.attended, chunked), [0, 0, 0])
-                per_layer = (part.cache_elements(), part.prefill_pair_flops, part.decode_pair_flops)
+                per_layer = (tensor * part.cache_elements(tensor), part.prefill_pair_flops, part.decode_pair_flops)
                 sums[:] = (total + count * size for total, size in zip(sums, per_layer, strict=True))
         return tuple(Reach(*key, *sums) for key, sums in found.items())
 

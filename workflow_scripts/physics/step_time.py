@@ -1,8 +1,13 @@
-"""How long the steps of an engine take on a device, from the work that they do.
+"""How long the steps of an engine take on a device and its host, from the work that they do.
 
-A step has work of ten kinds (`KINDS`), and a device needs some time for each unit of each kind (`StepCosts`). On a GPU
-reading overlaps with computing, and the slower one decides [Williams]; on a CPU the same instructions load and
-multiply, and the times add up. All other times add up everywhere. No cost belongs to a single cell.
+A step has work of several kinds (`KINDS`), and a device needs some time for each unit of each kind (`StepCosts`). On a
+GPU reading overlaps with computing in each kernel, and the slower one decides [Williams]; on a CPU the same
+instructions load and multiply, and the times add up. All other times add up everywhere. No cost belongs to a single
+cell.
+
+The host of a GPU launches the kernels of a step while the device still works on the step before (`LaunchCosts`). A step
+without prompts is one graph and launched at once. A step with prompts is launched layer by layer, which may take longer
+than the device has work for: then the device waits.
 
 Between two events of a schedule all decode steps are alike, except that the KV grows by one token per sequence and
 step. Such a run of steps is a segment, and sums over it are exact without visiting each step.
@@ -25,10 +30,33 @@ AnyFloats = npt.NDArray[np.floating[Any]] | float
 READING = ("weight_bytes", "kv_bytes")
 COMPUTING = ("matrix_flops", "attention_flops")
 OVERHEAD = ("steps", "layers", "activation_bytes", "sequences", "prompts", "requests")
-KINDS = (*READING, *COMPUTING, *OVERHEAD)
-_READING, _COMPUTING = slice(0, len(READING)), slice(len(READING), len(READING) + len(COMPUTING))
-_OVERHEAD = slice(len(READING) + len(COMPUTING), len(KINDS))
+# Layers that the host launches one by one: as captured pieces around attention, or kernel by kernel.
+LAUNCHED = ("piecewise_layers", "eager_layers")
+KINDS = (*READING, *COMPUTING, *OVERHEAD, *LAUNCHED)
+KIND = {kind: place for place, kind in enumerate(KINDS)}
 _Cost = Field(default=0.0, ge=0)
+
+
+class LaunchCosts(Record):
+    """Seconds that a GPU's host needs to launch a step.
+
+    `steps`, `sequences`, `prompts`: per step, sequence and prompt in it. `piecewise_layers`, `eager_layers`: per
+    layer that is launched in captured pieces, or kernel by kernel. `start`: from the first request until an idle engine
+    begins to launch. `ahead`: whether a step is launched while the device works on the one before.
+    """
+
+    steps: float = _Cost
+    sequences: float = _Cost
+    prompts: float = _Cost
+    piecewise_layers: float = _Cost
+    eager_layers: float = _Cost
+    start: float = _Cost
+    ahead: bool = True
+
+    def host_s(self, rows: FloatArray) -> FloatArray:
+        """Time to launch each step; `rows` has one column per kind of work."""
+        found: FloatArray = rows @ np.array([getattr(self, kind, 0.0) for kind in KINDS])
+        return found
 
 
 class StepCosts(Record):
@@ -41,6 +69,7 @@ class StepCosts(Record):
     `sequences`: per sequence in a step, for scheduling and sampling. `prompts`: per prompt, or part of one, in a step.
     `requests`: per request that an idle engine takes in before its first step.
     `overlap`: whether reading and computing overlap, as on a GPU, or add up, as on a CPU.
+    `launch`: what the host of a GPU needs to launch a step; None if it costs nothing beside the above.
     """
 
     weight_bytes: float = _Cost
@@ -54,11 +83,12 @@ class StepCosts(Record):
     prompts: float = _Cost
     requests: float = _Cost
     overlap: bool = True
+    launch: LaunchCosts | None = None
 
     @property
     def seconds(self) -> FloatArray:
-        """The costs in the order of `KINDS`."""
-        return np.array([getattr(self, kind) for kind in KINDS])
+        """The costs of the device in the order of `KINDS`."""
+        return np.array([getattr(self, kind, 0.0) for kind in KINDS])
 
     @classmethod
     def of_rates(
@@ -82,26 +112,36 @@ class StepCosts(Record):
 
 @dataclass(frozen=True)
 class StepWork:
-    """Segments of steps, one row each: the work of the first step by kind, and how much it grows from step to step."""
+    """Segments of steps, one row each: the work of the first step by kind, and how much it grows from step to step.
+
+    `lone` is the work of launching a step for the first request alone, which an engine in its own process does before
+    the other requests reach it; None if it does not.
+    """
 
     steps: FloatArray
     first: FloatArray
     growth: FloatArray
+    lone: FloatArray | None = None
 
     @classmethod
     def of(cls, steps: FloatArray, first: Mapping[str, AnyFloats], growth: Mapping[str, AnyFloats]) -> "StepWork":
         """Work from values by kind; kinds that are left out are 0, except `steps`, which is 1 per step."""
         rows = len(steps)
         tables = [np.zeros((rows, len(KINDS))) for _ in range(2)]
-        tables[0][:, KINDS.index("steps")] = 1.0
+        tables[0][:, KIND["steps"]] = 1.0
         for table, values in zip(tables, (first, growth), strict=True):
             for kind, value in values.items():
-                table[:, KINDS.index(kind)] = value
+                table[:, KIND[kind]] = value
         return cls(steps.astype(float), *tables)
 
     def part(self, segments: npt.NDArray[np.int64], steps: FloatArray) -> "StepWork":
         """Only the first `steps` steps of the segments at these positions."""
         return StepWork(steps, self.first[segments], self.growth[segments])
+
+    @property
+    def last(self) -> FloatArray:
+        """The work of the last step of each segment, by kind."""
+        return self.first + (self.steps - 1)[:, None] * self.growth
 
     def totals(self) -> FloatArray:
         """Work of all steps in total, by kind."""
@@ -113,7 +153,7 @@ def single_steps(work: StepWork) -> FloatArray:
     """The work of each step, one row per step, by kind.
 
     >>> one = StepWork.of(np.array([3.0]), {"kv_bytes": 10.0}, {"kv_bytes": np.array([2.0])})
-    >>> single_steps(one)[:, KINDS.index("kv_bytes")].tolist()
+    >>> single_steps(one)[:, KIND["kv_bytes"]].tolist()
     [10.0, 12.0, 14.0]
     """
     counts = work.steps.astype(int)
@@ -123,33 +163,101 @@ def single_steps(work: StepWork) -> FloatArray:
     return rows
 
 
-def split(rows: FloatArray, costs: StepCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Times for reading, computing and overhead, as if one came after the other; `rows` has one column per kind."""
+def device_s(rows: FloatArray, costs: StepCosts) -> FloatArray:
+    """Time of the device for each step; `rows` has one column per kind of work."""
     seconds = costs.seconds
-    reading, computing, overhead = (rows[..., part] @ seconds[part] for part in (_READING, _COMPUTING, _OVERHEAD))
-    return reading, computing, overhead
+    total: FloatArray = rows @ seconds
+    for read, compute in _KERNELS if costs.overlap else ():
+        total -= np.minimum(rows[..., read] * seconds[read], rows[..., compute] * seconds[compute])
+    return total
 
 
-def segment_times_s(work: StepWork, costs: StepCosts) -> FloatArray:
-    """Time of each segment.
+# Columns of reading and of computing that belong to the same kernels: products with weights, and attention.
+_KERNELS = (
+    (KIND["weight_bytes"], KIND["matrix_flops"]),
+    (KIND["kv_bytes"], KIND["attention_flops"]),
+)
+
+
+def segment_parts_s(work: StepWork, costs: StepCosts) -> FloatArray:
+    """Time of the device for each segment, one column per kind; on a GPU operations count beyond the reading.
 
     Two steps that read 10 and 30 bytes and do 20 operations each, at 1 byte/s and 1 operation/s, with 5 s per step:
 
-    >>> two = StepWork.of(np.array([2.0]), {"kv_bytes": 10, "matrix_flops": 20}, {"kv_bytes": np.array([20.0])})
-    >>> float(segment_times_s(two, StepCosts.of_rates(1, 1, 5))[0])
+    >>> of_attention = {"kv_bytes": 10, "attention_flops": 20}
+    >>> two = StepWork.of(np.array([2.0]), of_attention, {"kv_bytes": np.array([20.0])})
+    >>> float(segment_parts_s(two, StepCosts.of_rates(1, 1, 5)).sum())
     60.0
-    >>> float(segment_times_s(two, StepCosts.of_rates(1, 1, 5, overlap=False))[0])
+    >>> float(segment_parts_s(two, StepCosts.of_rates(1, 1, 5, overlap=False)).sum())
     90.0
     """
-    read, compute, overhead = split(work.first, costs)
-    more_read, more_compute, more_overhead = split(work.growth, costs)
-    added = read + overhead, more_read + more_overhead
+    first, growth = work.first * costs.seconds, work.growth * costs.seconds
+    parts = _progression(work.steps[:, None], first, growth)
     if costs.overlap:
-        # max(read, compute) = read + max(0, compute - read)
-        beyond = _positive_part(work.steps, compute - read, more_compute - more_read)
-    else:
-        beyond = _progression(work.steps, compute, more_compute)
-    return _progression(work.steps, *added) + beyond
+        for read, compute in _KERNELS:
+            # max(read, compute) = read + max(0, compute - read)
+            beyond = first[:, compute] - first[:, read], growth[:, compute] - growth[:, read]
+            parts[:, compute] = _positive_part(work.steps, *beyond)
+    return parts
+
+
+def segment_times_s(work: StepWork, costs: StepCosts) -> FloatArray:
+    """Time of each segment, as if the host had launched its first step before."""
+    total: FloatArray = segment_parts_s(work, costs).sum(axis=1) + _launches_within_s(work, costs)
+    return total
+
+
+def _launches_within_s(work: StepWork, costs: StepCosts) -> FloatArray:
+    """How long the device waits in each segment for the launches of its steps after the first."""
+    if costs.launch is None:
+        return np.zeros(len(work.steps))
+    # A segment of several steps only decodes, and its KV grows.
+    waits = costs.launch.host_s(work.first) - device_s(work.first, costs)
+    growth = (device_s(work.last, costs) - device_s(work.first, costs)) / np.maximum(work.steps - 1, 1)
+    return _positive_part(work.steps - 1, waits - growth, -growth)
+
+
+def launch_waits_s(work: StepWork, costs: StepCosts) -> FloatArray:
+    """How long the device waits before or in the first step of each segment until the host has launched it.
+
+    The host begins to launch a step when the step before the last one is done and the last one is launched. A graph
+    starts when it is launched; layers that are launched one by one are computed meanwhile.
+    """
+    if costs.launch is None:
+        return np.zeros(len(work.steps))
+    columns = (*_launches_s(work, costs), device_s(work.last, costs), work.steps > 1)
+    waits, ahead_s = [], 0.0  # how long the device still works when the host begins to launch
+    for host, device, hidden, last, several in zip(*(column.tolist() for column in columns), strict=True):
+        if not costs.launch.ahead:
+            ahead_s = 0.0
+        wait = max(0.0, host - ahead_s - hidden)
+        # From the end of the step back to when it was launched, or when the step before was done.
+        ahead_s = last if several else device + wait - max(0.0, host - ahead_s)
+        waits.append(wait)
+    return np.array(waits)
+
+
+def usual_waits_s(work: StepWork, costs: StepCosts) -> FloatArray:
+    """The same without a history, as if the step before each segment had been like its first."""
+    if costs.launch is None:
+        return np.zeros(len(work.steps))
+    host, device, hidden = _launches_s(work, costs)
+    return np.maximum(0.0, host - device * costs.launch.ahead - hidden)
+
+
+def _launches_s(work: StepWork, costs: StepCosts) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Times of the host and the device for the first step of each segment, and what its work hides of its launch."""
+    assert costs.launch
+    device = device_s(work.first, costs)
+    by_layer = work.first[:, [KIND[kind] for kind in LAUNCHED]].any(axis=1)
+    return costs.launch.host_s(work.first), device, device * by_layer
+
+
+def arrival_s(work: StepWork, costs: StepCosts) -> float:
+    """Time from the first request until an engine with all requests launches its first step."""
+    if costs.launch is None:
+        return 0.0
+    return costs.launch.start + (0.0 if work.lone is None else float(costs.launch.host_s(work.lone)))
 
 
 def _progression(count: FloatArray, first: FloatArray, growth: FloatArray) -> FloatArray:

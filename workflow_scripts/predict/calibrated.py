@@ -14,10 +14,12 @@ from workflow_scripts.catalog.gpus_and_models import CONFIG, CatalogError, Dtype
 from workflow_scripts.common.files import sha256_of
 from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device
+from workflow_scripts.engines.registry import get_engine, load_engines
 from workflow_scripts.physics.calibration import UNCALIBRATED, Source, Speed, default_speed, peak_flop_per_s
 from workflow_scripts.physics.model_facts import ModelFactsError, read_model_facts
 from workflow_scripts.physics.step_time import StepCosts
 from workflow_scripts.predict.engine_steps import UnpredictableError
+from workflow_scripts.predict.pipeline_fit import GUIDED, GUIDED_BY_DATA_SHEET, GUIDED_WITHIN
 from workflow_scripts.predict.step_fit import FitError, StepFit, fit_ladder
 from workflow_scripts.study.ladders import LadderRecord, identity, read_ladder
 from workflow_scripts.study.protocol import PROTOCOL_VERSION
@@ -39,7 +41,7 @@ class Wanted:
     model: str
     dtype: Dtype
     variant: str
-    eager_layers: int = 0
+    ahead: bool = True
     ranks: int = 1
 
 
@@ -49,16 +51,14 @@ def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJEC
     Raises:
         LadderError: a record cannot be read.
     """
-    default = default_speed(wanted.gpu, wanted.dtype, eager_layers=wanted.eager_layers, rates=wanted.rates)
+    default = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=wanted.rates)
     unused = ""
     for source, path in _candidates(wanted, ladders, project_files):
         record = read_ladder(path)
         why = _why_unusable(record, wanted)
         if record.dtype is not None and why is None:
             try:
-                found = _fitted(
-                    path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", default.costs if default else None
-                )
+                found = _fitted(path, path.stat().st_mtime_ns, wanted.gpu.kind == "cpu", *_guide(record, wanted))
                 speed = _speed(found, record, record.dtype, wanted, source)
                 return speed.model_copy(update={"how": speed.how + unused})
             except (FitError, ModelFactsError, UnpredictableError) as e:
@@ -69,16 +69,24 @@ def speed_for(wanted: Wanted, ladders: Path | None, project_files: Path = PROJEC
 
 
 def _candidates(wanted: Wanted, ladders: Path | None, project_files: Path) -> Iterator[tuple[Source, Path]]:
-    """Records of the model itself, then those of other models."""
-    folders: list[tuple[Source, Path]] = [("project file", project_files / wanted.gpu.name / wanted.engine)]
+    """Records of the model itself, then those of other models.
+
+    After those of the engine itself come, on a GPU, those of an engine with the same core: a server's client does not
+    share the cores of its host.
+    """
+    folders: list[tuple[Source, Path]] = [("project file", project_files / wanted.gpu.name)]
     if ladders is not None:
-        folders.insert(0, ("calibrated", ladders / wanted.gpu.name / wanted.engine))
-    name = f"{wanted.variant}.json"
-    for source, folder in folders:
-        if (folder / wanted.model / name).exists():
-            yield source, folder / wanted.model / name
-    for source, folder in folders:
-        yield from ((source, path) for path in sorted(folder.glob(f"*/{name}")) if path.parent.name != wanted.model)
+        folders.insert(0, ("calibrated", ladders / wanted.gpu.name))
+    name, knobs = f"{wanted.variant}.json", get_engine(wanted.engine).knobs
+    same_core = [one.name for one in load_engines().values() if issubclass(knobs, one.knobs) and one.steps_by]
+    others = [engine for engine in same_core if engine != wanted.engine and wanted.gpu.kind != "cpu"]
+    for engine in (wanted.engine, *others):
+        for source, folder in folders:
+            if (folder / engine / wanted.model / name).exists():
+                yield source, folder / engine / wanted.model / name
+        for source, folder in folders:
+            of_others = sorted((folder / engine).glob(f"*/{name}"))
+            yield from ((source, path) for path in of_others if path.parent.name != wanted.model)
 
 
 def _why_unusable(record: LadderRecord, wanted: Wanted) -> str | None:
@@ -106,22 +114,34 @@ def _in_a_line(failure: str | None) -> str:
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
 
 
+def _guide(record: LadderRecord, wanted: Wanted) -> tuple[StepCosts | None, float]:
+    """Costs by the rates of the device that was climbed on, and how closely they hold.
+
+    Without these rates they are by those of the device at hand or, without these too, by the data sheet.
+    """
+    rates = record.rates or wanted.rates
+    known = default_speed(wanted.gpu, wanted.dtype, ahead=wanted.ahead, rates=rates)
+    return known.costs if known else None, GUIDED_WITHIN if rates else GUIDED_BY_DATA_SHEET
+
+
 @cache
-def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None) -> StepFit:
+def _fitted(path: Path, changed_ns: int, on_cpu: bool, guide: StepCosts | None, within: float) -> StepFit:
     record = read_ladder(path)
     dtype, quantization = cast(Dtype, record.dtype), record.knobs.get("quantization")
     facts = read_model_facts(get_model(record.model).config, dtype, quantization)
-    return fit_ladder(record, facts, on_cpu, guide)
+    return fit_ladder(record, facts, on_cpu, guide, within)
 
 
 def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, source: Source) -> Speed:
     other = [
+        *([f"engine {record.engine}"] if record.engine != wanted.engine else []),
         *([f"model {record.model}"] if record.model != wanted.model else []),
         *([f"type {dtype}"] if dtype != wanted.dtype else []),
         *(["number of ranks"] if wanted.ranks > 1 else []),
     ]
+    by_rates = wanted.gpu.kind != "cpu" and (record.rates or wanted.rates)
     how = (
-        f"fitted to {found.steps} steps of {record.model} in {dtype}, {record.engine_version}, "
+        f"fitted to {found.steps} steps{_of(found)} of {record.model} in {dtype}, {record.engine_version}, "
         f"on {record.host}, {record.measured_at}"
     )
     if wanted.gpu.kind != "cpu" and identity(record.device) != identity(wanted.device):
@@ -139,9 +159,14 @@ def _speed(found: StepFit, record: LadderRecord, dtype: Dtype, wanted: Wanted, s
         error_pct=None if other else _pct(found.band.throughput),
         ttft_error_pct=None if other else _pct(found.band.ttft),
         repeat_sd=found.repeat_sd,
-        covered=found.most,
+        covered={kind: most for kind, most in found.most.items() if not (by_rates and kind in GUIDED)},
         how=how,
     )
+
+
+def _of(found: StepFit) -> str:
+    """How many passes were used, if not all."""
+    return "" if found.passes == found.climbed else f" of {found.passes} of {found.climbed} passes"
 
 
 def _pct(factor: float | None) -> float | None:

@@ -310,11 +310,16 @@ def cuda_graphs(
         return Term(0, "bytes", "counted in the log's peak activation")
     if logged := _logged(log_gib, "cuda_graph_gib"):
         return logged
-    sizes = capture_sizes(batch, limit=1024 if gpu.name == "b200" else 512)
+    sizes = capture_sizes(batch, captured_limit(gpu))
     whole = sum(size <= batch.max_num_seqs for size in sizes)
     pieces = rank.layers + 1
     value = len(sizes) * pieces * _GRAPH_BYTES_PER_PIECE + whole * rank.layers * _WHOLE_GRAPH_BYTES_PER_LAYER
     return Term(round(value), "bytes", f"{len(sizes)} batch sizes in {pieces} pieces each, {whole} of them also whole")
+
+
+def captured_limit(gpu: Gpu) -> int:
+    """Most tokens of a step for which vLLM captures graphs on this GPU, whatever the settings."""
+    return 1024 if gpu.name == "b200" else 512
 
 
 def capture_sizes(batch: Batch, limit: int = 512) -> list[int]:

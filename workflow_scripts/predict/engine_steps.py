@@ -11,6 +11,7 @@ from typing import Any
 from workflow_scripts.catalog.gpus_and_models import Gpu
 from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.predict.capacity_record import Capacity
+from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
 
@@ -31,6 +32,7 @@ class EngineSteps:
         kv_cache_dtype: type of the KV cache, by vLLM's names; `auto` is that of the model.
         eager: whether each layer starts its kernels by itself, without captured graphs.
         one_mask: whether a step's tokens attend to the KV of all its sequences, most of it masked.
+        graphs: how a GPU's host launches steps; None on a CPU.
     """
 
     decides: Decides
@@ -38,6 +40,7 @@ class EngineSteps:
     kv_cache_dtype: str = "auto"
     eager: bool = False
     one_mask: bool = False
+    graphs: Graphs | None = None
 
     @property
     def max_num_batched_tokens(self) -> int | None:

@@ -4,7 +4,7 @@ Cells whose engines make the same decisions share one schedule, on any device. d
 is made and what a record holds.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from workflow_scripts.device.device_rates import DeviceRates, read_device_rates
 from workflow_scripts.device.device_record import Device
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
-from workflow_scripts.physics.calibration import Speed
+from workflow_scripts.physics.calibration import Speed, scaled
 from workflow_scripts.physics.facts_on_device import facts_on
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.physics.step_time import StepCosts
@@ -68,7 +68,8 @@ def tasks_of(
     study: Study, cells: Iterable[Cell], prepared: Path | None = None, project_files: Path = PROJECT_FILES
 ) -> tuple[list[Task], list[Prediction]]:
     """Cells grouped by the schedule that they share, and records of those that have no schedule."""
-    known = _Known(study, prepared, project_files)
+    cells = list(cells)
+    known = _Known(study, prepared, project_files, tuple(dict.fromkeys(cell.gpu for cell in cells)))
     groups: dict[Any, tuple[RequestLengths, list[CellTask]]] = {}
     unpredictable = []
     for cell in cells:
@@ -88,7 +89,7 @@ def tasks_of(
 class _Known:
     """What is known of a study's devices, models and workloads, each read once."""
 
-    def __init__(self, study: Study, prepared: Path | None, project_files: Path) -> None:
+    def __init__(self, study: Study, prepared: Path | None, project_files: Path, devices: Sequence[str]) -> None:
         self.study = study
         gpus, models = load_gpus(), load_models()
 
@@ -107,10 +108,10 @@ class _Known:
 
         @cache
         def speed(
-            gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, eager_layers: int, ranks: int
+            gpu: str, engine: str, model: str, kernels: str, dtype: Dtype, ahead: bool, ranks: int
         ) -> Speed | None:
             measured = rates(gpu)
-            wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, eager_layers, ranks)
+            wanted = Wanted(gpus[gpu], device(gpu), measured, engine, model, dtype, kernels, ahead, ranks)
             speed = speed_for(wanted, prepared / "ladders" if prepared else None, project_files)
             if speed is None or models[model].dtype != "native":
                 return speed
@@ -118,10 +119,21 @@ class _Known:
             return speed.model_copy(update={"how": f"{speed.how}; {dtype} is the native type by the {known_by}"})
 
         @cache
+        def scaled_to(gpu: str, *wanted: Any) -> tuple[StepCosts, ...]:
+            """Costs from the ladders of the study's other devices of its kind, if the rates of both were measured."""
+            here, found = rates(gpu), []
+            for other in [name for name in devices if name != gpu and gpus[name].kind == gpus[gpu].kind]:
+                there, fitted = rates(other), speed(other, *wanted)
+                if here and there and fitted and fitted.error_pct is not None:
+                    found.append(scaled(fitted.costs, there, here, wanted[3], (gpus[other], gpus[gpu])))
+            return tuple(found)
+
+        @cache
         def lengths(workload: str, count: int) -> tuple[RequestLengths, str]:
             return lengths_of(study.workloads[workload], count)
 
         self.gpus, self.facts, self.speed, self.lengths = gpus, facts, speed, lengths
+        self.scaled_to = scaled_to
 
     def task(self, cell: Cell) -> tuple[Decides, RequestLengths, CellTask] | Prediction:
         """What decides the cell's schedule, its requests, and its task; or its record if it cannot be predicted."""
@@ -152,17 +164,21 @@ class _Known:
             prompt_tokens=int(requests.prompt_tokens.sum()),
             output_tokens=int(requests.output_tokens.sum()),
         )
+        ahead = getattr(decides, "async_scheduling", False)
+        wanted = (cell.engine, cell.model, variant(knobs), cast(Dtype, facts.dtype), ahead, knobs.ranks)
         task = CellTask(
             record=record,
             num_blocks=record.num_blocks,
             facts=facts,
             kv_cache_dtype=steps.kv_cache_dtype,
             ranks=knobs.ranks,
-            speed=self._speed_of(cell, facts, steps.eager),
+            speed=self.speed(cell.gpu, *wanted),
+            scaled=self.scaled_to(cell.gpu, *wanted),
             ceiling=_ceiling(gpu, facts),
             kind=gpu.kind,
             eager=steps.eager,
             one_mask=steps.one_mask,
+            graphs=steps.graphs,
             repeats=self.study.repeats,
             margin_pct=self.study.equivalence_margin_pct,
         )
@@ -173,11 +189,6 @@ class _Known:
             return self.facts(cell.gpu, cell.model, cell.knobs.quantized_as)
         except ModelFactsError as e:
             raise UnpredictableError(str(e)) from None
-
-    def _speed_of(self, cell: Cell, facts: ModelFacts, eager: bool) -> Speed | None:
-        dtype = cast(Dtype, facts.dtype)
-        eager_layers, ranks = facts.layers if eager else 0, cell.knobs.ranks
-        return self.speed(cell.gpu, cell.engine, cell.model, variant(cell.knobs), dtype, eager_layers, ranks)
 
     def _requests_of(self, cell: Cell, count: int, limit: int) -> tuple[RequestLengths, str]:
         try:

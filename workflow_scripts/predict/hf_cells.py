@@ -9,6 +9,7 @@ from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.engine_memory import Term
 from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
+from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.schedule import SchedulerSettings
 from workflow_scripts.predict.static_batches import StaticBatches
 
@@ -44,7 +45,8 @@ def hf_continuous_steps(knobs: HfContinuousKnobs, gpu: Gpu, facts: ModelFacts) -
         enable_prefix_caching=False,
         async_scheduling=False,
     )
-    return EngineSteps(scheduler, facts.max_positions, eager=True, one_mask=True)
+    graphs = None if gpu.kind == "cpu" else Graphs()
+    return EngineSteps(scheduler, facts.max_positions, eager=True, one_mask=True, graphs=graphs)
 
 
 def hf_static_steps(knobs: HfStaticKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:

@@ -3,13 +3,22 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import geometric_mean
 
 import numpy as np
 
 from workflow_scripts.physics.calibration import Speed
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import KINDS, StepCosts, StepWork, segment_times_s, split
+from workflow_scripts.physics.step_time import (
+    KINDS,
+    StepCosts,
+    StepWork,
+    segment_parts_s,
+    segment_times_s,
+    usual_waits_s,
+)
 from workflow_scripts.predict.engine_steps import Decides
+from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.prediction_record import KV_BLOCKS, PROMPTS, SEQUENCES, TOKEN_BUDGET, Band, Prediction
 from workflow_scripts.predict.schedule import (
     FloatArray,
@@ -72,8 +81,11 @@ class CellTask:
     kind: str
     eager: bool
     one_mask: bool
+    graphs: Graphs | None
     repeats: int
     margin_pct: float
+    # Costs of other devices' ladders, scaled to this device by measured rates.
+    scaled: tuple[StepCosts, ...] = ()
 
 
 def predict_task(task: Task) -> list[Prediction]:
@@ -95,19 +107,37 @@ def _predict(cell: CellTask, task: Task, made: list[Schedule]) -> Prediction:
     if cell.speed is None:
         unknown = "the rates of this device are not known: `snakemake calibrate` measures them"
         return replace(_with_counts(cell.record, found, work.steps, task), unknown=unknown)
-    timed = lay(found, work, cell.speed.costs, task.requests)
+    speed = cell.speed
+    if beyond := _beyond(work, speed):
+        speed = speed.model_copy(update={"error_pct": None, "ttft_error_pct": None, "how": speed.how + beyond})
+    timed = lay(found, work, speed.costs, task.requests)
     fastest = lay(found, work, cell.ceiling, task.requests) if cell.ceiling else None
     record = _with_counts(cell.record, found, timed.segment_s, task)
-    record = _with_times(record, cell.speed, timed, fastest, task.requests)
-    record = _with_shares(record, work, cell.speed.costs)
-    record = _with_costs(record, cell, cell.speed, task, timed)
+    record = _with_times(record, speed, timed, fastest, task.requests)
+    record = _with_shares(record, work, speed.costs, timed)
+    if cell.scaled and record.output_tokens:
+        walls_s = [lay(found, work, costs, task.requests).wall_s for costs in cell.scaled]
+        record = replace(record, scaled_output_tokens_per_s=record.output_tokens / geometric_mean(walls_s))
+    record = _with_larger_graphs(record, found, cell, task)
+    record = _with_costs(record, cell, speed, task, timed)
     return replace(
         record,
-        speed_source=cell.speed.source,
-        error_pct=cell.speed.error_pct,
-        ttft_error_pct=cell.speed.ttft_error_pct,
-        how=cell.speed.how + _beyond(work, cell.speed),
+        speed_source=speed.source,
+        error_pct=speed.error_pct,
+        ttft_error_pct=speed.ttft_error_pct,
+        how=speed.how,
     )
+
+
+def _with_larger_graphs(record: Prediction, found: Schedule, cell: CellTask, task: Task) -> Prediction:
+    """The rate if graphs were also captured for the steps that are too large for them."""
+    graphs, arrives = cell.graphs, task.requests.arrival_s is not None
+    if cell.speed is None or graphs is None or cell.eager or arrives or not record.output_tokens:
+        return record
+    largest = int((found.segments.decode_seqs + found.segments.prefill_tokens).max())
+    larger = replace(cell, graphs=replace(graphs, tokens=max(graphs.tokens, largest)))
+    timed = lay(found, work_of(found, larger, task), cell.speed.costs, task.requests)
+    return replace(record, graph_tokens=graphs.tokens, captured_output_tokens_per_s=record.output_tokens / timed.wall_s)
 
 
 def schedule_for(cell: CellTask, task: Task, made: list[Schedule]) -> Schedule:
@@ -138,14 +168,17 @@ def work_of(found: Schedule, cell: CellTask, task: Task) -> StepWork:
 
 
 def _work(segments: Segments, cell: CellTask, taken_in: int | IntArray) -> StepWork:
-    return step_work(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in, one_mask=cell.one_mask)
+    return step_work(
+        *(segments, cell.facts, cell.kv_cache_dtype, cell.ranks, taken_in), one_mask=cell.one_mask, graphs=cell.graphs
+    )
 
 
 def step_time_of(cell: CellTask, speed: Speed) -> StepTime:
     """The function that gives the seconds of steps on the device of a cell."""
 
     def seconds(segments: Segments) -> FloatArray:
-        return segment_times_s(_work(segments, cell, segments.prefill_seqs), speed.costs)
+        work = _work(segments, cell, segments.prefill_seqs)
+        return segment_times_s(work, speed.costs) + usual_waits_s(work, speed.costs)
 
     return seconds
 
@@ -252,14 +285,29 @@ def _beyond(work: StepWork, speed: Speed) -> str:
         for kind, name in RANGES.items()
         if most[kind] > BEYOND * speed.covered.get(kind, np.inf)
     ]
-    return f"; beyond the ladder: {', '.join(found)}" if found else ""
+    return f"; beyond the ladder, so without a band: {', '.join(found)}" if found else ""
 
 
-def _with_shares(record: Prediction, work: StepWork, costs: StepCosts) -> Prediction:
-    """Shares of reading, computing and overhead, as if they came one after the other."""
-    parts = [float(part) for part in split(work.totals(), costs)]
-    memory, arithmetic, overhead = (part / sum(parts) for part in parts)
-    return replace(record, memory_share=memory, arithmetic_share=arithmetic, overhead_share=overhead)
+def _with_shares(record: Prediction, work: StepWork, costs: StepCosts, timed: Timed) -> Prediction:
+    """What the time goes to. Operations count beyond the reading that hides them, launches beyond the work."""
+    parts = dict(zip(KINDS, segment_parts_s(work, costs).sum(axis=0).tolist(), strict=True))
+    arrival_s = timed.arrival_s + parts["requests"]
+    device_s = sum(parts.values()) - parts["requests"]
+    shares = {
+        "weights_share": parts["weight_bytes"],
+        "kv_share": parts["kv_bytes"],
+        "operations_share": parts["matrix_flops"] + parts["attention_flops"] + parts["activation_bytes"],
+        "fixed_share": sum(parts[kind] for kind in ("steps", "layers", "sequences", "prompts")),
+        "launch_share": timed.launch_s + arrival_s,
+    }
+    busy_s = sum(shares.values())
+    return replace(
+        record,
+        device_s=device_s,
+        launch_s=timed.launch_s,
+        arrival_s=arrival_s,
+        **{name: seconds / busy_s for name, seconds in shares.items()},
+    )
 
 
 def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
@@ -287,7 +335,8 @@ def _prompts_to_fill(bound_by: str, task: Task) -> int | None:
 def _with_costs(record: Prediction, cell: CellTask, speed: Speed, task: Task, timed: Timed) -> Prediction:
     """Seconds of the whole cell, and how many repeats the study's margin requires."""
     requests = len(task.requests)
-    warmup_s = USUAL_PASSES * pass_size(requests, task.decides.max_num_seqs) / requests * timed.wall_s
+    in_a_pass = pass_size(requests, task.decides.max_num_seqs, not isinstance(task.decides, StaticBatches))
+    warmup_s = USUAL_PASSES * in_a_pass / requests * timed.wall_s
     start_s = (EAGER_START_S if cell.eager else START_S)[cell.kind]
     if cell.kind != "cpu":
         start_s += cell.facts.weight_bytes / cell.ranks / WEIGHTS_BYTES_PER_S

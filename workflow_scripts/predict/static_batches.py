@@ -200,6 +200,7 @@ def static_work(
         "activation_bytes": tokens * activation_bytes_per_token(facts),
         "sequences": rows_of,
         "prompts": rows_of * [1.0, 0.0],
+        "eager_layers": np.full(tokens.shape, float(facts.layers)),
     }
     growth = {"kv_bytes": grows * per_token * rows * (reads + 2.0), "attention_flops": grows * 4.0 * width * rows}
     steps = np.stack([np.ones_like(prompt), batches.further], axis=1).ravel()

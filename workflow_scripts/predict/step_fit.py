@@ -1,11 +1,12 @@
 """The costs of a device's steps, fitted to the steps of a ladder.
 
 Each pass of a ladder has the schedule that `predict` makes for its requests, so each of its steps has its work by kind
-(`physics.step_time.KINDS`) and its measured time. Non-negative least squares finds the costs
-that meet the times best, as factors. docs/plan.md describes the method and its test.
+(`physics.step_time.KINDS`) and its measured time. On a CPU non-negative least squares finds the costs that meet the
+times best, as factors; `predict.pipeline_fit` does so for a GPU and its host. docs/plan.md describes the method and its
+test.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +15,14 @@ import numpy as np
 from workflow_scripts.catalog.gpus_and_models import get_gpu
 from workflow_scripts.engines.description import named
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.physics.calibration import ON_GPU
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import KINDS, FloatArray, StepCosts, StepWork, single_steps, split
-from workflow_scripts.predict.engine_steps import StepsBy
-from workflow_scripts.predict.schedule import RequestLengths, Schedule
+from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, StepWork, single_steps
+from workflow_scripts.predict import observed_steps
+from workflow_scripts.predict.engine_steps import EngineSteps, StepsBy
+from workflow_scripts.predict.observed_steps import Observed, with_graphs
+from workflow_scripts.predict.pipeline_fit import GUIDED_WITHIN, fit_pipeline
+from workflow_scripts.predict.schedule import RequestLengths, Schedule, Segments
 from workflow_scripts.predict.scheduler import make_schedule
 from workflow_scripts.predict.static_batches import StaticBatches, static_schedule, static_work
 from workflow_scripts.predict.timing import lay, step_work
@@ -50,9 +55,7 @@ class FitError(ValueError):
 class Rung:
     """One rung in one start of the engine: its schedule and work, and what its passes without the first measured.
 
-    `rows` and `times_s` are what costs are fitted to: the work and the time of each step of each pass or, if the engine
-    does not report its steps, from the start of each pass until its first tokens and until its end. `wall_s` and
-    `ttft_s` are medians.
+    `observed` is what costs are fitted to; `wall_s` and `ttft_s` are medians.
     """
 
     start: int
@@ -60,15 +63,14 @@ class Rung:
     requests: RequestLengths
     schedule: Schedule
     work: StepWork
-    rows: FloatArray
-    times_s: FloatArray
+    observed: tuple[Observed, ...]
     wall_s: float
     ttft_s: float
 
 
 @dataclass(frozen=True)
 class Band:
-    """Largest error, as a factor above 1, of `COVERAGE` of held-out predictions; None with too few of them."""
+    """Largest error, as a factor above 1, of `COVERAGE` of cross-validated predictions; None with too few of them."""
 
     throughput: float | None
     ttft: float | None
@@ -77,19 +79,31 @@ class Band:
 
 @dataclass(frozen=True)
 class StepFit:
-    """Fitted costs, their band, and the range that the ladder covered (largest work of a step, by kind)."""
+    """Fitted costs, their band, and the range that the ladder covered (largest work of a step, by kind).
+
+    `passes` of `climbed` passes were used, with `steps` steps; each rung's first pass only warms up.
+    """
 
     costs: StepCosts
     band: Band
     most: Mapping[str, float]
     steps: int
+    passes: int
+    climbed: int
     repeat_sd: float | None = None
 
 
-def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: StepCosts | None = None) -> StepFit:
+def fit_ladder(
+    record: LadderRecord,
+    facts: ModelFacts,
+    on_cpu: bool,
+    guide: StepCosts | None = None,
+    within: float | None = GUIDED_WITHIN,
+) -> StepFit:
     """Costs fitted to all rungs of a ladder, with a band from rungs that were held out in turn.
 
-    `guide` has the costs by the device's rates, for costs that the steps cannot separate.
+    `guide` has the costs by the device's rates, for costs that the steps cannot separate, and `within` how closely they
+    hold on a GPU.
 
     Raises:
         FitError: no rung of the model itself has a complete pass after its first.
@@ -98,12 +112,26 @@ def fit_ladder(record: LadderRecord, facts: ModelFacts, on_cpu: bool, guide: Ste
     rungs = [rung for of_start in found for rung in of_start]
     own = [rung for climb, of in zip(record.climbs, found, strict=True) if climb.layers == facts.layers for rung in of]
     if not own:
-        raise FitError("no rung was passed twice with the steps that its schedule has")
+        raise FitError("no rung was passed twice with steps that its requests account for")
+    if not on_cpu and guide is None:
+        raise FitError("the rates of the device are not known")
+    observed = [one for rung in rungs for one in rung.observed]
+
+    def fit_to(some: Sequence[Rung]) -> StepCosts:
+        return fit_adding(some, guide) if on_cpu or guide is None else fit_on_gpu(some, guide, within)
+
+    costs = fit_to(rungs)
     return StepFit(
-        costs=fit(*_steps_of(rungs), guide, overlap=not on_cpu),
-        band=band(own, rungs, guide, overlap=not on_cpu),
-        most=dict(zip(KINDS, np.max([rung.work.first.max(axis=0) for rung in own], axis=0).tolist(), strict=True)),
-        steps=sum(len(rung.times_s) for rung in rungs),
+        costs=costs,
+        band=band(own, rungs, fit_to),
+        most=dict(
+            zip(KINDS, np.max([one.rows.max(axis=0) for rung in own for one in rung.observed], axis=0), strict=True)
+        ),
+        steps=sum(len(one.ends_s) for one in observed),
+        passes=len(observed),
+        climbed=sum(
+            len(climb.passes) - WARM_ROUNDS * len({one.rung for one in climb.passes}) for climb in record.climbs
+        ),
         repeat_sd=_repeat_sd(record.climbs[0]),
     )
 
@@ -115,38 +143,63 @@ def rungs_of(start: int, record: LadderRecord, facts: ModelFacts, on_cpu: bool) 
     passes: dict[int, list[Pass]] = {}
     for one in climb.passes:
         passes.setdefault(one.rung, []).append(one)
+    steps = engine_steps(record, facts)
     made = []
     for again in passes.values():
         requests = RequestLengths(*(np.array(column) for column in zip(*again[0].requests, strict=True)))
         schedule, work = scheduled(requests, record, climb.effective, facts, on_cpu)
-        steps = int(schedule.segments.steps.sum())
+        ahead = steps.graphs is not None and getattr(steps.decides, "async_scheduling", False)
         told = not get_engine(record.engine).serves
-        whole = [one for one in again[WARM_ROUNDS:] if len(one.step_ends_s) == steps or not told]
-        if not whole:
-            continue
-        rows = single_steps(work)
-        if told:
-            timed = [(rows, np.diff([one.start_s, *one.step_ends_s])) for one in whole]
-        else:
-            timed = [_seen_by_client(one, schedule, rows) for one in whole]
-        made.append(
-            Rung(
-                *(start, again[0].rung, requests, schedule, work),
-                rows=np.concatenate([of_pass for of_pass, _ in timed]),
-                times_s=np.concatenate([times_s for _, times_s in timed]),
-                wall_s=float(np.median([one.end_s - one.start_s for one in whole])),
-                ttft_s=float(np.median([np.median(one.ttft_s) for one in whole])),
+        whole = []
+        for one in again[WARM_ROUNDS:]:
+            if ahead and told:
+                found = observed_steps.segments_of(one, schedule.settings.max_num_batched_tokens)
+                rows = None if found is None else work_of(found, steps, climb.effective, facts, len(requests)).first
+                if rows is not None:
+                    whole.append((one, Observed(with_graphs(rows, one), np.array(one.step_ends_s) - one.start_s)))
+            elif not told:
+                whole.append((one, _seen_by_client(one, schedule, work)))
+            elif len(one.step_ends_s) == int(schedule.segments.steps.sum()):
+                whole.append((one, Observed(single_steps(work), np.array(one.step_ends_s) - one.start_s)))
+        if whole:
+            made.append(
+                Rung(
+                    *(start, again[0].rung, requests, schedule, work),
+                    observed=tuple(seen for _, seen in whole),
+                    wall_s=float(np.median([one.end_s - one.start_s for one, _ in whole])),
+                    ttft_s=float(np.median([np.median(one.ttft_s) for one, _ in whole])),
+                )
             )
-        )
     return made
 
 
-def _seen_by_client(one: Pass, schedule: Schedule, rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Work and time from the start of a pass until each step that makes first tokens, and until its end."""
+def _seen_by_client(one: Pass, schedule: Schedule, work: StepWork) -> Observed:
+    """What a server's client sees: when the steps end that make first tokens, and the last one."""
     made_by, ttft_s = np.sort(schedule.first_token_step), np.sort(one.ttft_s)
-    steps = np.unique(made_by)
-    times_s = [float(np.median(ttft_s[made_by == step])) for step in steps]
-    return rows.cumsum(axis=0)[[*steps, -1]], np.array([*times_s, one.end_s - one.start_s])
+    rows = single_steps(work)
+    ends_s = np.full(len(rows), np.nan)
+    for step in np.unique(made_by):
+        ends_s[step] = np.median(ttft_s[made_by == step])
+    ends_s[-1] = one.end_s - one.start_s
+    if work.lone is None:
+        return Observed(rows, ends_s)
+    # The first request's own step, which takes over the arrival of the others.
+    lone = work.lone.copy()
+    lone[KIND["requests"]], rows[0, KIND["requests"]] = rows[0, KIND["requests"]], 0.0
+    return Observed(np.vstack([lone, rows]), np.concatenate([[np.nan], ends_s]))
+
+
+def engine_steps(record: LadderRecord, facts: ModelFacts) -> EngineSteps:
+    """How the engine of a ladder forms steps.
+
+    Raises:
+        FitError, UnpredictableError: the engine or its settings are not modelled.
+    """
+    engine = get_engine(record.engine)
+    if engine.steps_by is None:
+        raise FitError(f"there is no schedule of the engine {engine.name}")
+    steps_by: StepsBy = named(engine.steps_by)
+    return steps_by(engine.knobs.model_validate(record.knobs), get_gpu(record.gpu), facts)
 
 
 def scheduled(
@@ -157,19 +210,21 @@ def scheduled(
     Raises:
         FitError, UnpredictableError: the engine or its settings are not modelled.
     """
-    engine = get_engine(record.engine)
-    if engine.steps_by is None:
-        raise FitError(f"there is no schedule of the engine {engine.name}")
-    steps_by: StepsBy = named(engine.steps_by)
-    steps = steps_by(engine.knobs.model_validate(record.knobs), get_gpu(record.gpu), facts)
+    steps = engine_steps(record, facts)
     if isinstance(steps.decides, StaticBatches):
         schedule = static_schedule(requests, steps.decides.batch_size)
         return schedule, static_work(requests, steps.decides, facts, copies_matrices=on_cpu)
     told = {name: effective[name] for name in SHOWN if name in effective}
     schedule = make_schedule(requests, replace(steps.decides, num_blocks=int(effective["num_gpu_blocks"]), **told))
-    return schedule, step_work(
-        schedule.segments, facts, steps.kv_cache_dtype, taken_in=len(requests), one_mask=steps.one_mask
-    )
+    return schedule, work_of(schedule.segments, steps, effective, facts, len(requests))
+
+
+def work_of(
+    segments: Segments, steps: EngineSteps, effective: Mapping[str, Any], facts: ModelFacts, requests: int
+) -> StepWork:
+    """The work of steps, with the graphs that took effect."""
+    graphs = steps.graphs and steps.graphs.as_shown(effective)
+    return step_work(segments, facts, steps.kv_cache_dtype, taken_in=requests, one_mask=steps.one_mask, graphs=graphs)
 
 
 def _repeat_sd(climb: Climb) -> float | None:
@@ -181,13 +236,22 @@ def _repeat_sd(climb: Climb) -> float | None:
     return float(np.median(found)) if found else None
 
 
-def _steps_of(rungs: Sequence[Rung]) -> tuple[FloatArray, FloatArray]:
-    """Work and time of every step."""
-    return np.concatenate([rung.rows for rung in rungs]), np.concatenate([rung.times_s for rung in rungs])
+def fit_on_gpu(rungs: Sequence[Rung], guide: StepCosts, within: float | None) -> StepCosts:
+    """The costs that meet the times of all passes best on a GPU; each rung counts alike."""
+    sizes = [sum(int((~np.isnan(one.ends_s)).sum()) for one in rung.observed) for rung in rungs]
+    weights = [1 / np.sqrt(size) for rung, size in zip(rungs, sizes, strict=True) for _ in rung.observed]
+    observed = [one for rung in rungs for one in rung.observed]
+    return fit_pipeline(observed, np.array(weights), guide.model_copy(update=ON_GPU), within)
 
 
-def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, overlap: bool) -> StepCosts:
-    """The costs that meet the times of steps best, by non-negative least squares.
+def fit_adding(rungs: Sequence[Rung], guide: StepCosts | None) -> StepCosts:
+    """The costs that meet the times of all passes best where all times add up, as on a CPU."""
+    rows, times_s = zip(*(one.sums for rung in rungs for one in rung.observed), strict=True)
+    return fit_sums(np.concatenate(rows), np.concatenate(times_s), guide)
+
+
+def fit_sums(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None) -> StepCosts:
+    """The costs that meet the times of steps best where all times add up, by non-negative least squares.
 
     Errors are counted in shares of the geometric mean of measured and expected time, so that twice too slow weighs as
     much as twice too fast. Shares of the measured time would weigh slow steps less, and find costs that are too low.
@@ -197,55 +261,37 @@ def fit(rows: FloatArray, times: FloatArray, guide: StepCosts | None = None, *, 
         rows: work of each step, one column per kind.
         times: seconds of each step.
         guide: decides where the steps of one model leave open which of two kinds of work takes the time.
-        overlap: whether reading overlaps with computing.
     """
-    reads, computes = slice(0, 2), slice(2, 4)
-    best: tuple[float, StepCosts] | None = None
-    # max(read, compute): which of the two decides in a step follows from the costs, and the costs from that.
-    for share in (0.25, 0.5, 1.0, 2.0, 4.0) if overlap else (1.0,):
-        intensity = rows[:, computes].sum(axis=1) / rows[:, reads].sum(axis=1)
-        computing, expected = intensity > share * np.median(intensity), times
-        for _ in range(FIT_ROUNDS):
-            counted = rows.copy()
-            if overlap:
-                counted[computing, reads], counted[~computing, computes] = 0.0, 0.0
-            costs = _solved(counted, times, expected, guide, overlap=overlap)
-            reading_s, computing_s, overhead_s = split(rows, costs)
-            together_s = np.maximum(reading_s, computing_s) if overlap else reading_s + computing_s
-            settled = np.allclose(expected, together_s + overhead_s, rtol=SETTLED)
-            computing, expected = computing_s > reading_s, together_s + overhead_s
-            if settled:
-                break
-        off = float(np.square(np.log(times / expected)).sum())
-        if best is None or off < best[0]:
-            best = off, costs
-    assert best is not None
-    return best[1]
+    expected = times
+    for _ in range(FIT_ROUNDS):
+        costs = _solved(rows, times, expected, guide)
+        before, expected = expected, rows @ costs.seconds
+        if np.allclose(before, expected, rtol=SETTLED):
+            break
+    return costs
 
 
-def _solved(
-    rows: FloatArray, times: FloatArray, expected: FloatArray, guide: StepCosts | None, *, overlap: bool
-) -> StepCosts:
+def _solved(rows: FloatArray, times: FloatArray, expected: FloatArray, guide: StepCosts | None) -> StepCosts:
+    rows = rows[:, : -len(LAUNCHED)]
     size = np.sqrt(times * np.maximum(expected, times / DISTURBED))
     shares, target = rows / size[:, None], times / size
     for kind in GUIDED if guide else ():
-        row = np.zeros(len(KINDS))
-        row[KINDS.index(kind)] = GUIDE_WEIGHT / getattr(guide, kind)
+        row = np.zeros(rows.shape[1])
+        row[KIND[kind]] = GUIDE_WEIGHT / getattr(guide, kind)
         shares, target = np.vstack([shares, row]), np.append(target, GUIDE_WEIGHT)
     # Columns of equal size, because work in bytes and work in steps differ by many orders of magnitude.
     columns = np.where(shares.any(axis=0), np.linalg.norm(shares, axis=0), 1.0)
     from scipy.optimize import nnls  # takes longer than a prediction that fits no ladder
 
     solution, _ = nnls(shares / columns, target)
-    return StepCosts(**dict(zip(KINDS, (solution / columns).tolist(), strict=True)), overlap=overlap)
+    return StepCosts(**dict(zip(KINDS, (solution / columns).tolist(), strict=False)), overlap=False)
 
 
-def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | None = None, *, overlap: bool) -> Band:
-    """The band from rungs of the model itself: each is predicted by costs that were fitted without it.
+def band(held_out: Sequence[Rung], rungs: Sequence[Rung], fit_to: Callable[[Sequence[Rung]], StepCosts]) -> Band:
+    """The band from rungs of the model itself, by cross-validation: each is predicted by costs fitted without it.
 
     If the model was started several times, they are also fitted without the start that it was measured in, so the band
-    has what differs from one moment to another. By split conformal prediction the error of a new point is below the
-    ceil((n + 1) 0.9)-th smallest of n.
+    has what differs from one moment to another. It is the ceil((n + 1) 0.9)-th smallest of n errors.
     """
     if len(held_out) < FEWEST_POINTS:
         return Band(throughput=None, ttft=None, points=len(held_out))
@@ -256,7 +302,7 @@ def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | Non
         others = [rung for rung in rungs if len(starts) == 1 or rung.start != start]
         for fold in range(min(FOLDS, len(numbers))):
             out = set(numbers[fold::FOLDS])
-            costs = fit(*_steps_of([rung for rung in others if rung.number not in out]), guide, overlap=overlap)
+            costs = fit_to([rung for rung in others if rung.number not in out])
             for rung in held_out:
                 if rung.start == start and rung.number in out:
                     timed = lay(rung.schedule, rung.work, costs, rung.requests)
@@ -266,7 +312,7 @@ def band(held_out: Sequence[Rung], rungs: Sequence[Rung], guide: StepCosts | Non
 
 
 def quantile(errors: Sequence[float]) -> float | None:
-    """The conformal quantile of errors (of logarithms) as a factor; None with fewer than `FEWEST_POINTS`.
+    """The quantile of errors (of logarithms) as a factor; None with fewer than `FEWEST_POINTS`.
 
     >>> quantile([0.1] * 8) is None, round(quantile([0.1] * 8 + [0.5]), 3)
     (True, 1.649)

@@ -1,12 +1,23 @@
 """A schedule timed on a device: what its steps read and compute, and so when every request gets its tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from workflow_scripts.physics import formulas
 from workflow_scripts.physics.model_facts import ModelFacts
-from workflow_scripts.physics.step_time import AnyFloats, StepCosts, StepWork, segment_times_s
+from workflow_scripts.physics.step_time import (
+    KINDS,
+    AnyFloats,
+    StepCosts,
+    StepWork,
+    arrival_s,
+    launch_waits_s,
+    segment_parts_s,
+    segment_times_s,
+    usual_waits_s,
+)
+from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.schedule import FloatArray, IntArray, RequestLengths, Schedule, Segments
 
 
@@ -18,8 +29,9 @@ def step_work(
     taken_in: int | IntArray = 0,
     *,
     one_mask: bool = False,
+    graphs: Graphs | None = None,
 ) -> StepWork:
-    """Work of each segment's steps on one of `ranks` devices that share every matrix evenly.
+    """Work of each segment's steps on one of `ranks` devices that share every matrix evenly, and KV heads if possible.
 
     A step reads all weights, but of the experts only those that its tokens are expected to use, the KV of the earlier
     tokens that its own tokens attend to, and the states of its sequences, which it also writes. Logits are computed
@@ -35,15 +47,16 @@ def step_work(
         ranks: devices that share the model.
         taken_in: requests that the engine takes in before the first step, or in each segment.
         one_mask: whether attention is computed like this, as HuggingFace's continuous batching does.
+        graphs: how a GPU's host launches steps; None if launching takes no time of its own.
     """
     tokens, sequences = segments.decode_seqs + segments.prefill_tokens, segments.decode_seqs + segments.prefill_seqs
     element = facts.kv_dtype_bytes(kv_cache_dtype)
     # A state is read and written once per step.
-    read = sequences * (2.0 * facts.state_bytes())
+    read = sequences * (2.0 * ranks * facts.state_bytes(ranks))
     computed = tokens * float(facts.state_flops)
     read_more: float = 0.0
     computed_more: AnyFloats = 0.0  # per further step of a run and decoding sequence
-    for reach in facts.reaches:
+    for reach in facts.reaches_on(ranks):
         near = segments.within(reach.limit, reach.chunked)
         kv_bytes, pair_flops = float(reach.kv_elements * element), float(reach.decode_pair_flops)
         if one_mask:
@@ -57,7 +70,7 @@ def step_work(
         if reach.limit is None:
             read_more, computed_more = kv_bytes, pair_flops * (segments.decode_seqs if one_mask else 1)
     decoding = segments.decode_seqs.astype(float)
-    return StepWork.of(
+    work = StepWork.of(
         segments.steps.astype(float),
         {
             "weight_bytes": facts.step_weight_bytes(tokens.astype(float)) / ranks,
@@ -69,9 +82,21 @@ def step_work(
             "sequences": sequences.astype(float),
             "prompts": segments.prefill_seqs.astype(float),
             "requests": np.where((np.arange(len(segments)) == 0) | (np.ndim(taken_in) == 1), taken_in, 0.0),
+            **(graphs.launched(tokens, segments.prefill_seqs, facts.layers) if graphs else {}),
         },
         {"kv_bytes": decoding * (read_more / ranks), "attention_flops": decoding * (computed_more / ranks)},
     )
+    first = segments.prefill_seqs[0] if len(segments) and np.ndim(taken_in) == 0 and taken_in else 0
+    if graphs is None or first < 2:
+        return work
+    return replace(work, lone=launch_of_one_prompt(int(segments.prefill_tokens[0] // first), facts, graphs))
+
+
+def launch_of_one_prompt(tokens: int, facts: ModelFacts, graphs: Graphs) -> FloatArray:
+    """The work of launching a step that has one prompt of so many tokens and nothing else, by kind."""
+    launched = graphs.launched(np.array([tokens]), np.array([1]), facts.layers)
+    kinds = {"steps": 1.0, "sequences": 1.0, "prompts": 1.0} | {kind: float(n[0]) for kind, n in launched.items()}
+    return np.array([kinds.get(kind, 0.0) for kind in KINDS])
 
 
 def copies_under_mask(facts: ModelFacts) -> int:
@@ -109,12 +134,15 @@ def activation_bytes_per_token(facts: ModelFacts, ranks: int = 1) -> float:
 class Timed:
     """A schedule with times: seconds from the first request's arrival.
 
-    `segment_s` is the time of each segment; `wall_s` the end of the last step. `ttft_s` and `tpot_s` have one element
-    per request; `tpot_s` is NaN for a request of a single token.
+    `segment_s` is the time of each segment; `wall_s` the end of the last step. `arrival_s` is how long it takes until
+    the first step is launched, and `launch_s` how long the device later waits for launches in total. `ttft_s` and
+    `tpot_s` have one element per request; `tpot_s` is NaN for a request of a single token.
     """
 
     segment_s: FloatArray
     wall_s: float
+    arrival_s: float
+    launch_s: float
     ttft_s: FloatArray
     tpot_s: FloatArray
 
@@ -128,22 +156,27 @@ def lay(schedule: Schedule, work: StepWork, costs: StepCosts, requests: RequestL
         costs: of the device.
         requests: the requests of the schedule.
     """
-    segment_s = segment_times_s(work, costs)
-    end_s = np.cumsum(schedule.segments.idle_s + segment_s)
+    within_s = segment_times_s(work, costs)
+    # A schedule with arrivals was made without a history of launches.
+    waits_s = launch_waits_s(work, costs) if requests.arrival_s is None else usual_waits_s(work, costs)
+    until_s = arrival_s(work, costs)
+    end_s = until_s + np.cumsum(schedule.segments.idle_s + waits_s + within_s)
     first_steps = schedule.segments.first_step
 
     def made_at_s(steps: IntArray) -> FloatArray:
         """When these steps end."""
         segment = np.searchsorted(first_steps, steps, side="right") - 1
         within = work.part(segment, (steps - first_steps[segment] + 1).astype(float))
-        return end_s[segment] - segment_s[segment] + segment_times_s(within, costs)
+        return end_s[segment] - within_s[segment] + segment_times_s(within, costs)
 
     first_s, last_s = made_at_s(schedule.first_token_step), made_at_s(schedule.last_token_step)
-    arrival_s = 0.0 if requests.arrival_s is None else requests.arrival_s
+    arrives_s = 0.0 if requests.arrival_s is None else requests.arrival_s
     further = (requests.output_tokens - 1).astype(float)
     return Timed(
-        segment_s=segment_s,
+        segment_s=within_s + waits_s,
         wall_s=float(end_s[-1]),
-        ttft_s=first_s - arrival_s,
+        arrival_s=until_s,
+        launch_s=float(within_s.sum() + waits_s.sum() - segment_parts_s(work, costs).sum()),
+        ttft_s=first_s - arrives_s,
         tpot_s=np.divide(last_s - first_s, further, out=np.full(len(requests), np.nan), where=further > 0),
     )

@@ -9,8 +9,17 @@ from workflow_scripts.engines.vllm_engines import VllmKnobs, VllmServeKnobs
 from workflow_scripts.physics.model_facts import ModelFacts, ModelFactsError
 from workflow_scripts.predict.capacity_record import Capacity
 from workflow_scripts.predict.compute_capability import why_gpu_is_refused
-from workflow_scripts.predict.engine_memory import GIB, CapacityError, EngineSettings, Term, batch_of
+from workflow_scripts.predict.engine_memory import (
+    GIB,
+    CapacityError,
+    EngineSettings,
+    Term,
+    batch_of,
+    capture_sizes,
+    captured_limit,
+)
 from workflow_scripts.predict.engine_steps import EngineSteps, UnpredictableError
+from workflow_scripts.predict.graphs import Graphs
 from workflow_scripts.predict.kv_capacity import predict_capacity
 from workflow_scripts.predict.kv_groups import kv_pool
 from workflow_scripts.predict.schedule import SchedulerSettings
@@ -136,7 +145,10 @@ def vllm_steps(knobs: VllmKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:
         async_scheduling=gpu.kind != "cpu",  # vLLM turns it off there
         pool=pool,
     )
-    return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager)
+    graphs = None
+    if gpu.kind != "cpu":
+        graphs = Graphs(0 if engine.enforce_eager else capture_sizes(batch, captured_limit(gpu))[-1])
+    return EngineSteps(scheduler, batch.max_model_len, engine.kv_cache_dtype, engine.enforce_eager, graphs=graphs)
 
 
 def serve_steps(knobs: VllmServeKnobs, gpu: Gpu, facts: ModelFacts) -> EngineSteps:

@@ -5,18 +5,21 @@ climbs it and writes a `LadderRecord`; `predict.step_fit` fits the costs of step
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from workflow_scripts.catalog.gpus_and_models import Dtype
+from workflow_scripts.catalog.gpus_and_models import Dtype, load_gpus
 from workflow_scripts.common.faults import InputError
 from workflow_scripts.common.files import write_text
 from workflow_scripts.common.records import AsRecorded, Record, read_record
+from workflow_scripts.device.device_rates import DeviceRates
 from workflow_scripts.device.device_record import Device, LoadByOthers
+from workflow_scripts.engines.block_sizes import why_block_size_is_refused
 from workflow_scripts.engines.knobs import Knobs
 from workflow_scripts.engines.registry import get_engine
+from workflow_scripts.physics.model_facts import ModelFacts
 from workflow_scripts.study.grid import Cell
 from workflow_scripts.study.outcome import Effective
 from workflow_scripts.study.study_file import Study
@@ -24,12 +27,18 @@ from workflow_scripts.workloads.arrivals import Load
 from workflow_scripts.workloads.workload_kinds import SyntheticWorkload, Workload
 
 # Seconds for all passes of a ladder, its second depth included; starting the engine comes on top.
-CLIMB_S = {"cpu": 20.0, "cuda": 40.0, "rocm": 40.0}
-# Maximum number of prompt tokens of a rung, so that a few rounds fit into that time; mixtures have half of it.
-PROMPT_TOKENS_OF_RUNG = {"cpu": 1024, "cuda": 16_384, "rocm": 16_384}
+CLIMB_S = {"cpu": 20.0, "cuda": 25.0, "rocm": 25.0}
+# Maximum number of prompt tokens of a CPU's rung, so that a few rounds fit into that time; mixtures have half of it.
+PROMPT_TOKENS = 1024
 SHORT_PROMPT, DECODE_STEPS = 8, 5
 LONGEST = 4096  # tokens of a request, if neither the settings nor the workload say
 MIXED_RUNGS = 4
+# On a GPU: steps that only decode, lengths of single prompts, and what requests of mixtures have. Steps with more than
+# 512 tokens are in no captured graph.
+GPU_DECODE_STEPS, SUSTAINED_STEPS = 32, 256
+GPU_PROMPTS = (60, 250, 600, 900, 2042)
+GPU_MIXED_RUNGS, GPU_MIXED_PROMPTS, GPU_MIXED_OUTPUTS = 2, (40, 600), (8, 60)
+PROMPT_AT_HALF_DEPTH = 600
 
 # A request as (prompt tokens, output tokens).
 Lengths = tuple[int, int]
@@ -43,7 +52,8 @@ class Pass(Record):
     """One pass over a rung; times in seconds of the host's monotonic clock.
 
     `ttft_s` has one element per request, and `step_ends_s` one per step of the engine; a server does not
-    report its steps.
+    report its steps. `step_tokens` and `step_graphs` have the tokens of each step and how it was launched, and
+    `queued_s` and `scheduled_s` seconds from the start for each request, if the engine reports them.
     """
 
     rung: int
@@ -52,6 +62,10 @@ class Pass(Record):
     end_s: float
     step_ends_s: list[float]
     ttft_s: list[float]
+    step_tokens: list[int] | None = None
+    step_graphs: list[str] | None = None
+    queued_s: list[float] | None = None
+    scheduled_s: list[float] | None = None
 
 
 class Climb(Record):
@@ -66,7 +80,7 @@ class LadderRecord(Record):
     """What was measured, with everything that its times depend on.
 
     `climbs`: the model itself, and the same architecture with fewer layers and random weights; none if the engine
-    broke, for the reason in `failure`.
+    broke, for the reason in `failure`. `rates`: of the device, without their samples, if they had been measured.
     """
 
     schema_version: Literal[1] = 1
@@ -85,6 +99,7 @@ class LadderRecord(Record):
     measured_at: str
     climbs: list[Climb] = []
     failure: str | None = None
+    rates: DeviceRates | None = None
 
     def write(self, path: Path) -> None:
         """Write the record, whole or not at all."""
@@ -129,13 +144,15 @@ def without_load(knobs: Knobs) -> Knobs:
 class Ladder:
     """A ladder to climb: its place in the grid, and the cell whose settings the engine starts with.
 
-    The ladder has to cover up to `sequences` sequences, and up to `tokens` tokens of a single one.
+    The ladder has to cover up to `sequences` sequences, and up to `tokens` tokens of a single one. `others` are the
+    cells with other settings, which the engine may take if it refuses these.
     """
 
     cell: Cell
     variant: str
     sequences: int
     tokens: int
+    others: tuple[Cell, ...] = ()
 
     @property
     def name(self) -> str:
@@ -159,10 +176,20 @@ def ladders_of(study: Study, cells: Iterable[Cell]) -> dict[str, Ladder]:
         answers_decide = isinstance(cell.knobs, Load) and cell.knobs.users is not None
         if get_engine(cell.engine).steps_by and cell.knobs.ranks == 1 and not cell.knobs.drafts and not answers_decide:
             groups.setdefault(ladder_name(cell), []).append(cell)
-    return {name: _ladder(study, group) for name, group in groups.items()}
+    return {name: ladder_of(study, group) for name, group in groups.items()}
 
 
-def _ladder(study: Study, group: list[Cell]) -> Ladder:
+def ladder_of(study: Study, group: Sequence[Cell]) -> Ladder:
+    """The ladder of cells that share one.
+
+    Its settings are those of a cell whose block size is accepted and which allows most; of equal cells, the study's
+    first one.
+    """
+
+    def is_accepted(cell: Cell) -> bool:
+        size = cell.knobs.set_values().get("block_size")
+        return size is None or why_block_size_is_refused(load_gpus()[cell.gpu].kind, size) is None
+
     def sequences(cell: Cell) -> int:
         most = cell.knobs.max_concurrency
         return min(most, study.workloads[cell.workload].prompts_for(most))
@@ -171,8 +198,9 @@ def _ladder(study: Study, group: list[Cell]) -> Ladder:
         allowed = cell.knobs.longest_request or LONGEST
         return min(allowed, _longest(study.workloads[cell.workload]) or allowed)
 
-    first = max(group, key=lambda cell: (cell.knobs.max_concurrency, context(cell), cell.id))
-    return Ladder(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)))
+    first = max(group, key=lambda cell: (is_accepted(cell), cell.knobs.max_concurrency, context(cell)))
+    others = tuple(cell for cell in group if cell.knobs != first.knobs)
+    return Ladder(first, variant(first.knobs), max(map(sequences, group)), max(map(context, group)), others)
 
 
 def _longest(workload: Workload) -> int | None:
@@ -182,7 +210,7 @@ def _longest(workload: Workload) -> int | None:
     return workload.total_tokens_needed()
 
 
-def rungs_for(sequences: int, tokens: int, kind: str) -> list[list[Lengths]]:
+def rungs_for(sequences: int, tokens: int, kind: str, sustained: int = 0) -> list[list[Lengths]]:
     """Requests of each rung; a rung is served at once.
 
     Few and many sequences that decode with short and with long prompts, single prompts of several lengths, and
@@ -191,26 +219,86 @@ def rungs_for(sequences: int, tokens: int, kind: str) -> list[list[Lengths]]:
     Args:
         sequences: how many may run at once.
         tokens: of the longest request.
-        kind: of the device; a CPU gets fewer tokens.
+        kind: of the device.
+        sustained: tokens of KV at which a GPU's steps take a good part of their time to read it; 0 for no such rung.
 
     >>> rungs_for(2, 60, "cpu")[:5]
     [[(8, 6)], [(8, 6), (8, 6)], [(32, 2)], [(54, 2)], [(54, 6)]]
+    >>> [(len(rung), rung[0]) for rung in rungs_for(256, 4096, "cuda", 85_000)[:7]]
+    [(1, (8, 65)), (8, (8, 33)), (64, (8, 33)), (128, (8, 33)), (256, (8, 33)), (256, (76, 257)), (1, (60, 2))]
     """
-    draw, most = random.Random(0), PROMPT_TOKENS_OF_RUNG[kind]
-    longest = min(most, max(SHORT_PROMPT, tokens - DECODE_STEPS - 1))
+    made = _on_cpu(sequences, tokens) if kind == "cpu" else _on_gpu(sequences, tokens, sustained)
+    return [rung for i, rung in enumerate(made) if rung not in made[:i]]
+
+
+def sustained_tokens(facts: ModelFacts, memory_bytes: float) -> int:
+    """Tokens of KV that are 0.7 times as large as the weights, or as fit into 0.8 of the memory beside them.
+
+    Reading them then takes a fifth of a step with many sequences, of which about half is neither weights nor KV.
+    """
+    room_bytes = 0.8 * max(0.0, memory_bytes - facts.weight_bytes)
+    return int(min(0.7 * facts.weight_bytes, room_bytes) // max(1, facts.bytes_per_token()))
+
+
+def at_half_depth(rungs: list[list[Lengths]], kind: str) -> list[int]:
+    """Which rungs a start with half of the layers serves: all on a CPU; on a GPU one and many sequences, and a prompt.
+
+    >>> rungs = rungs_for(256, 4096, "cuda", 85_000)
+    >>> [(len(rungs[number]), rungs[number][0]) for number in at_half_depth(rungs, "cuda")]
+    [(1, (8, 65)), (256, (8, 33)), (1, (600, 2))]
+    """
+    if kind == "cpu":
+        return list(range(len(rungs)))
+    alike = [number for number, rung in enumerate(rungs) if len(set(rung)) == 1]
+    many = max(alike, key=lambda number: (len(rungs[number]), -sum(rungs[number][0])))
+    prompts = [number for number in alike if len(rungs[number]) == 1 and rungs[number][0][1] == 2]
+    nearest = min(prompts, key=lambda number: abs(rungs[number][0][0] - PROMPT_AT_HALF_DEPTH))
+    return sorted({0, many, nearest})
+
+
+def _on_gpu(sequences: int, tokens: int, sustained: int) -> list[list[Lengths]]:
+    """Some 6 s for an 8B model: steps are short, so passes need many of them."""
+    draw, longest = random.Random(0), max(SHORT_PROMPT, tokens - SUSTAINED_STEPS - 1)
+
+    def cut(prompt: int, output: int) -> Lengths:
+        """A request that is not longer than allowed."""
+        prompt = min(prompt, max(1, tokens - 2))
+        return prompt, max(2, min(output, tokens - prompt))
+
+    counts = sorted({min(sequences, 8), max(1, sequences // 4), max(1, sequences // 2), sequences} - {1})
+    made = [
+        [cut(SHORT_PROMPT, 2 * GPU_DECODE_STEPS + 1)],
+        *([cut(SHORT_PROMPT, GPU_DECODE_STEPS + 1)] * count for count in counts),
+    ]
+    if sustained:
+        prompt = max(SHORT_PROMPT, min(longest, sustained // sequences - SUSTAINED_STEPS))
+        made.append([cut(prompt, SUSTAINED_STEPS + 1)] * sequences)
+    made += [[cut(prompt, 2)] for prompt in GPU_PROMPTS]
+    made += [[cut(256, DECODE_STEPS + 1)] * max(1, sequences // 4)]
+    for _ in range(GPU_MIXED_RUNGS):
+        # The last ones wait until others are done, so their prompts come while others decode.
+        late = [draw.randint(*GPU_MIXED_PROMPTS) for _ in range(max(2, sequences // 6))]
+        prompts = [SHORT_PROMPT] * sequences + late
+        made.append([cut(prompt, draw.randint(*GPU_MIXED_OUTPUTS)) for prompt in prompts])
+    return made
+
+
+def _on_cpu(sequences: int, tokens: int) -> list[list[Lengths]]:
+    draw = random.Random(0)
+    longest = min(PROMPT_TOKENS, max(SHORT_PROMPT, tokens - DECODE_STEPS - 1))
     counts = sorted({*(2**i for i in range(sequences.bit_length())), sequences})
     lengths = sorted({min(longest, SHORT_PROMPT * 4**i) for i in range(1, 8)})
     made: list[list[Lengths]] = [[(SHORT_PROMPT, DECODE_STEPS + 1)] * count for count in counts]
     made += [[(length, 2)] for length in lengths]
     for count in sorted({1, max(1, sequences // 4), sequences}):
-        made.append([(min(longest, max(SHORT_PROMPT, most // count)), DECODE_STEPS + 1)] * count)
+        made.append([(min(longest, max(SHORT_PROMPT, PROMPT_TOKENS // count)), DECODE_STEPS + 1)] * count)
     for _ in range(MIXED_RUNGS):
         count = sequences + draw.randint(1, max(2, sequences // 4))
-        usual = max(SHORT_PROMPT, most // 2 // count)
+        usual = max(SHORT_PROMPT, PROMPT_TOKENS // 2 // count)
         drawn = [round(usual * draw.lognormvariate(-0.2, 0.6)) for _ in range(count)]
         prompts = [min(longest, max(SHORT_PROMPT // 2, prompt)) for prompt in drawn]
         made.append([(prompt, draw.randint(2, 2 * DECODE_STEPS)) for prompt in prompts])
-    return [rung for i, rung in enumerate(made) if rung not in made[:i]]
+    return made
 
 
 def identity(device: Device) -> dict[str, object]:

@@ -10,5 +10,5 @@ Raise the version when what is measured changes; every cell of an older protocol
 """
 
 PROTOCOL_VERSION = 3
-# For the engines' random numbers, and for the gaps between requests that are sent to a server.
+# For the engines' random numbers, and for the gaps between requests that are sent to a server in the first round.
 SEED = 0

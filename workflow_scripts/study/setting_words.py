@@ -1,6 +1,7 @@
 """Settings in words for readers: no names of options, no short codes."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def setting(knob: str, value: Any) -> str:
     return f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}"
 
 
+@lru_cache(maxsize=10_000, typed=True)
 def said(knob: str, value: Any) -> str:
     """A setting as the report words it; `knob` is its name or its column, and `value` may be the text in a table.
 

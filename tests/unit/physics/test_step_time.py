@@ -3,7 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflow_scripts.physics.step_time import KINDS, StepCosts, StepWork, segment_times_s, single_steps, split
+from workflow_scripts.physics.step_time import (
+    KINDS,
+    LaunchCosts,
+    StepCosts,
+    StepWork,
+    arrival_s,
+    device_s,
+    launch_waits_s,
+    segment_times_s,
+    single_steps,
+    usual_waits_s,
+)
 
 
 def work(*segments):
@@ -11,11 +22,6 @@ def work(*segments):
     steps, read, read_growth, flops, flops_growth = np.array(segments, dtype=float).T
     first = {"kv_bytes": read, "attention_flops": flops}
     return StepWork.of(steps, first, {"kv_bytes": read_growth, "attention_flops": flops_growth})
-
-
-def one_by_one(rows, costs):
-    read, compute, overhead = split(rows, costs)
-    return ((np.maximum(read, compute) if costs.overlap else read + compute) + overhead).sum()
 
 
 def test_reading_hides_computing_on_a_gpu_and_adds_to_it_on_a_cpu():
@@ -45,7 +51,7 @@ NUMBERS = st.floats(0, 1e3)
 )
 def test_a_segment_takes_as_long_as_its_steps_one_by_one(segments, overlap):
     costs = StepCosts.of_rates(3, 7, 0.5, overlap=overlap)
-    found = [one_by_one(single_steps(work(segment)), costs) for segment in segments]
+    found = [device_s(single_steps(work(segment)), costs).sum() for segment in segments]
     assert segment_times_s(work(*segments), costs) == pytest.approx(found, rel=1e-9)
 
 
@@ -60,3 +66,40 @@ def test_totals_and_parts():
 def test_costs_are_never_below_zero():
     with pytest.raises(ValueError, match="greater than or equal to 0"):
         StepCosts(weight_bytes=-1)
+
+
+# A device takes 5 s for each step; its host 2 s to launch one, and 10 s more for each layer that is launched by itself.
+HOSTED = StepCosts(steps=5, launch=LaunchCosts(steps=2, piecewise_layers=10, start=1))
+
+
+def steps_of(*launches):
+    """Segments of (steps, layers that are launched one by one)."""
+    steps, layers = np.array(launches, dtype=float).T
+    return StepWork.of(steps, {"piecewise_layers": layers, "prompts": layers > 0}, {})
+
+
+def test_the_device_waits_for_what_a_launch_takes_longer_than_the_work_before_and_of_the_step():
+    work = steps_of((1, 2), (3, 0), (1, 2), (1, 2), (2, 0))
+    waits = launch_waits_s(work, HOSTED)
+    # At first nothing hides the launch but the step's own work: 22 - 5. The graph after it starts when it is launched.
+    # Prompts are launched while a decode step runs: 22 - 5 - 5; those after them when these are launched.
+    assert waits.tolist() == [17, 2, 12, 17, 2]
+    assert segment_times_s(work, HOSTED).tolist() == [5, 15, 5, 5, 10]
+    assert arrival_s(work, HOSTED) == 1
+    # Without a history, the step before counts as one like it.
+    assert usual_waits_s(work, HOSTED).tolist() == [12, 0, 12, 12, 0]
+    # An engine that waits for each step launches nothing ahead.
+    alone = HOSTED.model_copy(update={"launch": HOSTED.launch.model_copy(update={"ahead": False})})
+    assert launch_waits_s(work, alone).tolist() == [17, 2, 17, 17, 2]
+
+
+def test_where_launching_is_slower_than_the_work_the_host_sets_the_pace():
+    slow = HOSTED.model_copy(update={"launch": LaunchCosts(steps=8)})
+    work = steps_of((4, 0))
+    assert (segment_times_s(work, slow) + launch_waits_s(work, slow)).tolist() == [4 * 8 + 5]
+
+
+def test_a_device_without_a_host_never_waits():
+    work = steps_of((1, 2), (3, 0))
+    costs = StepCosts(steps=5)
+    assert (launch_waits_s(work, costs).tolist(), arrival_s(work, costs)) == ([0, 0], 0)

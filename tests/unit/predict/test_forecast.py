@@ -1,10 +1,11 @@
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.predict.planned import study, sweep
 from workflow_scripts.physics.calibration import Speed
-from workflow_scripts.physics.step_time import StepCosts
+from workflow_scripts.physics.step_time import LaunchCosts, StepCosts
 from workflow_scripts.predict import forecast, speed
 from workflow_scripts.predict.forecast import predict_cells
 from workflow_scripts.predict.prediction_record import FIELDS
@@ -46,9 +47,37 @@ def test_requests_reach_a_server_when_the_client_sends_them(tmp_path, monkeypatc
     assert often["wall_s"] == pytest.approx(2 + 3, abs=0.01)
 
 
+def test_graphs_for_all_steps_launch_those_with_prompts_faster(tmp_path, monkeypatch):
+    # Four requests run at once; graphs hold 8 tokens. The first step has 4 prompts of 3 tokens, the second decodes.
+    launch = LaunchCosts(piecewise_layers=1, eager_layers=3)
+    known(monkeypatch, costs=StepCosts(steps=1, launch=launch))
+    workload = {"even": {"kind": "fixed", "num_prompts": 4, "prompt_tokens": 3, "output_tokens": 2}}
+    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 4, "max_model_len": 4096})
+    layers, lone = 32, 32  # the first request's own step has 3 tokens, so it has graphs
+    assert record["wall_s"] == pytest.approx(lone + 3 * layers + 1)
+    assert record["graph_tokens"] == 8
+    assert record["captured_output_tokens_per_s"] == pytest.approx(8 / (lone + layers + 1))
+
+
+def test_the_rate_by_ladders_of_other_devices(tmp_path, monkeypatch):
+    known(monkeypatch)
+    others = (StepCosts(steps=2), StepCosts(steps=8))
+    whole = speed.predict_task
+    monkeypatch.setattr(
+        forecast,
+        "predict_task",
+        lambda task: whole(replace(task, cells=tuple(replace(cell, scaled=others) for cell in task.cells))),
+    )
+    workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
+    record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
+    # Four steps make four tokens, at 1 s each by the device's own ladder.
+    assert record["output_tokens_per_s"] == 1
+    assert record["scaled_output_tokens_per_s"] == pytest.approx(1 / 4)  # the geometric mean of 2 s and 8 s is 4 s
+
+
 def test_a_cell_by_hand(tmp_path, monkeypatch):
     # Two requests of 3 prompt tokens and 2 answers, one at a time, on a device where only the steps count.
-    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, repeat_sd=0.01, covered={"sequences": 0.5})
+    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, repeat_sd=0.01, covered={"sequences": 1})
     workload = {"even": {"kind": "fixed", "num_prompts": 2, "prompt_tokens": 3, "output_tokens": 2}}
     record = one(tmp_path, workload, knobs={"block_size": 16, "max_num_seqs": 1, "max_model_len": 4096})
     assert set(record) == set(FIELDS)
@@ -59,14 +88,22 @@ def test_a_cell_by_hand(tmp_path, monkeypatch):
     assert (record["output_tokens_per_s_low"], record["output_tokens_per_s_high"]) == (0.8, 1.25)
     assert (record["wall_s_low"], record["wall_s_high"]) == (3.2, 5)
     assert (record["ttft_s_p50_low"], record["ttft_s_p50_high"]) == (1, 4)
-    assert record["overhead_share"] == pytest.approx(1)
+    assert record["fixed_share"] == pytest.approx(1)
     assert (record["speed_source"], record["error_pct"], record["source"]) == ("calibrated", 25, "predicted")
-    # A step has twice as many sequences as the costs were fitted to.
-    assert record["how"] == "by hand; beyond the ladder: 1 sequences in a step, fitted up to 0.5"
+    assert record["how"] == "by hand"
     assert record["cell_s"] == record["start_s"] + 3 * 4 + 3 * 4 + record["stop_s"]
     assert record["repeats_needed"] == 4
     # A job asks for twice the slow end of the band.
     assert record["limit_s"] == 2 * 1.25 * record["cell_s"]
+
+
+def test_beyond_the_ladder_there_is_no_band(tmp_path, monkeypatch):
+    # A step has twice as many sequences as the costs were fitted to.
+    known(monkeypatch, error_pct=25.0, ttft_error_pct=100.0, covered={"sequences": 0.5})
+    record = one(tmp_path, knobs={"block_size": 16, "max_num_seqs": 1})
+    assert (record["error_pct"], record["ttft_error_pct"], record["wall_s_high"]) == (None, None, None)
+    said = "by hand; beyond the ladder, so without a band: 1 sequences in a step, fitted up to 0.5"
+    assert record["how"] == said
 
 
 def test_without_a_ladder_there_is_no_band(tmp_path):

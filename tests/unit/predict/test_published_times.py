@@ -9,10 +9,12 @@ import pytest
 from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, models_by_repo, resolve
 from workflow_scripts.physics.calibration import default_speed
 from workflow_scripts.physics.model_facts import model_facts, read_model_facts
-from workflow_scripts.physics.step_time import StepWork, segment_times_s
+from workflow_scripts.physics.step_time import StepCosts, StepWork, segment_times_s
+from workflow_scripts.predict.observed_steps import Observed
+from workflow_scripts.predict.pipeline_fit import fit_pipeline
 from workflow_scripts.predict.schedule import RequestLengths, SchedulerSettings
 from workflow_scripts.predict.scheduler import make_schedule
-from workflow_scripts.predict.step_fit import fit
+from workflow_scripts.predict.step_fit import fit_sums
 from workflow_scripts.predict.timing import activation_bytes_per_token, lay, matrix_flops, step_work
 
 LLAMA = {
@@ -63,12 +65,18 @@ def work_of(rows):
 
 def error_pct(fitted, tested, overlap=True):
     """Errors without sign of the times of `tested`, by costs fitted to `fitted`."""
-    costs = fit(work_of(fitted).first, fitted["seconds"].to_numpy(), overlap=overlap)
+    rows, times_s = work_of(fitted).first, fitted["seconds"].to_numpy()
+    if overlap:
+        each = [Observed(row[None], np.array([seconds])) for row, seconds in zip(rows, times_s, strict=True)]
+        begin = StepCosts.of_rates(2e12, 4e14, 0).model_copy(update={"layers": 3e-5, "activation_bytes": 5e-13})
+        costs = fit_pipeline(each, np.ones(len(each)), begin, within=None)
+    else:
+        costs = fit_sums(rows, times_s)
     predicted = segment_times_s(work_of(tested), costs)
     return np.abs(100 * (predicted / tested["seconds"].to_numpy() - 1))
 
 
-@pytest.mark.parametrize(("gpu", "median", "p90"), [("a100", 4.5, 14), ("h100", 5, 13), ("a40", 6.5, 14)])
+@pytest.mark.parametrize(("gpu", "median", "p90"), [("a100", 4, 15), ("h100", 4.2, 12), ("a40", 5.5, 13)])
 def test_four_costs_meet_the_operator_times_of_all_models_of_a_gpu(gpu, median, p90):
     rows = operator_times()
     rows = rows[rows["gpu"] == gpu]
@@ -82,10 +90,10 @@ def test_four_costs_meet_the_operator_times_of_all_models_of_a_gpu(gpu, median, 
     ("gpu", "model", "median"),
     [
         ("a100", "meta-llama/Llama-2-70b-hf", 4),
-        ("a100", "meta-llama/Llama-2-7b-hf", 8),
-        ("a100", "meta-llama/Meta-Llama-3-8B", 4.5),
-        ("h100", "meta-llama/Llama-2-70b-hf", 8),
-        ("h100", "meta-llama/Llama-2-7b-hf", 8),
+        ("a100", "meta-llama/Llama-2-7b-hf", 6.5),
+        ("a100", "meta-llama/Meta-Llama-3-8B", 3.5),
+        ("h100", "meta-llama/Llama-2-70b-hf", 5.5),
+        ("h100", "meta-llama/Llama-2-7b-hf", 5.5),
     ],
 )
 def test_the_operator_times_of_other_models_predict_those_of_a_model(gpu, model, median):

@@ -63,10 +63,29 @@ def test_under_one_mask_all_tokens_attend_to_all_sequences():
     assert attended == (70 * 70 + one_by_one) * reach.decode_pair_flops
 
 
-def test_ranks_share_the_work_evenly():
+def kv_of_a_step(model, dtype, ranks, tokens):
+    """Bytes of KV that one of several ranks reads in a decode step of one sequence that has so many earlier tokens."""
+    facts = read_model_facts(get_model(model).config, dtype)
+    segments = make_schedule(
+        lengths([tokens], [2]), settings(1, max_num_batched_tokens=tokens, max_model_len=2 * tokens)
+    ).segments
+    work = step_work(segments, facts, ranks=ranks)
+    return work.first[1, KINDS.index("kv_bytes")]
+
+
+def test_ranks_share_matrices_and_kv_heads_evenly():
     segments = make_schedule(lengths([30, 40], [8, 9]), settings(2)).segments
-    whole, half = totals(step_work(segments, FACTS)), totals(step_work(segments, FACTS, ranks=2))
+    facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    whole, half = totals(step_work(segments, facts)), totals(step_work(segments, facts, ranks=2))
     assert half == (whole[0], whole[1] / 2, whole[2] / 2)
+
+
+def test_ranks_that_cannot_share_kv_heads_each_read_them_whole():
+    # DeepSeek-V3 keeps a latent vector of 512 + 64 elements in each of 61 layers: 70,272 bytes per token on every rank.
+    assert [kv_of_a_step("deepseek-v3", "bfloat16", ranks, 256_000) for ranks in (1, 8)] == [256_000 * 70_272] * 2
+    # Llama-3.1-8B has 8 KV heads: eight ranks keep one each, and sixteen too.
+    per_rank = [kv_of_a_step("llama-3.1-8b-instruct", "bfloat16", ranks, 1000) for ranks in (1, 8, 16)]
+    assert per_rank == [131_072_000, 16_384_000, 16_384_000]
 
 
 def test_a_smaller_cache_type_is_read_faster():

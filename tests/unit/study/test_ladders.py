@@ -1,14 +1,18 @@
 import pytest
 
 from tests.unit.predict.planned import study, sweep
+from workflow_scripts.catalog.gpus_and_models import get_model
+from workflow_scripts.physics.model_facts import read_model_facts
 from workflow_scripts.study.grid import expand
 from workflow_scripts.study.ladders import (
-    PROMPT_TOKENS_OF_RUNG,
+    PROMPT_TOKENS,
     LadderError,
     identity,
+    ladder_of,
     ladders_of,
     read_ladder,
     rungs_for,
+    sustained_tokens,
 )
 
 
@@ -38,16 +42,27 @@ def test_cells_that_differ_in_more_than_kernels_share_a_ladder(tmp_path):
     assert (many.cell.knobs.max_num_seqs, many.sequences, many.tokens) == (64, 24, 64 + 32)
 
 
+def test_the_engine_starts_with_a_block_size_that_it_accepts_and_other_settings_come_next(tmp_path):
+    planned = study(tmp_path, sweeps=[sweep(knobs={"block_size": [8, 32, 16], "max_num_seqs": [4, 64]})])
+    (ladder,) = ladders_of(planned, expand(planned)).values()
+    sizes = []
+    for _ in range(4):
+        sizes.append((ladder.cell.knobs.block_size, ladder.cell.knobs.max_num_seqs))
+        ladder = ladder_of(planned, ladder.others)
+    assert sizes == [(32, 64), (16, 64), (32, 4), (16, 4)]
+    assert {cell.knobs.block_size for cell in (ladder.cell, *ladder.others)} == {8}
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 20), (16, 512), (256, 4096)])
 def test_rungs_keep_to_what_the_engine_allows(kind, sequences, tokens):
-    rungs = rungs_for(sequences, tokens, kind)
-    assert rungs == rungs_for(sequences, tokens, kind)
+    rungs = rungs_for(sequences, tokens, kind, 60_000)
+    assert rungs == rungs_for(sequences, tokens, kind, 60_000)
     assert all(prompt + output <= max(tokens, 14) + 10 for rung in rungs for prompt, output in rung)
     assert {1, sequences} <= {len(rung) for rung in rungs}
     assert any(len(rung) > sequences for rung in rungs)
     one_each = max(sum(prompt for prompt, _ in rung) for rung in rungs)
-    assert one_each <= max(3 * PROMPT_TOKENS_OF_RUNG[kind], 16 * sequences)
+    assert one_each <= (max(3 * PROMPT_TOKENS, 16 * sequences) if kind == "cpu" else 80_000)
 
 
 def test_cards_of_one_type_and_cpus_with_other_cores_are_different_devices():
@@ -66,3 +81,18 @@ def test_what_is_no_ladder_is_said_so(tmp_path, text, said):
         path.write_text(text)
     with pytest.raises(LadderError, match=f"{path}.*{said}"):
         read_ladder(path)
+
+
+def test_a_gpus_series_reads_much_kv_and_has_prompts_beyond_the_captured_sizes():
+    facts = read_model_facts(get_model("llama-3.1-8b-instruct").config, "bfloat16")
+    # 0.7 times 16 GB of weights at 131 kB per token; on a card with little more than the weights, what fits.
+    sustained = sustained_tokens(facts, 0.9 * 141e9)
+    assert sustained == pytest.approx(85_800, rel=0.01)
+    assert sustained_tokens(facts, 18e9) == pytest.approx(0.8 * (18e9 - facts.weight_bytes) / 131_072, abs=1)
+    rungs = rungs_for(256, 4096, "cuda", sustained)
+    most = max(sum(prompt + output for prompt, output in rung) for rung in rungs if len(set(rung)) == 1)
+    assert most == pytest.approx(sustained, rel=0.01)
+    singles = [rung[0][0] for rung in rungs if len(rung) == 1]
+    assert sum(prompt > 512 for prompt in singles) == 3
+    few = rungs_for(4, 4096, "cuda", sustained)
+    assert max(sum(prompt + output for prompt, output in rung) for rung in few) == pytest.approx(4 * 4096, rel=0.1)

@@ -1,0 +1,153 @@
+"""Predictions of the cells that an H200 and an H100 measured, by the ladders that were climbed on them."""
+
+import json
+import tarfile
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from tests.unit.predict.planned import study, sweep
+from workflow_scripts.catalog.gpus_and_models import CONFIG, get_gpu, get_model
+from workflow_scripts.physics.calibration import default_speed, scaled
+from workflow_scripts.physics.model_facts import read_model_facts
+from workflow_scripts.physics.step_time import KIND, device_s
+from workflow_scripts.predict import forecast
+from workflow_scripts.predict.calibrated import PROJECT_FILES, speed_for
+from workflow_scripts.predict.forecast import predict_cells
+from workflow_scripts.predict.schedule import RequestLengths
+from workflow_scripts.predict.step_fit import fit_ladder, scheduled
+from workflow_scripts.predict.timing import lay
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.ladders import CLIMB_S, read_ladder, rungs_for, sustained_tokens
+from workflow_scripts.study.study_file import load_study
+
+STUDY = CONFIG / "studies/two_gpus.yaml"
+EVIDENCE = CONFIG / "reference/two_gpus/evidence.tar.xz"
+MODEL = "llama-3.1-8b-instruct"
+FACTS = read_model_facts(get_model(MODEL).config, "bfloat16")
+GPUS = ("h200", "h100-sxm")
+
+
+def record_of(gpu):
+    return read_ladder(PROJECT_FILES / f"{gpu}/vllm/{MODEL}/default.json")
+
+
+@pytest.fixture(scope="module")
+def walls_s():
+    """Wall times of all repeats of all starts, by cell."""
+    found = defaultdict(list)
+    with tarfile.open(EVIDENCE) as archive:
+        for member in archive:
+            if member.name.endswith("/outcome.json"):
+                outcome = json.load(archive.extractfile(member))
+                found[outcome["cell_id"]] += [r["end_monotonic_s"] - r["start_monotonic_s"] for r in outcome["repeats"]]
+    return {cell: walls for cell, walls in found.items() if walls}
+
+
+def predicted():
+    study = load_study(STUDY)
+    return {record.cell_id: record for record in predict_cells(study, expand(study))}
+
+
+def errors_pct(records, walls_s, gpu):
+    """Errors of wall times of vLLM's cells of the model of the ladder, with sign."""
+    of_gpu = [
+        r for r in records.values() if (r.gpu, r.engine, r.model) == (gpu, "vllm", MODEL) and r.cell_id in walls_s
+    ]
+    return np.array([100 * (r.wall_s.value / np.median(walls_s[r.cell_id]) - 1) for r in of_gpu])
+
+
+def test_a_laptop_predicts_the_cells_of_both_gpus_from_the_projects_ladders(walls_s):
+    records = predicted()
+    for gpu, cells in (("h200", 15), ("h100-sxm", 5)):
+        errors = np.abs(errors_pct(records, walls_s, gpu))
+        assert len(errors) == cells
+        assert (np.median(errors) <= 3.05, errors.max() <= 6) == (True, True), gpu
+    banded = [r for r in records.values() if r.error_pct is not None and r.cell_id in walls_s]
+    within = [r.wall_s.low <= wall <= r.wall_s.high for r in banded for wall in walls_s[r.cell_id]]
+    assert len(banded) == 20
+    assert np.mean(within) >= 0.9
+    assert {r.speed_source for r in banded} == {"project file"}
+
+
+@pytest.mark.parametrize(("gpu", "other"), [GPUS, GPUS[::-1]])
+def test_one_gpus_ladder_and_the_rates_of_another_predict_the_others_cells(gpu, other, walls_s, monkeypatch):
+    known, here = record_of(other).rates, record_of(gpu).rates
+
+    def from_the_other(wanted, *folders):
+        speed = speed_for(wanted, *folders)
+        if (wanted.gpu.name, wanted.engine) != (gpu, "vllm"):
+            return speed
+        found = fit_ladder(record_of(other), FACTS, False, default_speed(get_gpu(other), "bfloat16", rates=known).costs)
+        costs = scaled(found.costs, known, here, "bfloat16", (get_gpu(other), get_gpu(gpu)))
+        return speed.model_copy(update={"costs": costs})
+
+    monkeypatch.setattr(forecast, "speed_for", from_the_other)
+    errors = np.abs(errors_pct(predicted(), walls_s, gpu))
+    assert (np.median(errors) <= 5, errors.max() <= 10) == (True, True)
+
+
+@pytest.mark.parametrize(("gpu", "passes"), [("h200", 160), ("h100-sxm", 142)])
+def test_all_passes_are_used_whichever_steps_their_requests_formed(gpu, passes):
+    record = record_of(gpu)
+    guide = default_speed(get_gpu(gpu), "bfloat16", rates=record.rates).costs
+    found = fit_ladder(record, FACTS, False, guide)
+    assert (found.passes, found.climbed) == (passes, passes)
+    # A step with prompts takes 7 to 9 ms to launch in captured pieces, and 25 to 27 ms kernel by kernel.
+    launch = found.costs.launch
+    assert 6e-3 < 32 * launch.piecewise_layers < 10e-3
+    assert 22e-3 < 32 * launch.eager_layers < 30e-3
+    assert found.costs.weight_bytes * record.rates.memory_bytes_per_s == pytest.approx(1.1, abs=0.05)
+
+
+def test_the_shares_of_the_time_say_why_a_gpu_is_faster():
+    shares = ("weights_share", "kv_share", "operations_share", "fixed_share", "launch_share")
+    for record in predicted().values():
+        if record.wall_s is not None:
+            assert sum(getattr(record, name) for name in shares) == pytest.approx(1)
+            parts = record.device_s + record.launch_s + record.arrival_s
+            assert parts == pytest.approx(record.wall_s.value), record.cell_id
+    one, many = (predicted()[f"h200/vllm/{MODEL}/chat/bs16-seqs{seqs}-len4096-util0.9"] for seqs in (1, 256))
+    assert (one.weights_share, many.weights_share) == pytest.approx((0.77, 0.36), abs=0.04)
+
+
+def test_passes_that_cannot_be_used_are_counted():
+    record = record_of("h200")
+    broken = [
+        one.model_copy(update={"step_ends_s": one.step_ends_s[1:]}) if one.rung == 4 else one
+        for one in record.climbs[0].passes
+    ]
+    record = record.model_copy(update={"climbs": [record.climbs[0].model_copy(update={"passes": broken})]})
+    found = fit_ladder(record, FACTS, False, default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs)
+    assert (found.passes, found.climbed) == (76, 80)
+
+
+def test_a_gpus_series_takes_its_time_twice_and_reads_kv_in_a_fifth_of_a_step():
+    record = record_of("h200")
+    costs = fit_ladder(record, FACTS, False, default_speed(get_gpu("h200"), "bfloat16", rates=record.rates).costs).costs
+    rungs = rungs_for(256, 4096, "cuda", sustained_tokens(FACTS, 0.9 * 141e9))
+    seconds, kv_share = {}, {}
+    for number, rung in enumerate(rungs):
+        requests = RequestLengths(*(np.array(column) for column in zip(*rung, strict=True)))
+        schedule, work = scheduled(requests, record, record.climbs[0].effective, FACTS, False)
+        seconds[number] = lay(schedule, work, costs, requests).wall_s
+        kv_share[number] = (work.last[:, KIND["kv_bytes"]] * costs.kv_bytes / device_s(work.last, costs)).max()
+    # The first round passes each rung twice; the model itself has three quarters of the time.
+    assert 2 * sum(seconds.values()) < 0.75 * CLIMB_S["cuda"]
+    assert max(kv_share.values()) > 0.2
+    # In mixtures, prompts come while others decode.
+    schedule, _ = scheduled(requests, record, record.climbs[0].effective, FACTS, False)
+    assert ((schedule.segments.prefill_seqs > 0) & (schedule.segments.decode_seqs > 0)).sum() > 6
+
+
+def test_first_tokens_of_a_server_below_saturation_do_not_drift(tmp_path):
+    knobs = {"block_size": 16, "max_num_seqs": 64, "max_model_len": 4096, "request_rate_per_s": 2.0}
+    workload = {"even": {"kind": "fixed", "num_prompts": 64, "prompt_tokens": 200, "output_tokens": 64}}
+    planned = study(tmp_path, workloads=workload, sweeps=[sweep(engine="vllm-serve", knobs=knobs)])
+    (record,) = predict_cells(planned, expand(planned))
+    # A step with one prompt takes some 27 ms to launch, of which the device's own work hides a part.
+    assert (0.01 < record.ttft_s_p50.value < 0.04, record.ttft_s_p99.value < 0.06) == (True, True)
+    # The offline engine's ladder is used without a band.
+    assert (record.speed_source, record.error_pct) == ("project file", None)
+    assert "another engine vllm" in record.how

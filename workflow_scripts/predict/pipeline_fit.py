@@ -1,0 +1,125 @@
+"""The costs of a GPU and its host, fitted to the steps of a ladder.
+
+A step is launched while the one before runs, and its end is reported when the next one is launched. So the time between
+two reports holds the work of one step and the launch of another. Each pass is passed through this pipeline, and least
+squares finds the costs with which the times between reports are met best, as factors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from workflow_scripts.physics.step_time import KIND, KINDS, LAUNCHED, FloatArray, StepCosts, device_s
+from workflow_scripts.predict.observed_steps import Observed
+
+# Costs that are fitted: of the device, and of its host.
+DEVICE = (
+    *("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops"),
+    *("layers", "activation_bytes", "sequences", "requests"),
+)
+HOST = ("steps", "sequences", "prompts", "piecewise_layers", "eager_layers", "start")
+# Costs that follow from measured rates of the device, and how closely, as a share.
+GUIDED = ("weight_bytes", "kv_bytes", "matrix_flops", "attention_flops")
+GUIDED_WITHIN, GUIDED_BY_DATA_SHEET = 0.05, 0.3
+# Errors beyond this share count by their size instead of their square, because disturbances only add time.
+DISTURBED = 0.05
+# No cost is further than this from where the search begins, as a logarithm.
+MOST_LOG = 7.0
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Passes of equal length: shorter ones end with rows of zeros. The first index is the step, the second the pass."""
+
+    rows: FloatArray
+    seen: npt.NDArray[np.bool_]
+    last: npt.NDArray[np.bool_]
+    times_s: FloatArray
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, observed: Sequence[Observed], weights: FloatArray) -> "_Passes":
+        steps = max(len(one.ends_s) for one in observed)
+        rows = np.zeros((steps, len(observed), len(KINDS)))
+        ends_s = np.full((steps, len(observed)), np.nan)
+        last = np.zeros_like(ends_s, dtype=bool)
+        for number, one in enumerate(observed):
+            rows[: len(one.ends_s), number], ends_s[: len(one.ends_s), number] = one.rows, one.ends_s
+            last[len(one.ends_s) - 1, number] = True
+        seen = ~np.isnan(ends_s)
+        return cls(rows, seen, last, _between(ends_s, seen), np.broadcast_to(weights, seen.shape)[seen])
+
+    def reported_s(self, costs: StepCosts) -> FloatArray:
+        """When the end of each step is reported, from the start of its pass."""
+        on_device_s, host = device_s(self.rows, costs), costs.launch
+        if host is None:
+            return on_device_s.cumsum(axis=0)
+        launch_s = host.host_s(self.rows)
+        as_graph = np.equal(sum(self.rows[..., KIND[kind]] for kind in LAUNCHED), 0)
+        others_s = self.rows[0, :, KIND["requests"]] * costs.requests
+        reported = np.zeros_like(on_device_s)
+        end_s = launched_s = np.full(on_device_s.shape[1], host.start)
+        for step in range(len(on_device_s)):
+            if step == 0 or not host.ahead:
+                begins_s = end_s if step else launched_s
+                launched_s = begins_s + launch_s[step]
+            end_s = np.maximum(end_s + on_device_s[step], launched_s + on_device_s[step] * as_graph[step])
+            reported[step] = end_s
+            if host.ahead and step + 1 < len(on_device_s):
+                begins_s = np.maximum(launched_s, reported[step - 1]) if step else launched_s + others_s
+                launched_s = begins_s + launch_s[step + 1]
+                reported[step] = np.where(self.last[step], end_s, np.maximum(end_s, launched_s))
+                end_s = end_s if step else np.maximum(end_s, begins_s)
+        return reported
+
+    def off(self, costs: StepCosts) -> FloatArray:
+        """Logarithms of predicted over measured times between reports."""
+        logs: FloatArray = np.log(np.maximum(_between(self.reported_s(costs), self.seen), 1e-9) / self.times_s)
+        return logs
+
+
+def _between(ends_s: FloatArray, seen: npt.NDArray[np.bool_]) -> FloatArray:
+    """Times from one reported end to the next, or from the start of the pass."""
+    known = np.where(seen, ends_s, 0.0)
+    before = np.maximum.accumulate(np.vstack([np.zeros(known.shape[1]), known[:-1]]), axis=0)
+    between: FloatArray = (known - before)[seen]
+    return between
+
+
+def fit_pipeline(
+    observed: Sequence[Observed], weights: FloatArray, begin: StepCosts, within: float | None = GUIDED_WITHIN
+) -> StepCosts:
+    """The costs that meet the reported times of passes best.
+
+    Args:
+        observed: the passes.
+        weights: of each pass.
+        begin: costs by the rates of the device. With these the search begins.
+        within: how far costs of reading and of operations are from those, as a share; None if it is not known.
+    """
+    passes = _Passes.of(observed, weights)
+    amounts = passes.rows.max(axis=(0, 1))
+    names = [kind for kind in DEVICE if amounts[KIND[kind]] > 0 and getattr(begin, kind)]
+    host = [kind for kind in HOST if getattr(begin.launch, kind, 0.0)]
+    first = np.array([*(getattr(begin, kind) for kind in names), *(getattr(begin.launch, kind) for kind in host)])
+    guided = np.array([kind in GUIDED for kind in names] + [False] * len(host))
+
+    def costs_of(logs: FloatArray) -> StepCosts:
+        values = np.exp(np.clip(logs, -MOST_LOG, MOST_LOG)) * first
+        costs = StepCosts().model_copy(update=dict(zip(names, values.tolist(), strict=False)))
+        if begin.launch is None:
+            return costs
+        launch = begin.launch.model_copy(update=dict(zip(host, values[len(names) :].tolist(), strict=True)))
+        return costs.model_copy(update={"launch": launch})
+
+    def off(logs: FloatArray) -> FloatArray:
+        far = passes.off(costs_of(logs)) / DISTURBED
+        # Grows like the square of small errors, and like the size of large ones.
+        found = np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)) * passes.weights
+        return found if within is None else np.concatenate([found, logs[guided] / within])
+
+    from scipy.optimize import least_squares  # takes longer than a prediction that fits no ladder
+
+    return costs_of(least_squares(off, np.zeros(len(first)), method="lm", ftol=1e-4, xtol=1e-3).x)
