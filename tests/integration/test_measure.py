@@ -116,7 +116,7 @@ def test_vllm_serves_every_request_with_the_tokens_it_asked_for(measured):
     assert outcome.effective["block_size"] == 32
     assert outcome.effective["max_num_seqs"] == 4
     assert outcome.warmup is not None
-    assert outcome.warmup.requests == 4
+    assert outcome.warmup.requests == 5  # four run, and one waits
     assert 2 <= len(outcome.warmup.passes_s) <= 6
     job = outcome.definition
     requests = list(read_jsonl(raw(measured, "requests.jsonl")))
@@ -545,7 +545,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
             record = json.loads(outcome.read_text())
             record["repeats"][0]["end_monotonic_s"] = record["repeats"][0]["start_monotonic_s"] + wall_s
             outcome.write_text(json.dumps(record))
-    as_needed = {"starts": {"at_least": 2, "at_most": 3}, "equivalence_margin_pct": 5.0}
+    as_needed = {"starts": {"at_least": 2, "at_most": 3}, "equivalence_margin_pct": 35.0}
     measure(**as_needed)
     assert starts() == sorted([*twice, (3, 3, 1, False), (3, 3, 2, False), (3, 3, 3, True)])
     third, fourth = (read_plan(paths.round_plan(number)) for number in (3, 4))
@@ -554,7 +554,7 @@ def test_cells_are_measured_in_rounds_and_those_that_are_not_decided_once_more(t
     assert last_plan(paths) == fourth
     assert re.search(r"^total +0$", measure("--dry-run", **as_needed), re.MULTILINE)
     # The plan of the fourth round is there, but it was decided on another margin.
-    assert re.search(r"^next_round +1$", measure("--dry-run", **as_needed | {"equivalence_margin_pct": 4.0}), re.M)
+    assert re.search(r"^next_round +1$", measure("--dry-run", **as_needed | {"equivalence_margin_pct": 30.0}), re.M)
 
 
 def test_a_second_call_and_a_dry_run_beside_a_running_one_change_no_file(

@@ -1,4 +1,4 @@
-"""Which files a module's results depend on: its own source, and all that it imports from this package."""
+"""Which files the results of modules depend on: their sources, what these import from this package, and figures."""
 
 import re
 from functools import cache
@@ -9,12 +9,15 @@ from workflow_scripts.common.checkout import CHECKOUT
 PACKAGE = CHECKOUT / "workflow_scripts"
 # Read as text: parsing all modules would take longer than the rest of Snakemake's planning, in every cluster job.
 _IMPORT = re.compile(r"^\s*from (workflow_scripts[\w.]*) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
+# A file with figures of other studies that a module reads.
+_FIGURES = re.compile(r'^\w+ = CHECKOUT / "config" / "([\w.]+)"$', re.MULTILINE)
 
 
 def sources(*modules: str) -> list[str]:
     """Files of the package that modules use, including themselves, as paths relative to the checkout's root.
 
-    Modules imported by name at run time are not found; a rule whose command does that names them too.
+    Among them are files of figures in config/ that a module names. Modules imported by name at run time are not found;
+    a rule whose command does that names them too.
 
     >>> [Path(file).name for file in sources("common.sources")]
     ['__init__.py', '__init__.py', 'checkout.py', 'sources.py']
@@ -33,18 +36,19 @@ def sources(*modules: str) -> list[str]:
         if file not in found:
             found.add(file)
             waiting += _imported(file)
-    return sorted(str(Path(PACKAGE.name, file.relative_to(PACKAGE))) for file in found)
+    return sorted(str(file.relative_to(PACKAGE.parent)) for file in found)
 
 
 @cache
 def _imported(file: Path) -> list[Path]:
-    """Files of the modules that a file imports, and of the packages that contain them."""
-    names = {"workflow_scripts"}
-    for origin, listed, line in _IMPORT.findall(file.read_text(encoding="utf-8")):
+    """Files of the modules that a file imports, and of the packages that contain them; and the figures it reads."""
+    names, text = {"workflow_scripts"}, file.read_text(encoding="utf-8")
+    for origin, listed, line in _IMPORT.findall(text):
         names.add(origin)
         names |= {f"{origin}.{name}" for name in re.findall(r"\w+", (listed or line).partition("#")[0])}
     parents = {name.rpartition(".")[0] for name in names} - {""}
-    return [path for name in names | parents if (path := _file(name)) is not None]
+    figures = [PACKAGE.parent / "config" / name for name in _FIGURES.findall(text)]
+    return [path for name in names | parents if (path := _file(name)) is not None] + figures
 
 
 def _file(module: str) -> Path | None:

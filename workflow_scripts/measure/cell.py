@@ -45,6 +45,7 @@ from workflow_scripts.study.definition import (
 from workflow_scripts.study.grid import Cell, expand
 from workflow_scripts.study.outcome import Measured, Outcome, Start, is_outcome_of
 from workflow_scripts.study.paths import ENGINE_LOG, JOB, OUTCOME, PARTIAL, RAW, StudyPaths
+from workflow_scripts.study.protocol import SEED
 from workflow_scripts.study.rounds import CellStart, ended_starts, last_seen_s, next_start, present_round
 from workflow_scripts.study.study_file import Study, StudyError, load_study
 
@@ -88,6 +89,8 @@ def measure_cell(
         workload=workload,
         evidence=evidence,
         start_limit_s=min(study.server_start_limit_s, time_limit_s),
+        # All cells of a round get the same arrivals, and each round gets others.
+        arrival_seed=SEED + start.round - 1,
     ).write(job)
     with device_lock(load_gpus()[cell.gpu], cell.knobs.ranks) as idle_before_s:
         print(f"measuring {cell.id}" + (f", start {start.start}" if start.start > 1 else ""), flush=True)

@@ -51,7 +51,8 @@ class RequestRecord:
 class Step(TypedDict, total=False):
     """A step of a scheduler, or its queues at one moment; `docs/tables.md` says what the fields mean.
 
-    An engine leaves out what it does not know. `time_s` is of the monotonic clock.
+    An engine leaves out what it does not know. `time_s` is of the monotonic clock. `computed_tokens` are all tokens of
+    the step, and `graph` is how a GPU's host launched it, by vLLM's names.
     """
 
     time_s: float
@@ -67,6 +68,8 @@ class Step(TypedDict, total=False):
     kv_tokens_live: int
     kv_slots_reserved: int
     kv_bytes_reserved: int
+    computed_tokens: int
+    graph: str
 
 
 # Counters, gauges and histograms under the engine's own names; its description says which of them are used.
@@ -95,6 +98,7 @@ class EngineSetup:
     evidence: Path = Path()
     start_limit_s: float = math.inf
     endpoint: Endpoint | None = None
+    arrival_seed: int = 0
     sampling: Sampling | None = None
     keep_answers: bool = False
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from workflow_scripts.common.files import read_json, write_json
 from workflow_scripts.common.records import Record
 from workflow_scripts.study.definition import Definition
+from workflow_scripts.study.protocol import SEED
 
 # Written last by that process, beside its input: what it observed.
 MEASURED = "measured.json"
@@ -24,6 +25,7 @@ class Job(Record):
     workload: Path
     evidence: Path
     start_limit_s: float = math.inf
+    arrival_seed: int = SEED
     passes: list[list[int]] | None = None
     passes_s: float | None = None
 

@@ -19,10 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from workflow_scripts.catalog.gpus_and_models import load_gpus
+import numpy as np
+
+from workflow_scripts.catalog.gpus_and_models import load_gpus, load_models
 from workflow_scripts.common.command import RESULTS, STUDY, command, option
 from workflow_scripts.common.files import read_json, read_jsonl, write_json, write_jsonl
 from workflow_scripts.device.device_check import WrongDeviceError, device_lock
+from workflow_scripts.device.device_rates import read_device_rates
 from workflow_scripts.engines.registry import get_engine
 from workflow_scripts.measure.cell import note_wrong_node
 from workflow_scripts.measure.engine import preload_of
@@ -30,6 +33,7 @@ from workflow_scripts.measure.forkserver import ForkServerError
 from workflow_scripts.measure.forkserver import run as run_forked
 from workflow_scripts.measure.job import MEASURED, Job
 from workflow_scripts.measure.provenance import provenance
+from workflow_scripts.physics.facts_on_device import facts_on
 from workflow_scripts.physics.model_facts import ModelFactsError, vocabulary_size
 from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
 from workflow_scripts.study.grid import expand
@@ -40,8 +44,11 @@ from workflow_scripts.study.ladders import (
     LadderRecord,
     Lengths,
     Pass,
+    at_half_depth,
+    ladder_of,
     ladders_of,
     rungs_for,
+    sustained_tokens,
     without_load,
 )
 from workflow_scripts.study.outcome import Measured
@@ -58,10 +65,16 @@ ON_CPU, ON_GPU = ((WHOLE, 0.4), (HALF, 0.2), (WHOLE, 0.4)), ((WHOLE, 0.75), (HAL
 DEPTHS = ("num_hidden_layers", "n_layer")
 LOG_TAIL_LINES = 40
 START_LIMIT_S = 600.0
+# How many settings an engine may refuse before its ladder is given up.
+MAY_REFUSE = 2
 
 
 class ClimbError(RuntimeError):
     """The engine did not climb the ladder; the message says why."""
+
+
+class RefusedError(ClimbError):
+    """The engine does not take the settings; it may take others."""
 
 
 class Climbing:
@@ -69,8 +82,19 @@ class Climbing:
 
     def __init__(self, study: Study, ladder: Ladder, paths: StudyPaths) -> None:
         """Raises a StudyError if the model was not prepared."""
-        cell = ladder.cell
-        self.ladder, self._out = ladder, paths.ladder(ladder.name)
+        self._study, self._paths, self._out = study, paths, paths.ladder(ladder.name)
+        self._engine_version = provenance(ladder.cell.engine)["engine_version"]
+        self._first: Measured | None = None
+        self._climbs: list[Climb] = []
+        self._failure: str | None = None
+        self._refused = 0
+        rates = paths.device(ladder.cell.gpu)
+        self._rates = read_device_rates(rates).model_copy(update={"samples": {}}) if rates.exists() else None
+        self._use(ladder)
+
+    def _use(self, ladder: Ladder) -> None:
+        study, paths, cell = self._study, self._paths, ladder.cell
+        self.ladder = ladder
         definition = cell_definition(study, cell, resolved_models(study))
         # A ladder is for all workloads, so its tokens are chosen greedily.
         workload = definition.workload.model_copy(update={"sampling": None, "keep_answers": False})
@@ -80,11 +104,19 @@ class Climbing:
             missing = self._model_dir / "config.json"
             raise StudyError(f"{missing} is not there; `snakemake calibrate` prepares and measures")
         self.gpu = load_gpus()[cell.gpu]
-        self._rungs = rungs_for(ladder.sequences, ladder.tokens, self.gpu.kind)
-        self._engine_version = provenance(cell.engine)["engine_version"]
-        self._first: Measured | None = None
-        self._climbs: list[Climb] = []
-        self._failure: str | None = None
+        self._rungs = rungs_for(ladder.sequences, ladder.tokens, self.gpu.kind, self._sustained())
+
+    def _sustained(self) -> int:
+        """Tokens of KV for sustained decoding; 0 if the engine has no cache of the GPU's size, or that is not known."""
+        cell, memory_bytes = self.ladder.cell, self.gpu.usable_memory_bytes or self.gpu.memory_bytes
+        used = getattr(cell.knobs, "gpu_memory_utilization", 0)
+        if used == 0 or memory_bytes is None:
+            return 0
+        try:
+            facts = facts_on(load_models()[cell.model], self.gpu, {}, cell.knobs.quantized_as)
+        except ModelFactsError:
+            return 0
+        return sustained_tokens(facts, (used or 0.9) * memory_bytes)
 
     def climb(self, whole: bool, limit_s: float, backwards: bool) -> LadderRecord:
         """Start the engine once more, pass over the rungs, and write the record, even if the engine breaks.
@@ -118,13 +150,22 @@ class Climbing:
             write_json(shallow / "config.json", of_half)
             random_weights = definition.model.model_copy(update={"load_format": "dummy"})
             model_dir, definition = shallow, definition.model_copy(update={"model": random_weights})
-        passes = order(len(self._rungs), backwards)
+        passes = order(range(len(self._rungs)) if whole else at_half_depth(self._rungs, self.gpu.kind), backwards)
         evidence = scratch / "evidence"
         try:
             vocab = vocabulary_size(config)
         except ModelFactsError as e:
             raise ClimbError(str(e)) from None
-        measured = _forked(definition, model_dir, evidence, self._rungs, passes, vocab, limit_s)
+        try:
+            measured = _forked(definition, model_dir, evidence, self._rungs, passes, vocab, limit_s)
+        except RefusedError as e:
+            if self._first or not self.ladder.others or self._refused == MAY_REFUSE:
+                raise
+            print(f"{self.ladder.cell.id}: {e}; the settings of another cell are tried", flush=True)
+            self._refused += 1
+            self._use(ladder_of(self._study, self.ladder.others))
+            shutil.rmtree(scratch)
+            return self._climbed(whole, limit_s, backwards, scratch)
         self._first = self._first or measured
         served = _passes(measured, evidence, self._rungs, passes, get_engine(definition.engine).serves)
         return Climb(layers=layers if whole else half, effective=measured.effective, passes=served)
@@ -147,6 +188,7 @@ class Climbing:
             measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             climbs=self._climbs,
             failure=self._failure,
+            rates=self._rates,
         )
 
 
@@ -240,43 +282,63 @@ def _forked(
     if measured.wrong_device:
         raise WrongDeviceError(measured.reason or "the wrong device")
     if measured.outcome != "ok":
-        raise ClimbError(f"{measured.outcome}: {measured.reason}")
+        error = RefusedError if measured.outcome == "infeasible" else ClimbError
+        raise error(f"{measured.outcome}: {measured.reason}")
     return measured
 
 
-def order(count: int, backwards: bool = False) -> list[int]:
+def order(rungs: Sequence[int], backwards: bool = False) -> list[int]:
     """Which rung each pass serves: all rungs in each round, in random order.
 
     In the first round each rung is passed twice, because a rung's first pass only warms up: every rung that was passed
     when the time is over can be used. A second start goes `backwards`, and reaches what the first one had no time for.
 
-    >>> order(3)[:6], order(3, backwards=True)[:6], len(order(3))
+    >>> order(range(3))[:6], order(range(3), backwards=True)[:6], len(order([0, 2, 7]))
     ([1, 1, 2, 2, 0, 0], [0, 0, 2, 2, 1, 1], 15)
     """
     draw = random.Random(0)
-    rounds = [draw.sample(range(count), count)[:: -1 if backwards else 1] for _ in range(ROUNDS - 1)]
+    rounds = [draw.sample(rungs, len(rungs))[:: -1 if backwards else 1] for _ in range(ROUNDS - 1)]
     return [rung for rung in rounds[0] for _ in range(2)] + [rung for again in rounds[1:] for rung in again]
 
 
 def _passes(
     measured: Measured, evidence: Path, rungs: Sequence[list[Lengths]], passes: Sequence[int], serves: bool
 ) -> list[Pass]:
-    ends: dict[int, list[float]] = {}
+    steps: dict[int, list[dict[str, Any]]] = {}
     of_pass: dict[int, list[dict[str, Any]]] = {}
     for step in read_jsonl(evidence / "steps.jsonl") if not serves else ():
-        ends.setdefault(step["repeat"], []).append(step["time_s"])
+        steps.setdefault(step["repeat"], []).append(step)
     for request in read_jsonl(evidence / "requests.jsonl"):
         of_pass.setdefault(request["repeat"], []).append(request)
     served = []
     for rung, one in zip(passes, measured.repeats, strict=False):
-        requests = of_pass[one.repeat]
+        requests, own = of_pass[one.repeat], steps.get(one.repeat, [])
         # The client of a server takes some time before the first and after the last request, which is not the server's.
         start_s = min(request["sent_s"] for request in requests) if serves else one.start_monotonic_s
         end_s = max(request["last_token_s"] for request in requests) if serves else one.end_monotonic_s
-        ttft_s = [request["first_token_s"] - start_s for request in requests]
-        times = {"start_s": start_s, "end_s": end_s, "step_ends_s": ends.get(one.repeat, []), "ttft_s": ttft_s}
-        served.append(Pass(rung=rung, requests=rungs[rung], **times))
+        served.append(
+            Pass(
+                rung=rung,
+                requests=rungs[rung],
+                start_s=start_s,
+                end_s=end_s,
+                step_ends_s=[step["time_s"] for step in own],
+                ttft_s=[request["first_token_s"] - start_s for request in requests],
+                step_tokens=_known(own, "computed_tokens"),
+                step_graphs=_known(own, "graph"),
+                queued_s=_known(requests, "queued_s", start_s),
+                scheduled_s=_known(requests, "scheduled_s", start_s),
+            )
+        )
     return served
+
+
+def _known(records: Sequence[dict[str, Any]], name: str, start_s: float | None = None) -> list[Any] | None:
+    """One value per record, in seconds from the start if there is one; None unless all records have it."""
+    values = [record.get(name) for record in records]
+    if not values or None in values:
+        return None
+    return values if start_s is None else (np.array(values) - start_s).tolist()
 
 
 @command(

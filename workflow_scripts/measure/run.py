@@ -114,6 +114,7 @@ def measure(job: Job) -> None:
                     load_format=definition.model.load_format,
                     dtype=dtype_on(definition.model.dtype, gpu, device),
                     seed=SEED,
+                    arrival_seed=job.arrival_seed,
                     knobs=definition.knobs.set_values(),
                     device_kind=gpu.engine_kind,
                     cores=device.get("cores", []),
@@ -180,7 +181,8 @@ def _run(engine: Engine, job: Job, measured: _Measured) -> None:
 
 def _warm_up(engine: Engine, requests: Sequence[Request], definition: Definition, effective: Effective) -> WarmUp:
     """Serve requests that do not count until two consecutive passes take equally long, or the pass limit is reached."""
-    count = pass_size(len(requests), _concurrency(definition.knobs, effective))
+    joins = not hasattr(definition.knobs, "batch_size")
+    count = pass_size(len(requests), _concurrency(definition.knobs, effective), joins)
     some = [requests[i] for i in chosen([len(r.prompt_token_ids) for r in requests], count)]
     passes_s: list[float] = []
     experts: ExpertsTouched | None = None

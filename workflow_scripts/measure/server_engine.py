@@ -76,7 +76,7 @@ class Serving:
 
         A request that failed has an `error`; if the server has ended, the `error` says so.
         """
-        records = self._send(requests, self._load.arrivals_s([r.arrival_s for r in requests], self._setup.seed))
+        records = self._send(requests, self._load.arrivals_s([r.arrival_s for r in requests], self._setup.arrival_seed))
         if any(record.error for record in records):
             time.sleep(END_IS_SEEN_S)
             if (how := self._ended()) is not None:

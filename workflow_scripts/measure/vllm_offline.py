@@ -41,6 +41,8 @@ class VllmOffline:
             seed=self._setup.seed,
             disable_log_stats=False,
             enable_mfu_metrics=True,
+            # The tokens of each step, and whether it was one graph, several, or none.
+            cudagraph_metrics=self._setup.device_kind != "cpu",
             trust_remote_code=self._setup.trust_remote_code,
             **knobs.engine_arguments(str(draft_model) if draft_model else None),
             **self._layout(knobs.ranks),
@@ -202,6 +204,8 @@ def effective_settings(config: Any) -> Effective:
         "enable_chunked_prefill": scheduler.enable_chunked_prefill,
         "max_model_len": model.max_model_len,
         "enforce_eager": model.enforce_eager,
+        "cudagraph_mode": mode_name(config.compilation_config.cudagraph_mode),
+        "max_cudagraph_capture_size": config.compilation_config.max_cudagraph_capture_size,
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": model.quantization,
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
@@ -213,6 +217,15 @@ def effective_settings(config: Any) -> Effective:
     }
 
 
+def mode_name(mode: Any) -> str:
+    """Name of a `CUDAGraphMode`, which vLLM also writes with the name of its type.
+
+    >>> mode_name("CUDAGraphMode.FULL_AND_PIECEWISE"), mode_name("NONE")
+    ('FULL_AND_PIECEWISE', 'NONE')
+    """
+    return str(getattr(mode, "name", mode)).rpartition(".")[2]
+
+
 def _attention_backend(config: Any) -> str | None:
     """Names of the backends of the model's layers if these are in this process; otherwise the log has them."""
     layers = config.compilation_config.static_forward_context.values()
@@ -222,8 +235,12 @@ def _attention_backend(config: Any) -> str | None:
 
 def step_record(scheduler_stats: Any, iteration_stats: Any) -> Step:
     """What a step did, from a `SchedulerStats` and an `IterationStats`; the latter may be None."""
-    prefix = scheduler_stats.prefix_cache_stats
+    prefix, graph = scheduler_stats.prefix_cache_stats, scheduler_stats.cudagraph_stats
+    launched: Step = {}
+    if graph is not None:
+        launched = {"computed_tokens": graph.num_unpadded_tokens, "graph": mode_name(graph.runtime_mode)}
     return {
+        **launched,
         "running": scheduler_stats.num_running_reqs,
         "waiting": scheduler_stats.num_waiting_reqs,
         "kv_cache_usage": scheduler_stats.kv_cache_usage,

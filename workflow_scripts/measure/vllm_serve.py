@@ -83,9 +83,13 @@ class VllmServe(Serving):
 def _serve(words: list[str], effective: Path, on_cpu: bool) -> None:
     """Run the API server until it is told to stop; once its engine is up, write the settings that took effect."""
     import uvloop
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.entrypoints.openai import api_server
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    except ImportError:  # where vLLM 0.25.1 has them
+        from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 
     if on_cpu:
         fork_the_engine_core()

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workflow_scripts.common.files import read_jsonl
+from workflow_scripts.common.wording import listed
 from workflow_scripts.engines.registry import load_engines
 from workflow_scripts.parse.device_trace import read_trace
 from workflow_scripts.parse.engine_log import read_engine_log
@@ -82,6 +84,9 @@ TRACE_COLUMNS = {
 }
 TABLES = {"facts": FACT_COLUMNS, "requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "trace": TRACE_COLUMNS}
 
+# Readings of a counter between which its growth counts as even.
+_MOST_APART_S = 1.0
+
 # Facts from the log that outcome.json and the metrics do not have.
 _LOG_FACTS = (
     "engine_version",
@@ -109,6 +114,7 @@ class CellFacts:
     requests: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     trace: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: Any, read_from: str, repeat: int | None = None) -> None:
         """Add one fact, as a number or as text; an unknown value adds no row."""
@@ -137,6 +143,10 @@ def parse_cell(folder: Path, cell_id: str) -> CellFacts:
             if record.get("repeat") in starts_s:
                 table.append(_since(record, starts_s[record["repeat"]]))
     _trace_rows(folder / RAW / TRACE, outcome, rows)
+    served = {repeat: sum(request["repeat"] == repeat for request in rows.requests) for repeat in starts_s}
+    if len(set(served.values())) > 1:
+        rows.damage.append(f"requests.jsonl has {listed(map(str, served.values()))} requests of the repeats")
+    rows.add("damaged", "; ".join(rows.damage) or None, RAW)
     return rows
 
 
@@ -215,6 +225,8 @@ def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
         # The first sample is taken before the engine is started.
         rows.add("trace.process_memory_bytes_before", None if before.empty else float(before.iloc[0]), trace.name)
     for repeat in outcome.repeats:
+        counted_j = _counted_j(samples, repeat.start_monotonic_s, repeat.end_monotonic_s)
+        rows.add("trace.energy_j", counted_j, trace.name, repeat.repeat)
         inside = samples[samples["time_monotonic_s"].between(repeat.start_monotonic_s, repeat.end_monotonic_s)]
         for sample in inside.to_dict("records"):
             row = {str(name): value for name, value in sample.items()}
@@ -224,13 +236,24 @@ def _trace_rows(trace: Path, outcome: Outcome, rows: CellFacts) -> None:
             rows.trace.append({**row, "repeat": repeat.repeat, "time_s": time_s})
 
 
+def _counted_j(samples: pd.DataFrame, start_s: float, end_s: float) -> float | None:
+    """Growth of the energy counter between two times; None if it was not read within a second around each."""
+    if "energy_j" not in samples:
+        return None
+    times_s, energy_j = (counted := samples[["time_monotonic_s", "energy_j"]].dropna().astype(float)).to_numpy().T
+    after = np.searchsorted(times_s, [start_s, end_s])
+    if after[0] == 0 or after[1] == len(counted) or max(times_s[after] - times_s[after - 1]) > _MOST_APART_S:
+        return None
+    return float(np.diff(np.interp([start_s, end_s], times_s, energy_j)).item())
+
+
 def _lines(path: Path, rows: CellFacts) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     try:
         yield from read_jsonl(path)
     except ValueError:
-        rows.add("damaged", f"{path.name} ends in the middle of a record", f"{RAW}/{path.name}")
+        rows.damage.append(f"{path.name} ends in the middle of a record")
 
 
 def frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:

@@ -1,12 +1,15 @@
 """How a cell is warmed up: passes over requests that do not count, until two passes in a row take equally long.
 
-A pass serves as many requests as may run at once, so that whatever happens first at that concurrency (memory that
-grows, kernels that are compiled or chosen) happens before anything is timed.
+A pass serves as many requests as may run at once and some more, so that whatever happens first at that concurrency
+(memory that grows, kernels that are compiled or chosen), and when a request that waits joins others, happens before
+anything is timed.
 """
 
 from collections.abc import Sequence
 
 LEAST_REQUESTS = 4
+# One request waits for each so many that run.
+RUN_PER_WAITING = 8
 MOST_PASSES = 6
 # The first pass does everything for the first time; two more show whether that was all. A plan assumes this number.
 USUAL_PASSES = 3
@@ -14,13 +17,15 @@ USUAL_PASSES = 3
 TOLERANCE = 0.05
 
 
-def pass_size(requests: int, concurrency: int) -> int:
+def pass_size(requests: int, concurrency: int, joins: bool = True) -> int:
     """Requests in a pass, if the workload has `requests` and `concurrency` of them may run at once.
 
+    `joins`: whether a request that waits joins those that run; it does not if batches stay as they are.
+
     >>> [pass_size(512, concurrency) for concurrency in (1, 16, 256, 1024)]
-    [4, 16, 256, 512]
+    [4, 18, 288, 512]
     """
-    return min(requests, max(LEAST_REQUESTS, concurrency))
+    return min(requests, max(LEAST_REQUESTS, concurrency + joins * -(-concurrency // RUN_PER_WAITING)))
 
 
 def most_passes(requests: int, in_a_pass: int, repeats: int) -> int:

@@ -37,6 +37,7 @@ REQUIRED = {
     "table-cells": "--study --parsed --out",
     "table-limits": "--study --cells --parsed --devices --out --checked-out",
     "table-waste": "--study --cells --parsed --out",
+    "table-waiting": "--study --cells --parsed --devices --out",
     "table-effects": "--study --cells --out",
     "table-engines": "--study --cells --out --decomposition-out",
     "table-capacity": "--study --cells --predictions --out",

@@ -46,6 +46,14 @@ def test_imports_are_followed_however_they_are_written(tmp_path, monkeypatch):
     assert sources("room.one") == [f"workflow_scripts/{name}" for name in expected]
 
 
+def test_figures_of_other_studies_count_like_the_module_that_reads_them():
+    with_figures = {name for name in COMMANDS if "config/variation.yaml" in sources(COMMANDS[name])}
+    assert with_figures == {
+        name for name in COMMANDS if "workflow_scripts/analyse/variation.py" in sources(COMMANDS[name])
+    }
+    assert {f"table-{name}" for name in ("effects", "engines", "intervals", "ratios", "recommendations")} < with_figures
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A checkout in which every cell of the demo is measured and every output lies, each an empty file newer than the

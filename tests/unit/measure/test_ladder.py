@@ -1,13 +1,21 @@
 """The second depth of a ladder, the order of its passes, and a wrong node."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
+from tests.unit.predict.planned import study, sweep
 from workflow_scripts.catalog.gpus_and_models import get_model
 from workflow_scripts.device.device_check import WrongDeviceError
 from workflow_scripts.measure import ladder
-from workflow_scripts.measure.ladder import ClimbError, order, shallower
+from workflow_scripts.measure.ladder import ClimbError, Climbing, RefusedError, order, shallower
+from workflow_scripts.study.definition import Definition, cell_definition, model_key, resolved_models
+from workflow_scripts.study.grid import expand
+from workflow_scripts.study.ladders import ladders_of
+from workflow_scripts.study.outcome import Measured
+from workflow_scripts.study.paths import StudyPaths
 
 
 def test_settings_of_single_layers_are_cut_with_the_layers():
@@ -34,15 +42,45 @@ def test_a_model_that_does_not_say_how_deep_it_is_climbs_no_ladder(config):
         shallower(config)
 
 
+@pytest.mark.parametrize("refused", [1, 3])
+def test_a_refused_cell_gives_way_to_another_one(refused, tmp_path, monkeypatch):
+    planned = study(tmp_path, sweeps=[sweep(knobs={"block_size": [16, 32, 64, 128]})])
+    paths = StudyPaths(tmp_path, planned.name)
+    (wanted,) = ladders_of(planned, expand(planned)).values()
+    model = cell_definition(planned, wanted.cell, resolved_models(planned)).model
+    config = paths.model(wanted.cell.model, model_key(model)) / "config.json"
+    config.parent.mkdir(parents=True)
+    shutil.copy(get_model(wanted.cell.model).config, config)
+    asked: list[int] = []
+
+    def forked(definition: Definition, _: Path, evidence: Path, *__: object) -> Measured:
+        evidence.mkdir(parents=True)
+        asked.append(definition.knobs.set_values()["block_size"])
+        if len(asked) <= refused:
+            raise RefusedError("infeasible: no backend")
+        return Measured(outcome="ok", effective={}, repeats=[])
+
+    monkeypatch.setattr(ladder, "_forked", forked)
+    monkeypatch.setattr(ladder, "_passes", lambda *_: [])
+    climbing = Climbing(planned, wanted, paths)
+    record = climbing.climb(True, 1.0, backwards=False)
+    if refused == 1:
+        assert (asked, record.failure, record.knobs["block_size"]) == ([16, 32], None, 32)
+        assert len(climbing.climb(False, 1.0, backwards=False).climbs) == 2
+        assert asked == [16, 32, 32]
+    else:
+        assert (asked, record.failure, record.climbs) == ([16, 32, 64], "infeasible: no backend", [])
+
+
 @pytest.mark.parametrize("rungs", [1, 4, 18])
 def test_every_rung_that_was_reached_is_passed_twice(rungs):
-    for passes in (order(rungs), order(rungs, backwards=True)):
+    for passes in (order(range(rungs)), order(range(rungs), backwards=True)):
         assert {passes.count(rung) for rung in range(rungs)} == {5}
         for reached in range(2, 2 * rungs + 1, 2):  # the time may be over after any of these passes
             assert {passes[:reached].count(rung) for rung in passes[:reached]} == {2}
     # Two starts that get through half of the rungs reach all of them.
     half = 2 * ((rungs + 1) // 2)
-    assert {*order(rungs)[:half], *order(rungs, backwards=True)[:half]} == {*range(rungs)}
+    assert {*order(range(rungs))[:half], *order(range(rungs), backwards=True)[:half]} == {*range(rungs)}
 
 
 def test_a_node_with_another_gpu_is_noted_for_the_next_attempt(tmp_path, monkeypatch, capsys):

@@ -111,9 +111,9 @@ def warmed_up(
 def test_warm_up_goes_on_until_two_passes_take_equally_long(monkeypatch):
     engine, record = warmed_up(monkeypatch, [9.0, 4.3, 4.0, 4.1, 4.0], {"max_num_seqs": 8})
     assert record.passes_s == pytest.approx([9, 4.3, 4, 4.1])
-    assert (record.requests, record.steady) == (8, True)
+    assert (record.requests, record.steady) == (9, True)  # eight run, and one waits
     assert record.experts == ExpertsTouched(share=0.5, tokens=8)
-    assert record.tokens == sum(range(4, 33, 4)) + 8 * 2
+    assert record.tokens == sum(int(i) + 1 for i in engine.served[0]) + 9 * 2
     assert engine.resets == 4  # else the second pass would find the first one's prompts in a cache
     assert len({tuple(ids) for ids in engine.served}) == 1
     assert engine.served[0][-1] == "31"  # the longest prompt
@@ -131,13 +131,13 @@ def test_warm_up_ends_without_a_steady_rate_too(monkeypatch):
     ("engine", "knobs", "effective", "requests"),
     [
         ("vllm", {"max_num_seqs": 1}, {"max_num_seqs": 1}, 4),
-        ("vllm", {}, {"max_num_seqs": 24}, 24),
+        ("vllm", {}, {"max_num_seqs": 24}, 27),
         ("vllm", {}, {}, 32),
-        ("vllm-serve", {"max_num_seqs": 24, "users": 6}, {"max_num_seqs": 24}, 6),
-        ("openai", {"endpoint": "any", "users": 9}, {}, 9),
+        ("vllm-serve", {"max_num_seqs": 24, "users": 6}, {"max_num_seqs": 24}, 7),
+        ("openai", {"endpoint": "any", "users": 9}, {}, 11),
         ("hf-static", {"batch_size": 8}, {}, 8),
     ],
 )
-def test_as_many_requests_warm_up_as_may_run_at_once(monkeypatch, engine, knobs, effective, requests):
+def test_more_requests_warm_up_than_run_at_once_where_they_can_join(monkeypatch, engine, knobs, effective, requests):
     record = warmed_up(monkeypatch, [1.0, 1.0], knobs, engine, effective)[1]
     assert (record.requests, record.steady) == (requests, True)

@@ -10,6 +10,7 @@ import pytest
 from workflow_scripts.measure import vllm_serve
 from workflow_scripts.measure.engine import CacheHeldError, EngineSetup
 from workflow_scripts.measure.vllm_serve import VllmServe
+from workflow_scripts.workloads.request import Request
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[list[str], dict[str, str], Any]:
@@ -76,3 +77,13 @@ def test_a_server_that_keeps_its_cache_is_told(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     with pytest.raises(CacheHeldError, match="did not empty its prefix cache within 5 s"):
         engine.reset()
+
+
+def test_the_arrivals_of_a_start_follow_from_its_own_seed(monkeypatch):
+    seen = []
+    monkeypatch.setattr(VllmServe, "_send", lambda _, __, arrivals_s: seen.append(arrivals_s) or [])
+    requests = [Request([1], 1)] * 9
+    for seed in (0, 0, 1):
+        knobs = {"request_rate_per_s": 2.0}
+        VllmServe(EngineSetup(Path(), "dummy", "float32", 0, knobs, "cpu", arrival_seed=seed)).run(requests)
+    assert seen[0] == seen[1] != seen[2]
